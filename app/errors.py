@@ -1,0 +1,139 @@
+"""Every error Bottega raises on purpose, with a stable code and a kind.
+
+    BottegaError
+    ├── InvalidInputError     invalid       the request cannot be carried out as written
+    │   ├── CycleError        conflict      an edge or a sub-agent would close a circle
+    │   ├── UnknownAgentError invalid       a name that nobody registered
+    │   ├── InvalidQueryError invalid       a query without exactly one human message
+    │   └── NoProviderError   invalid       an agent that has no model to ask
+    ├── NotFoundError         not_found
+    ├── ConflictError         conflict
+    ├── VersionConflictError  precondition
+    ├── UnavailableError      unavailable   something we need is down; worth trying again
+    ├── ModelError            model         the model's side failed (see ``retryable``)
+    ├── HookContractError     internal      a hook returned what its event does not allow
+    ├── HistoryError          internal      a history no model API would accept
+    └── FencedError           internal      this worker lost its run to another
+
+The *kind* is what other code branches on (the API maps it to a status, the worker to retry or
+fail); the *code* is what clients match on; the text is for people.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """What sort of failure this is, independent of any transport."""
+
+    INVALID = "invalid"
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    PRECONDITION = "precondition"
+    UNAVAILABLE = "unavailable"
+    MODEL = "model"
+    INTERNAL = "internal"
+
+
+class BottegaError(Exception):
+    """Base of the tree.
+
+    Args:
+        detail: a sentence that says what to mend.
+        code: stable identifier; defaults to the class's.
+        pointer: JSON Pointer (RFC 6901) to the offending part of the input, if there is one.
+    """
+
+    kind: ErrorKind = ErrorKind.INTERNAL
+    code: str = "internal"
+
+    def __init__(self, detail: str, *, code: str | None = None, pointer: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.pointer = pointer
+        if code is not None:
+            self.code = code
+
+
+class InvalidInputError(BottegaError):
+    kind = ErrorKind.INVALID
+    code = "invalid"
+
+
+class CycleError(InvalidInputError):
+    """An edge or a sub-agent that would close a circle; ``path`` starts and ends at one node."""
+
+    kind = ErrorKind.CONFLICT
+    code = "cycle"
+
+    def __init__(self, path: Sequence[str], *, what: str = "edge") -> None:
+        self.path = tuple(path)
+        super().__init__(f"this {what} would close a cycle: {' -> '.join(self.path)}")
+
+
+class UnknownAgentError(InvalidInputError):
+    code = "unknown_agent"
+
+
+class InvalidQueryError(InvalidInputError):
+    code = "invalid_query"
+
+
+class NoProviderError(InvalidInputError):
+    code = "no_provider"
+
+
+class NotFoundError(BottegaError):
+    kind = ErrorKind.NOT_FOUND
+    code = "not_found"
+
+
+class ConflictError(BottegaError):
+    kind = ErrorKind.CONFLICT
+    code = "conflict"
+
+
+class VersionConflictError(BottegaError):
+    kind = ErrorKind.PRECONDITION
+    code = "version_conflict"
+
+
+class UnavailableError(BottegaError):
+    kind = ErrorKind.UNAVAILABLE
+    code = "unavailable"
+
+
+class ModelError(BottegaError):
+    """The model's side failed.
+
+    Args:
+        retryable: whether the same call may succeed later.
+        retry_after_s: seconds the server asked to wait, if it did.
+    """
+
+    kind = ErrorKind.MODEL
+    code = "model_error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        code: str | None = None,
+        retryable: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(detail, code=code)
+        self.retryable = retryable
+        self.retry_after_s = retry_after_s
+
+
+class HookContractError(BottegaError):
+    code = "hook_contract"
+
+
+class HistoryError(BottegaError):
+    code = "history"
+
+
+class FencedError(BottegaError):
+    code = "fenced"

@@ -1,0 +1,112 @@
+"""Settings: read once, at the three entry points, and passed down from there."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEMO_MODEL_NAME = "demo"
+
+
+class Settings(BaseSettings):
+    """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
+
+    Names that other tools already share keep theirs: ``DATABASE_URL``, ``OPENAI_API_KEY``,
+    ``OPENAI_BASE_URL``. ``bottega settings`` prints them all, secrets masked.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="BOTTEGA_",
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+    )
+
+    database_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="DATABASE_URL",
+            description="PostgreSQL of your own (URL or key=value form). Unset: embedded.",
+        ),
+    ] = None
+    openai_api_key: Annotated[
+        SecretStr | None,
+        Field(validation_alias="OPENAI_API_KEY", description="Key for the model's API."),
+    ] = None
+    openai_base_url: Annotated[
+        str | None,
+        Field(validation_alias="OPENAI_BASE_URL", description="Base URL of the model's API."),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        Field(description="Folder of the embedded database. Unset: the platform's own place."),
+    ] = None
+    host: Annotated[str, Field(description="Address the API listens on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port of the API; 0 picks one.")] = 8400
+    allow_open: Annotated[
+        bool,
+        Field(description="Allow listening beyond loopback although there are no keys yet."),
+    ] = False
+    model: Annotated[str, Field(description="Model of agents that name none.")] = "gpt-5-mini"
+    model_timeout_s: Annotated[
+        float, Field(gt=0, description="Longest silence on a model's stream, in seconds.")
+    ] = 120.0
+    model_tries: Annotated[
+        int, Field(ge=1, le=20, description="Tries of one model call before it fails.")
+    ] = 4
+    demo_latency_ms: Annotated[
+        float, Field(ge=0, le=60_000, description="How long the demo model takes to answer.")
+    ] = 250.0
+    worker_concurrency: Annotated[
+        int, Field(ge=1, le=1000, description="Runs that one worker process executes at a time.")
+    ] = 50
+    takeover_s: Annotated[
+        float,
+        Field(ge=1, le=300, description="Seconds until a dead worker's runs are taken up."),
+    ] = 15.0
+    drain_grace_s: Annotated[
+        float,
+        Field(ge=0, le=600, description="Seconds that runs get to end when a worker stops."),
+    ] = 5.0
+    max_crashes: Annotated[
+        int, Field(ge=1, le=100, description="A run whose worker died so often ends as failed.")
+    ] = 5
+    run_timeout_s: Annotated[
+        float, Field(gt=0, le=604800, description="Default time limit of a run, in seconds.")
+    ] = 3600.0
+    max_body_bytes: Annotated[
+        int, Field(ge=1024, description="Largest request body, in bytes.")
+    ] = 1_048_576
+    log_level: Annotated[
+        str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
+    ] = "info"
+
+    @field_validator("host")
+    @classmethod
+    def _known_host(cls, host: str) -> str:
+        return "127.0.0.1" if host == "localhost" else host
+
+    @model_validator(mode="after")
+    def _closed_without_keys(self) -> Self:
+        if not self.allow_open and not ipaddress.ip_address(self.host).is_loopback:
+            raise ValueError(
+                f"refusing to listen on {self.host}: the API has no keys yet, so anyone who can "
+                "reach it could use it. Listen on 127.0.0.1, or set BOTTEGA_ALLOW_OPEN=true "
+                "behind a network you trust"
+            )
+        return self
+
+    @property
+    def uses_demo_model(self) -> bool:
+        """Neither a key nor an address of a model is set: the built-in demo model answers."""
+        return self.openai_api_key is None and self.openai_base_url is None
+
+    @property
+    def default_model(self) -> str:
+        """Model of agents that name none."""
+        return DEMO_MODEL_NAME if self.uses_demo_model else self.model
