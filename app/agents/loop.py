@@ -1,0 +1,306 @@
+"""The loop of one query (spec page 1, A3)."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.agents.calls import answer_calls
+from app.agents.events import QueryFailed, fire
+from app.agents.history import check_history, with_distinct_ids, without_calls
+from app.agents.hooks import AgentEvent, HookDecision, Outcome
+from app.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    HumanMessage,
+    StandardMessage,
+    ToolResult,
+    ToolStatus,
+)
+from app.agents.policy import unmet
+from app.agents.provider import LLMProvider, ModelOptions, ToolSchema
+from app.agents.recording import Query
+from app.agents.sharing import inject_shared_memory, publish_answer
+from app.agents.tools import ToolBase
+from app.errors import BottegaError, ErrorKind, ModelError
+
+if TYPE_CHECKING:
+    from app.agents.base import BaseAgent
+
+logger = logging.getLogger(__name__)
+
+FINAL_ANSWER = "final_answer"
+HOOK_STOP = "hook_stop"
+MAX_ITERATIONS = "max_iterations"
+
+
+class QueryLoop:
+    """Takes one query from its message to its response.
+
+    Args:
+        query: not begun yet, its messages not in the history.
+    """
+
+    def __init__(self, query: Query, provider: LLMProvider) -> None:
+        self.query = query
+        self.agent = query.agent
+        self.provider = provider
+        self._before = tuple(self.agent.conversation_history)
+        self._withheld: list[StandardMessage] = []
+        self._reached = ""
+        self._good: list[StandardMessage] = []
+        self._tools: list[ToolBase] = []
+        self._toolbox: dict[str, ToolBase] = {}
+        self._schemas: tuple[ToolSchema, ...] = ()
+        self._options = ModelOptions(on_failed_try=partial(query.recorder.model_try_failed, query))
+
+    async def run(self) -> AssistantResponse:
+        """Run the query.
+
+        Raises:
+            HookContractError, HistoryError: code around the agent is wrong.
+            asyncio.CancelledError: the query was cancelled; QUERY_END has run.
+            Exception: whatever the recorder raises.
+        """
+        query = self.query
+        self.agent.conversation_history.extend(query.messages)
+        try:
+            try:
+                query.recorder.query_started(query)
+                response = await self._response()
+            except BaseException as error:
+                self.agent.usage += query.usage
+                await self._abandoned(error)
+                raise
+            self.agent.usage += query.usage
+            response = await self._ended(response)
+            query.recorder.query_ended(query, response)
+        except BaseException as error:
+            query.escaped = error
+            raise
+        return response
+
+    async def _response(self) -> AssistantResponse:
+        try:
+            return await self._iterate()
+        except QueryFailed as failure:
+            return self._failed(failure)
+
+    async def _ended(self, response: AssistantResponse) -> AssistantResponse:
+        if AgentEvent.QUERY_END not in self.agent.hooks:
+            return response
+        try:
+            outcome = await fire(self.query, AgentEvent.QUERY_END, response, error=response.error)
+        except QueryFailed as failure:
+            return self._failed(failure)
+        ended: AssistantResponse = outcome.value
+        return ended
+
+    async def _abandoned(self, error: BaseException) -> None:
+        """Run QUERY_END for a query without a response; what goes wrong in it changes nothing."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        text = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+        try:
+            await fire(self.query, AgentEvent.QUERY_END, error=text)
+        except Exception:
+            logger.exception("a hook on query_end failed in a query that was given up: %s", text)
+
+    async def _iterate(self) -> AssistantResponse:
+        if AgentEvent.QUERY_START in self.agent.hooks:
+            outcome = await fire(self.query, AgentEvent.QUERY_START)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        for iteration in range(1, self.agent.max_iterations + 1):
+            self.query.iteration = iteration
+            response = await self._step(last=iteration == self.agent.max_iterations)
+            if response is not None:
+                return response
+        return await self._exhausted()
+
+    async def _step(self, *, last: bool) -> AssistantResponse | None:
+        """One iteration; ``None`` if the query goes on."""
+        query, agent = self.query, self.agent
+        if agent.memory_graph is not None and not query.memory_pulled:
+            inject_shared_memory(query)
+        if AgentEvent.BEFORE_LLM_CALL in agent.hooks:
+            outcome = await fire(query, AgentEvent.BEFORE_LLM_CALL)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        message = await self._ask()
+        deferred: list[StandardMessage] = []
+        if AgentEvent.AFTER_LLM_CALL in agent.hooks:
+            outcome = await self._reviewed(AgentEvent.AFTER_LLM_CALL, message, deferred)
+            message = outcome.value
+            if outcome.decision is HookDecision.RETRY:
+                self._send_back(message, deferred)
+                return None
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(message, HOOK_STOP, deferred)
+        if not message.tool_calls:
+            return await self._settle(message, FINAL_ANSWER, deferred, last=last)
+        if message.content:
+            self._reached = message.content
+        results = await answer_calls(query, message, self._toolbox, deferred)
+        ending = tool_ending(agent, results)
+        if ending is None:
+            return None
+        content, reason = ending
+        return await self._settle(AssistantMessage(content=content), reason, [], last=last)
+
+    async def _reviewed(
+        self, event: AgentEvent, message: AssistantMessage, deferred: list[StandardMessage]
+    ) -> Outcome:
+        try:
+            return await fire(
+                self.query, event, message, assistant_message=message, deferred=deferred
+            )
+        except QueryFailed:
+            self.agent.conversation_history += deferred
+            raise
+
+    async def _ask(self) -> AssistantMessage:
+        """Make the next model call.
+
+        Raises:
+            QueryFailed: the model's side failed.
+            HistoryError: the history is one that no model API takes.
+        """
+        query, agent = self.query, self.agent
+        self._check_history()
+        if agent.registered_tools != self._tools:
+            self._tools = list(agent.registered_tools)
+            self._toolbox = {tool.name: tool for tool in self._tools}
+            self._schemas = tuple(tool.schema for tool in self._tools)
+        query.model_calls += 1
+        try:
+            message = await query.recorder.model_call(query, self._invoke)
+        except ModelError as error:
+            raise QueryFailed(error.detail, error.code) from error
+        query.usage += AgentUsage(tokens=message.usage, model_calls=1)
+        return with_distinct_ids(message)
+
+    def _check_history(self) -> None:
+        """Check what was added since the last call; all of it, if older messages were changed."""
+        history, good = self.agent.conversation_history, self._good
+        check_history(history, len(good) if history[: len(good)] == good else 0)
+        self._good = list(history)
+
+    async def _invoke(self) -> AssistantMessage:
+        recorder = self.query.recorder
+        try:
+            message = await self.provider.invoke(
+                self.agent.conversation_history,
+                self._schemas,
+                options=self._options,
+                on_delta=recorder.delta_listener(self.query),
+            )
+        except Exception as error:
+            if isinstance(error, ModelError) or is_internal(error):
+                raise
+            code = error.code if isinstance(error, BottegaError) else "provider_failed"
+            raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
+        if not isinstance(message, AssistantMessage):
+            raise ModelError(
+                f"the provider answered {type(message).__name__}, not an AssistantMessage",
+                code="provider_failed",
+            )
+        return message
+
+    async def _settle(
+        self,
+        message: AssistantMessage,
+        reason: str,
+        deferred: list[StandardMessage],
+        *,
+        last: bool,
+    ) -> AssistantResponse | None:
+        """Accept an answer as the query's, or send it back."""
+        query, agent = self.query, self.agent
+        if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
+            if reason == FINAL_ANSWER:
+                self._send_back(message, deferred)
+            if last:
+                raise QueryFailed(missing, "tool_policy")
+            agent.conversation_history.append(
+                HumanMessage(content=missing, metadata={"tool_policy": True})
+            )
+            return None
+        if AgentEvent.BEFORE_FINAL_RESPONSE in agent.hooks:
+            outcome = await self._reviewed(AgentEvent.BEFORE_FINAL_RESPONSE, message, deferred)
+            message = outcome.value
+            if outcome.decision is HookDecision.RETRY:
+                self._send_back(message, deferred)
+                return None
+            if outcome.decision is HookDecision.STOP:
+                reason = HOOK_STOP
+        return await self._finish(message, reason, deferred)
+
+    def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> None:
+        """Keep a rejected message in the history; no other agent will see it."""
+        draft = without_calls(draft)
+        self._withheld.append(draft)
+        self.agent.conversation_history += [draft, *deferred]
+
+    async def _finish(
+        self, message: AssistantMessage, reason: str, deferred: Sequence[StandardMessage] = ()
+    ) -> AssistantResponse:
+        """End the query with this answer, and publish it."""
+        message = without_calls(message)
+        history = self.agent.conversation_history
+        if reason in (FINAL_ANSWER, HOOK_STOP):
+            history.append(message)
+        history += deferred
+        if self.agent.memory_graph is not None:
+            self._withheld.append(message)
+            await publish_answer(
+                self.query, message.content, before=self._before, withheld=self._withheld
+            )
+        return AssistantResponse(
+            content=message.content,
+            tool_results=self.query.tool_results,
+            usage=self.query.usage,
+            stop_reason=reason,
+        )
+
+    async def _exhausted(self) -> AssistantResponse:
+        if AgentEvent.ON_MAX_ITERATIONS in self.agent.hooks:
+            outcome = await fire(self.query, AgentEvent.ON_MAX_ITERATIONS)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        text = f"no final answer within {self.agent.max_iterations} iteration(s)"
+        failure = QueryFailed(text, MAX_ITERATIONS)
+        return self._failed(failure, MAX_ITERATIONS, content=self._reached)
+
+    def _failed(
+        self, failure: QueryFailed, reason: str = "error", content: str = ""
+    ) -> AssistantResponse:
+        return AssistantResponse(
+            content=content,
+            tool_results=self.query.tool_results,
+            error=failure.text,
+            error_code=failure.code,
+            usage=self.query.usage,
+            stop_reason=reason,
+        )
+
+
+def tool_ending(agent: "BaseAgent", results: Sequence[ToolResult]) -> tuple[str, str] | None:
+    """The answer (content, stop reason) that the results of a message are, if they end the query.
+
+    A failed call among them does not let them: the model is to mend it.
+    """
+    if any(result.status is ToolStatus.ERROR for result in results):
+        return None
+    for result in results:
+        if result.tool_name in agent.exit_on_success:
+            return result.text, "exit_on_success"
+    if not agent.agent_comment:
+        return "\n".join(result.text for result in results), "tool_results"
+    return None
+
+
+def is_internal(error: Exception) -> bool:
+    """Whether an error is ours, and no failure of the model's side."""
+    return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

@@ -1,0 +1,173 @@
+"""Messages of a conversation, tool calls and their results, and usage (spec page 1, A1).
+
+All of them are frozen: a change is a copy put in the old one's place. That is what makes the
+encoding kept on a message safe to reuse at every later model call.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from app.clock import utcnow
+from app.graph.rendering import as_text
+
+
+class ToolStatus(StrEnum):
+    SUCCESS = "success"
+    ERROR = "error"
+
+
+class Usage(BaseModel):
+    """Tokens of one model call, as the provider reported them. Adds up with ``+``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        """Input plus output; cached and reasoning tokens are parts of those."""
+        return self.input_tokens + self.output_tokens
+
+
+class AgentUsage(BaseModel):
+    """What an agent spent so far, its sub-agents included."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: Usage = Usage()
+    model_calls: int = 0
+    tool_calls: int = 0
+
+    def __add__(self, other: "AgentUsage") -> "AgentUsage":
+        return AgentUsage(
+            tokens=self.tokens + other.tokens,
+            model_calls=self.model_calls + other.model_calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+        )
+
+
+class ToolCall(BaseModel):
+    """A model's request to call a tool.
+
+    ``arguments`` is the decoded object; when the model sent something that is no JSON object,
+    it is empty and ``malformed`` holds the raw text, so that the tool call can be answered with
+    an error the model can read.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    malformed: str | None = None
+
+
+class ToolResult(BaseModel):
+    """The answer to one :class:`ToolCall`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tool_call_id: str
+    tool_name: str
+    status: ToolStatus = ToolStatus.SUCCESS
+    result: Any = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads: text as it is, other results as compact JSON, or the error."""
+        if self.status is ToolStatus.ERROR:
+            return f"Error: {self.error or 'the tool failed'}"
+        return as_text(self.result)
+
+
+class Message(BaseModel):
+    """Common part of every message. Use the subclasses."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content: str = ""
+    timestamp: datetime = Field(default_factory=utcnow)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    _encoded: tuple[str, bytes] | None = PrivateAttr(default=None)
+
+    def encoded(self, dialect: str, encode: Callable[[Self], bytes]) -> bytes:
+        """The wire form of this message in ``dialect``, computed once and kept."""
+        if self._encoded is None or self._encoded[0] != dialect:
+            self._encoded = (dialect, encode(self))
+        return self._encoded[1]
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied._encoded = None
+        return copied
+
+
+class SystemMessage(Message):
+    role: Literal["system"] = "system"
+
+
+class HumanMessage(Message):
+    role: Literal["user"] = "user"
+
+
+class AssistantMessage(Message):
+    role: Literal["assistant"] = "assistant"
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+
+
+class ToolMessage(Message):
+    """Answers to tool calls. The loop appends one message per result, in the order of the calls.
+
+    ``content`` is the text the model reads.
+    """
+
+    role: Literal["tool"] = "tool"
+    tool_results: tuple[ToolResult, ...] = ()
+
+
+StandardMessage = Annotated[
+    SystemMessage | HumanMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class AssistantResponse(BaseModel):
+    """What a query returns.
+
+    Attributes:
+        content: the accepted answer; empty if there is none.
+        tool_results: results of the tool calls of this query, in order.
+        error: why the query failed; ``None`` on success. If the iterations ran out, ``content``
+            still holds the last text that was reached.
+        error_code: stable code of that: ``max_iterations``, ``tool_policy``, ``hook_failed``, or
+            the :class:`~app.errors.ModelError`'s.
+        usage: of this query, sub-agents included.
+        stop_reason: ``final_answer``, ``tool_results``, ``exit_on_success``, ``hook_stop``,
+            ``max_iterations`` or ``error``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    content: str = ""
+    tool_results: tuple[ToolResult, ...] = ()
+    error: str | None = None
+    error_code: str | None = None
+    usage: AgentUsage = AgentUsage()
+    stop_reason: str = "final_answer"

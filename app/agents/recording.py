@@ -1,0 +1,107 @@
+"""What a running query tells, and asks of, whoever keeps a record of it.
+
+The library keeps none: :class:`Recorder` lets everything through. The service's journal
+(``app.runs.journal``) overrides it to write events, and to answer a model or tool call from the
+journal when the run is resumed after a crash.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    StandardMessage,
+    ToolCall,
+    ToolResult,
+)
+from app.agents.provider import FailedTry, OnDelta
+from app.graph.shared_memory import MemoryItem, Publication
+
+if TYPE_CHECKING:
+    from app.agents.base import BaseAgent
+    from app.agents.tools import ToolBase
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """The state of one query of one agent; a sub-agent's query points at its parent's.
+
+    Attributes:
+        agent: the agent that runs it (for a stateless sub-agent, the copy).
+        messages: the query's own messages, as they were put into the history.
+        parent: the query whose tool call made this one; ``None`` for the root.
+        path: where it stands in the tree: per level (model call that asked, index of the tool
+            call in that message). The root's is empty. Equal on every replay.
+        iteration: 1-based, 0 before the first.
+        model_calls: how many model calls were begun; numbers them from 1.
+        usage: spent so far, sub-agents included.
+        tool_call: the parent's tool call that this query answers; ``None`` for the root.
+        memory_pulled: whether shared memory was pulled for this query already.
+        escaped: the exception that ended the query instead of a response, if one did.
+    """
+
+    agent: "BaseAgent"
+    messages: tuple[StandardMessage, ...]
+    recorder: "Recorder"
+    parent: "Query | None" = None
+    path: tuple[tuple[int, int], ...] = ()
+    tool_call: ToolCall | None = None
+    iteration: int = 0
+    model_calls: int = 0
+    usage: AgentUsage = AgentUsage()
+    tool_results: tuple[ToolResult, ...] = ()
+    memory_pulled: bool = False
+    escaped: BaseException | None = None
+
+    @property
+    def depth(self) -> int:
+        """0 for the root, 1 for its sub-agents, and so on."""
+        return len(self.path)
+
+
+class Recorder:
+    """Keeps no record. Methods that are not ``async`` must not block."""
+
+    def query_started(self, query: Query) -> None:
+        """The query's messages are in the history; nothing was asked yet."""
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        """The query is over, well or not. Not called when it was cancelled."""
+
+    async def model_call(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        """Make model call number ``query.model_calls`` by ``await invoke()``, or answer for it."""
+        return await invoke()
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        """Who is told the text of the model call about to be made, as it comes in."""
+        return None
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        """A try of the current model call failed and is about to be repeated."""
+
+    async def tool_call(
+        self,
+        query: Query,
+        tool_call: ToolCall,
+        tool: "ToolBase | None",
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        """Execute a tool call by ``await execute()``, or answer for it.
+
+        ``tool`` is ``None`` for a name the model invented.
+        """
+        return await execute()
+
+    def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
+        """Shared memory was put into the query's history, in this order."""
+
+    def published(self, query: Query, publication: Publication) -> None:
+        """The query's accepted answer was published to the graph."""
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        """Something a person should know, that fails nothing."""

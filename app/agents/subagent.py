@@ -1,0 +1,131 @@
+"""An agent as a tool of another (spec page 1, A6)."""
+
+import copy
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.agents.current import CurrentCall, current_call, next_query
+from app.agents.messages import AgentUsage, AssistantResponse, ToolCall, ToolResult, ToolStatus
+from app.agents.recording import Query
+from app.agents.tools import ToolBase, error_result, explain
+
+if TYPE_CHECKING:
+    from app.agents.base import BaseAgent
+
+MAX_DEPTH = 3
+"""How many agents may stand below the root, one calling the next."""
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    query: str = Field(min_length=1)
+    context: str | None = None
+
+
+class SubAgentWrapper(ToolBase):
+    """Lets a model ask an agent like any tool.
+
+    Stateless: each call runs on a copy of the agent with a history of its own, so calls can run
+    side by side. Stateful: the one agent, one call at a time, whose history goes on between
+    calls; it grows with each, and who asks first shapes what the next one gets.
+
+    Args:
+        name: of the tool, as the model sees it.
+        stateless: see above.
+    """
+
+    timeout_s = None  # the run's own deadline rules
+    idempotent = True  # made again, it repeats the steps that were recorded
+
+    def __init__(
+        self, agent: "BaseAgent", name: str, description: str, stateless: bool = False
+    ) -> None:
+        self.agent = agent
+        self.name = name
+        self.description = description
+        self.stateless = stateless
+
+    def create_schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "What you want this agent to do."},
+                "context": {
+                    "type": "string",
+                    "description": "What it must know for that and cannot know by itself.",
+                },
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        }
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        """Ask the agent. Its failure is an ERROR result, not an exception.
+
+        Raises:
+            Exception: what ended its query instead of a response: a bug in a hook, or the
+                recorder. That is not the model's to read.
+        """
+        try:
+            arguments = _Arguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        call = current_call.get()
+        if call is not None and call.query.depth >= MAX_DEPTH:
+            return error_result(
+                tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
+            )
+        text = arguments.query
+        if arguments.context:
+            text = f"{text}\n\nContext:\n{arguments.context}"
+        async with self._turn():
+            agent = self._copy() if self.stateless else self.agent
+            if call is None:
+                return _result(tool_call, await agent.execute_query_async(text))
+            return await _ask(agent, text, call, tool_call)
+
+    def _copy(self) -> "BaseAgent":
+        agent = copy.copy(self.agent)
+        agent.conversation_history = list(agent.conversation_history)
+        agent.usage = AgentUsage()
+        return agent
+
+    def _turn(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext() if self.stateless else self.agent.turn()
+
+
+async def _ask(agent: "BaseAgent", text: str, call: CurrentCall, tool_call: ToolCall) -> ToolResult:
+    """Ask ``agent`` as part of the query that made the call, and charge that with its usage."""
+    parent = call.query
+    query = Query(
+        agent=agent,
+        messages=(),
+        recorder=parent.recorder,
+        parent=parent,
+        path=(*parent.path, (parent.model_calls, call.index)),
+        tool_call=tool_call,
+    )
+    token = next_query.set(query)
+    try:
+        return _result(tool_call, await agent.execute_query_async(text))
+    except Exception as error:
+        if error is query.escaped:
+            raise
+        return error_result(tool_call, f"{type(error).__name__}: {error}")
+    finally:
+        next_query.reset(token)
+        parent.usage += query.usage
+
+
+def _result(tool_call: ToolCall, response: AssistantResponse) -> ToolResult:
+    failed = response.error is not None
+    return ToolResult(
+        tool_call_id=tool_call.id,
+        tool_name=tool_call.name,
+        status=ToolStatus.ERROR if failed else ToolStatus.SUCCESS,
+        result=None if failed and not response.content else response.content,
+        error=response.error,
+    )

@@ -1,0 +1,81 @@
+"""Run a blocking function in a thread that nobody ever has to wait for.
+
+``asyncio.to_thread`` will not do: its few threads can all be held by tools that hang, and the
+event loop waits for them when it ends. These are daemons, as many as are needed, and reused.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Job = Callable[[], None]
+
+_MAX_IDLE = 32
+_idle: list["SimpleQueue[Job]"] = []  # the inboxes of threads that wait for a job
+
+
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Call ``function`` in a thread, with the caller's context variables.
+
+    Cancelled, it returns at once; the function runs on and what it returns is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = copy_context()
+
+    def job() -> None:
+        try:
+            result = context.run(function)
+        except Exception as error:
+            _tell(loop, _fail, future, error)
+        except BaseException as error:  # SystemExit and the like end no loop from in here
+            _tell(loop, _fail, future, RuntimeError(f"{type(error).__name__}: {error}"))
+        else:
+            _tell(loop, _succeed, future, result)
+
+    _hand_over(job)
+    return await future
+
+
+def _hand_over(job: Job) -> None:
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = SimpleQueue()
+        threading.Thread(target=_work, args=(inbox,), name="bottega-tool", daemon=True).start()
+    inbox.put(job)
+
+
+def _work(inbox: "SimpleQueue[Job]") -> None:
+    while True:
+        job = inbox.get()
+        job()
+        del job  # holds the call's arguments and result
+        if len(_idle) >= _MAX_IDLE:
+            return
+        _idle.append(inbox)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, say: Callable[..., None], future: object, value: object
+) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(say, future, value)
+
+
+def _succeed(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
+    if not future.done():
+        if isinstance(error, StopIteration):  # a future does not take it
+            error = RuntimeError(f"StopIteration: {error}")
+        future.set_exception(error)

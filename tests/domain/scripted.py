@@ -1,0 +1,158 @@
+"""A model that says what the test tells it to, and small words for what it says."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from app.agents import (
+    AssistantMessage,
+    BaseAgent,
+    HumanMessage,
+    Query,
+    Recorder,
+    StandardMessage,
+    ToolCall,
+    ToolMessage,
+    ToolSchema,
+    Usage,
+)
+from app.agents.history import check_history
+from app.agents.provider import ModelOptions, OnDelta
+
+Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callable[..., Any]
+
+
+class ScriptedModel:
+    """Gives one answer per call: text, tool calls, a whole message, an error to raise, or a
+    function of the messages that returns one of those.
+
+    Each call costs 10 tokens in and 5 out.
+    """
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[list[StandardMessage]] = []
+        self.tools: list[list[str]] = []
+        self.options: list[ModelOptions | None] = []
+
+    async def invoke(
+        self,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        options: ModelOptions | None = None,
+        on_delta: OnDelta | None = None,
+    ) -> AssistantMessage:
+        check_history(messages)
+        self.requests.append(list(messages))
+        self.tools.append([schema.name for schema in tools])
+        self.options.append(options)
+        answer: Any = self.answers.pop(0)
+        if callable(answer):
+            answer = answer(messages)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, AssistantMessage):
+            return answer
+        if isinstance(answer, str):
+            return AssistantMessage(content=answer, usage=COST)
+        calls = (answer,) if isinstance(answer, ToolCall) else tuple(answer)
+        return AssistantMessage(tool_calls=calls, usage=COST)
+
+    @property
+    def last(self) -> list[str]:
+        """The texts of the last request."""
+        return texts(self.requests[-1])
+
+
+COST = Usage(input_tokens=10, output_tokens=5)
+
+
+def agent(*answers: Answer, **config: Any) -> BaseAgent:
+    """An agent with a scripted model."""
+    return BaseAgent("system", provider=ScriptedModel(*answers), **config)
+
+
+def model_of(agent: BaseAgent) -> ScriptedModel:
+    assert isinstance(agent.provider, ScriptedModel)
+    return agent.provider
+
+
+def call(name: str, id: str | None = None, **arguments: Any) -> ToolCall:
+    """A tool call; its id defaults to the name."""
+    return ToolCall(id=id or name, name=name, arguments=arguments)
+
+
+def ask(name: str, query: str = "go", **arguments: Any) -> ToolCall:
+    """A call of a sub-agent."""
+    return call(name, query=query, **arguments)
+
+
+def texts(messages: Sequence[StandardMessage]) -> list[str]:
+    return [message.content for message in messages]
+
+
+def shape(agent: BaseAgent) -> list[str]:
+    """The history after the system message, as ``role: text`` (tool calls as ``->name``)."""
+    return [
+        f"{message.role}: {message.content}"
+        + "".join(f"->{each.name}" for each in getattr(message, "tool_calls", ()))
+        for message in agent.conversation_history[1:]
+    ]
+
+
+def answers_in(agent: BaseAgent) -> list[str]:
+    """The tools' answers in the history."""
+    return [m.content for m in agent.conversation_history if isinstance(m, ToolMessage)]
+
+
+def human(text: str) -> Callable[[Any], HumanMessage]:
+    """A factory for ``inject``."""
+    return lambda status: HumanMessage(content=text)
+
+
+async def let_others_run() -> None:
+    """Give way once to whatever else the event loop has ready."""
+    turn = asyncio.Event()
+    asyncio.get_running_loop().call_soon(turn.set)
+    await turn.wait()
+
+
+class Notes(Recorder):
+    """Writes down what it is told, by agent."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, ...]] = []
+
+    def note(self, query: Query, *words: str) -> None:
+        self.lines.append((query.agent.agent_id or query.agent.agent_name, *words))
+
+    def about(self, what: str) -> list[tuple[str, ...]]:
+        return [(line[0], *line[2:]) for line in self.lines if line[1] == what]
+
+    def query_started(self, query: Query) -> None:
+        self.note(query, "started")
+
+    def query_ended(self, query: Query, response: Any) -> None:
+        self.note(query, "ended", response.stop_reason)
+
+    async def model_call(self, query: Query, invoke: Any) -> AssistantMessage:
+        self.note(query, "model", str(query.model_calls))
+        message: AssistantMessage = await invoke()
+        return message
+
+    async def tool_call(self, query: Query, tool_call: Any, tool: Any, execute: Any) -> Any:
+        self.note(query, "tool", tool_call.name, "known" if tool else "unknown")
+        return await execute()
+
+    def injected(self, query: Query, items: Any) -> None:
+        self.note(query, "injected", *(f"{item.source_id}@{item.version}" for item in items))
+
+    def published(self, query: Query, publication: Any) -> None:
+        self.note(query, "published", f"{publication.agent_id}@{publication.version}")
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        self.note(query, "warning", code, message)

@@ -1,0 +1,493 @@
+"""Hooks: page A4."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.agents import (
+    AgentEvent,
+    AgentStatus,
+    AssistantMessage,
+    AssistantResponse,
+    BaseAgent,
+    Hook,
+    HookContractError,
+    HookDecision,
+    HumanMessage,
+    ModelError,
+    SystemMessage,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    tool,
+)
+from app.agents.hooks import CONTRACTS
+from tests.domain.scripted import agent, answers_in, call, human, model_of, shape
+
+CONTINUE, RETRY, FAIL, STOP = HookDecision
+E = AgentEvent
+
+
+@tool("add", "Adds.")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@tool("broken", "Fails.")
+async def broken(code: int = 1) -> None:
+    raise ValueError(f"error {code}")
+
+
+def said(text: str) -> AssistantMessage:
+    return AssistantMessage(content=text)
+
+
+def message_of(status: AgentStatus) -> AssistantMessage:
+    assert status.assistant_message is not None
+    return status.assistant_message
+
+
+def full(**config: Any) -> BaseAgent:
+    """An agent whose query fires every event but ON_MAX_ITERATIONS."""
+    return agent([call("add", a=1, b=2), call("broken")], "done", tools=[add, broken], **config)
+
+
+class TestEvents:
+    async def test_they_fire_in_the_order_of_the_loop(self) -> None:
+        it, seen = full(), []
+        for event in AgentEvent:
+            it.on(event).do(lambda status: seen.append((str(status.event), status.iteration)))
+        await it.execute_query_async("go")
+        assert seen == [
+            ("query_start", 0),
+            ("before_llm_call", 1),
+            ("after_llm_call", 1),
+            ("before_tool_execution", 1),
+            ("before_tool_execution", 1),
+            ("after_tool_execution", 1),
+            ("on_tool_error", 1),
+            ("after_tool_execution", 1),
+            ("before_history_update", 1),
+            ("before_history_update", 1),
+            ("before_llm_call", 2),
+            ("after_llm_call", 2),
+            ("before_final_response", 2),
+            ("query_end", 2),
+        ]
+
+    async def test_each_sets_the_fields_of_the_table(self) -> None:
+        it, seen = full(), {}
+
+        def keep(status: AgentStatus) -> None:
+            seen[status.event] = {
+                name
+                for name in ("tool_call", "tool_result", "assistant_message", "error")
+                if getattr(status, name) is not None
+            }
+
+        for event in AgentEvent:
+            it.on(event).do(keep)
+        await it.execute_query_async("go")
+        assert seen == {
+            E.QUERY_START: set(),
+            E.BEFORE_LLM_CALL: set(),
+            E.AFTER_LLM_CALL: {"assistant_message"},
+            E.BEFORE_TOOL_EXECUTION: {"tool_call"},
+            E.AFTER_TOOL_EXECUTION: {"tool_call", "tool_result"},
+            E.ON_TOOL_ERROR: {"tool_call", "tool_result", "error"},
+            E.BEFORE_HISTORY_UPDATE: {"tool_result"},
+            E.BEFORE_FINAL_RESPONSE: {"assistant_message"},
+            E.QUERY_END: set(),
+        }
+
+    async def test_query_start_sees_the_query_in_the_history(self) -> None:
+        it, seen = agent("ok"), []
+        it.on(E.QUERY_START).do(
+            lambda status: seen.append([m.content for m in status.conversation_history])
+        )
+        await it.execute_query_async("go")
+        assert seen == [["system", "go"]]
+
+    async def test_on_max_iterations_comes_at_the_last_iteration(self) -> None:
+        it, seen = agent(call("x"), call("x"), max_iterations=2), []
+        it.on(E.ON_MAX_ITERATIONS).do(lambda status: seen.append(status.iteration))
+        await it.execute_query_async("go")
+        assert seen == [2]
+
+    @pytest.mark.parametrize(("answer", "error"), [("fine", None), (ModelError("gone"), "gone")])
+    async def test_query_end_tells_the_error(
+        self, answer: str | Exception, error: str | None
+    ) -> None:
+        it, seen = agent(answer), []
+        it.on(E.QUERY_END).do(lambda status: seen.append(status.error))
+        await it.execute_query_async("go")
+        assert seen == [error]
+
+    async def test_a_removed_hook_is_silent_and_costs_nothing(self) -> None:
+        it, seen = agent("a", "b"), []
+        hook = it.on(E.QUERY_START).do(lambda status: seen.append(1))
+        await it.execute_query_async("go")
+        it.off(hook)
+        it.off(hook)
+        await it.execute_query_async("go")
+        assert seen == [1]
+        assert it.hooks == {}
+
+
+class TestFluency:
+    async def test_hooks_run_in_order_each_on_the_value_of_the_last(self) -> None:
+        it = agent("a")
+        it.on(E.BEFORE_FINAL_RESPONSE).transform(lambda value, status: said(value.content + "b"))
+        it.on(E.BEFORE_FINAL_RESPONSE).transform(
+            lambda value, status: said(f"{value.content}c{message_of(status).content}")
+        )
+        assert (await it.execute_query_async("go")).content == "abcab"
+
+    async def test_everything_may_be_async(self) -> None:
+        async def yes(status: AgentStatus) -> bool:
+            return True
+
+        async def louder(value: AssistantMessage, status: AgentStatus) -> AssistantMessage:
+            return said(value.content.upper())
+
+        async def note(status: AgentStatus) -> HumanMessage:
+            return HumanMessage(content="note")
+
+        async def second(status: AgentStatus) -> int:
+            return 1
+
+        it, seen = agent("a"), []
+
+        async def look(status: AgentStatus) -> None:
+            seen.append(status.iteration)
+
+        it.on(E.QUERY_START).when(yes).inject(note)
+        it.on(E.QUERY_START).when(yes).inject_at(second, note)
+        it.on(E.BEFORE_FINAL_RESPONSE).when(yes).do(look).transform(louder)
+        assert (await it.execute_query_async("go")).content == "A"
+        assert model_of(it).last == ["system", "note", "go", "note"]
+        assert seen == [1]
+
+    async def test_a_condition_that_does_not_hold_skips_the_hook(self) -> None:
+        it = agent("a")
+        it.on(E.BEFORE_FINAL_RESPONSE).when(lambda s: True).when(lambda s: False).handle(FAIL)
+        assert (await it.execute_query_async("go")).error is None
+
+    async def test_handle_takes_constants_functions_and_effects(self) -> None:
+        it, seen = agent("a"), []
+        it.on(E.AFTER_LLM_CALL).handle(
+            CONTINUE, said("constant"), [lambda s: seen.append(1), lambda s: seen.append(2)]
+        )
+        it.on(E.AFTER_LLM_CALL).handle(CONTINUE, lambda value, s: said(value.content + "!"))
+        assert (await it.execute_query_async("go")).content == "constant!"
+        assert seen == [1, 2]
+
+    async def test_later_hooks_see_a_status_that_follows_the_value(self) -> None:
+        it = agent(call("broken"), "done", tools=[broken])
+        heal = ToolResult(tool_call_id="?", tool_name="broken", result="healed")
+        it.on(E.AFTER_TOOL_EXECUTION).transform(lambda value, status: heal)
+        seen: list[Any] = []
+        it.on(E.AFTER_TOOL_EXECUTION).do(lambda status: seen.append(status.tool_result))
+        it.on(E.ON_TOOL_ERROR).do(lambda status: seen.append("error"))
+        await it.execute_query_async("go")
+        assert [result.result for result in seen] == ["healed"]
+        assert answers_in(it) == ["healed"]
+
+
+class TestDecisions:
+    @pytest.mark.parametrize("event", [E.QUERY_START, E.BEFORE_LLM_CALL])
+    async def test_stop_before_the_model_answers_in_its_place(self, event: AgentEvent) -> None:
+        it = agent()
+        it.on(event).handle(STOP, said("cached"))
+        response = await it.execute_query_async("go")
+        assert (response.content, response.stop_reason) == ("cached", "hook_stop")
+        assert shape(it) == ["user: go", "assistant: cached"]
+
+    @pytest.mark.parametrize("event", [E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE])
+    async def test_stop_on_an_answer_takes_the_hooks_or_the_models(self, event: AgentEvent) -> None:
+        it = agent("draft", "draft")
+        hook = it.on(event).handle(STOP, lambda value, status: said("better"))
+        assert (await it.execute_query_async("go")).content == "better"
+        it.off(hook)
+        it.on(event).handle(STOP)
+        assert (await it.execute_query_async("go")).content == "draft"
+
+    async def test_stop_drops_calls_that_nobody_will_answer(self) -> None:
+        it = agent(call("add", a=1, b=1), tools=[add])
+        it.on(E.AFTER_LLM_CALL).handle(STOP)
+        assert (await it.execute_query_async("go")).tool_results == ()
+        assert shape(it) == ["user: go", "assistant: "]
+
+    async def test_stop_before_a_tool_skips_it_and_the_rest_still_fires(self) -> None:
+        it, seen = agent(call("broken"), "done", tools=[broken]), []
+        given = ToolResult(tool_call_id="other", tool_name="broken", result="from the cache")
+        it.on(E.BEFORE_TOOL_EXECUTION).handle(STOP, given)
+        it.on(E.AFTER_TOOL_EXECUTION).do(lambda status: seen.append(status.tool_result))
+        response = await it.execute_query_async("go")
+        assert answers_in(it) == ["from the cache"]
+        assert response.tool_results[0].tool_call_id == "broken"
+        assert len(seen) == 1
+
+    async def test_stop_on_max_iterations_is_an_answer(self) -> None:
+        it = agent(call("x"), max_iterations=1)
+        it.on(E.ON_MAX_ITERATIONS).handle(STOP, said("fallback"))
+        response = await it.execute_query_async("go")
+        assert (response.content, response.error) == ("fallback", None)
+
+    @pytest.mark.parametrize("event", [E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE])
+    async def test_retry_keeps_the_draft_and_asks_again(self, event: AgentEvent) -> None:
+        it = agent("draft", "final")
+        it.on(event).when(lambda status: status.iteration == 1).inject(human("again")).handle(RETRY)
+        response = await it.execute_query_async("go")
+        assert response.content == "final"
+        assert shape(it) == ["user: go", "assistant: draft", "user: again", "assistant: final"]
+        assert response.usage.model_calls == 2
+
+    async def test_retry_keeps_the_draft_without_its_calls(self) -> None:
+        it = agent(
+            AssistantMessage(content="I will add", tool_calls=(call("add", a=1, b=1),)),
+            "final",
+            tools=[add],
+        )
+        it.on(E.AFTER_LLM_CALL).when(lambda status: status.iteration == 1).handle(RETRY)
+        response = await it.execute_query_async("go")
+        assert shape(it) == ["user: go", "assistant: I will add", "assistant: final"]
+        assert response.tool_results == ()
+
+    async def test_a_hook_that_always_retries_exhausts_the_query(self) -> None:
+        it = agent("1", "2", "3", max_iterations=3)
+        it.on(E.BEFORE_FINAL_RESPONSE).handle(RETRY)
+        response = await it.execute_query_async("go")
+        assert response.stop_reason == "max_iterations"
+        assert response.content == ""  # a rejected draft is nothing that was reached
+        assert len(model_of(it).requests) == 3
+
+    @pytest.mark.parametrize("event", [e for e in AgentEvent if e is not E.ON_MAX_ITERATIONS])
+    async def test_fail_ends_the_query_with_its_text_at_every_event(
+        self, event: AgentEvent
+    ) -> None:
+        it = full()
+        it.on(event).handle(FAIL, "enough")
+        response = await it.execute_query_async("go")
+        assert (response.error, response.error_code) == ("enough", "hook_failed")
+        assert (response.content, response.stop_reason) == ("", "error")
+
+    @pytest.mark.parametrize("event", [e for e in AgentEvent if e is not E.ON_MAX_ITERATIONS])
+    async def test_so_does_a_hook_that_raises(self, event: AgentEvent) -> None:
+        it = full()
+
+        def bug(status: AgentStatus) -> None:
+            raise KeyError("x")
+
+        hook = it.on(event).do(bug)
+        response = await it.execute_query_async("go")
+        assert response.error == f"a hook on {event} raised KeyError: 'x'"
+        it.off(hook)
+        model_of(it).answers[:] = ["fine"]
+        assert (await it.execute_query_async("again")).content == "fine"
+
+    async def test_fail_on_max_iterations_names_itself(self) -> None:
+        it = agent(call("x"), max_iterations=1)
+        it.on(E.ON_MAX_ITERATIONS).handle(FAIL)
+        response = await it.execute_query_async("go")
+        assert response.error == "a hook on on_max_iterations said FAIL"
+
+
+class TestValues:
+    async def test_a_call_may_be_changed_but_not_its_id(self) -> None:
+        it = agent(call("broken", "7"), "done", tools=[broken, add])
+        it.on(E.BEFORE_TOOL_EXECUTION).transform(
+            lambda value, status: call("add", "other", a=4, b=5)
+        )
+        response = await it.execute_query_async("go")
+        assert answers_in(it) == ["9"]
+        assert response.tool_results[0].tool_call_id == "7"
+
+    async def test_on_tool_error_may_heal(self) -> None:
+        it = agent(call("broken"), tools=[broken], agent_comment=False)
+        it.on(E.ON_TOOL_ERROR).transform(
+            lambda value, status: value.model_copy(
+                update={"status": ToolStatus.SUCCESS, "result": f"instead of {status.error}"}
+            )
+        )
+        response = await it.execute_query_async("go")
+        assert response.content == "instead of ValueError: error 1"
+
+    async def test_before_history_update_changes_what_the_model_reads(self) -> None:
+        it = agent(call("add", a=1, b=1), "done", tools=[add])
+        it.on(E.BEFORE_HISTORY_UPDATE).transform(
+            lambda value, status: value.model_copy(update={"result": "secret"})
+        )
+        response = await it.execute_query_async("go")
+        assert answers_in(it) == ["secret"]
+        assert response.tool_results[0].result == "secret"
+
+    async def test_query_end_may_change_the_response(self) -> None:
+        it = agent("a")
+        it.on(E.QUERY_END).transform(
+            lambda value, status: value.model_copy(update={"content": value.content + "!"})
+        )
+        it.on(E.QUERY_END).transform(lambda value, status: None)  # changes nothing
+        assert (await it.execute_query_async("go")).content == "a!"
+
+
+class TestInjection:
+    async def test_between_calls_and_answers_it_waits_in_call_order(self) -> None:
+        it = full()
+        for event in (E.AFTER_LLM_CALL, E.BEFORE_TOOL_EXECUTION, E.BEFORE_HISTORY_UPDATE):
+            it.on(event).when(lambda status: status.iteration == 1).inject(
+                lambda status: HumanMessage(
+                    content=f"{status.event} {getattr(status.tool_call, 'name', '')}".strip()
+                )
+            )
+        it.on(E.ON_TOOL_ERROR).inject_at(len_of_history, human("at the end"))
+        await it.execute_query_async("go")
+        assert shape(it) == [
+            "user: go",
+            "assistant: ->add->broken",
+            "tool: 3",
+            "tool: Error: ValueError: error 1",
+            "user: after_llm_call",
+            "user: before_tool_execution add",
+            "user: before_history_update",
+            "user: before_tool_execution broken",
+            "user: at the end",
+            "user: before_history_update",
+            "assistant: done",
+        ]
+
+    @pytest.mark.parametrize(
+        ("position", "lands"),
+        [(0, 0), (1, 1), (2, 2), (3, 5), (4, 5), (5, 5), (99, 6), (-1, 5), (-99, 0)],
+    )
+    async def test_a_place_among_answers_means_after_them(self, position: int, lands: int) -> None:
+        # 0 system, 1 go, 2 calls, 3 answer, 4 answer, 5 note
+        it = full()
+        it.on(E.BEFORE_LLM_CALL).when(lambda s: s.iteration == 2).inject(human("note"))
+        it.on(E.BEFORE_LLM_CALL).when(lambda s: s.iteration == 2).inject_at(position, human("here"))
+        await it.execute_query_async("go")
+        assert model_of(it).last.index("here") == lands
+
+    async def test_a_place_before_the_open_block_is_taken_at_once(self) -> None:
+        it = agent(call("broken"), "done", tools=[broken])
+        it.on(E.ON_TOOL_ERROR).inject_at(1, lambda s: SystemMessage(content="schema"))
+        await it.execute_query_async("go")
+        assert model_of(it).last[:3] == ["system", "schema", "go"]
+
+    async def test_what_is_no_message_fails_the_query(self) -> None:
+        it = agent("never")
+        it.on(E.QUERY_START).inject(lambda status: "text")  # type: ignore[arg-type, return-value]
+        response = await it.execute_query_async("go")
+        assert response.error is not None
+        assert "not str" in response.error
+        assert shape(it) == ["user: go"]
+
+    async def test_injected_before_a_hook_fails_the_answer_stays(self) -> None:
+        it = agent("draft")
+        it.on(E.BEFORE_FINAL_RESPONSE).inject(human("why")).handle(FAIL)
+        await it.execute_query_async("go")
+        assert shape(it) == ["user: go", "user: why"]
+
+
+def len_of_history(status: AgentStatus) -> int:
+    return len(status.conversation_history)
+
+
+GOOD: dict[type | None, Any] = {
+    AssistantMessage: said("x"),
+    ToolCall: call("add", a=1, b=1),
+    ToolResult: ToolResult(tool_call_id="x", tool_name="x"),
+    AssistantResponse: AssistantResponse(content="x"),
+    None: None,
+}
+
+
+def query_for(event: AgentEvent) -> BaseAgent:
+    return agent(call("x"), max_iterations=1) if event is E.ON_MAX_ITERATIONS else full()
+
+
+class TestContracts:
+    @pytest.mark.parametrize("event", AgentEvent)
+    @pytest.mark.parametrize("decision", [CONTINUE, RETRY, STOP])
+    @pytest.mark.parametrize("kind", GOOD)
+    async def test_exactly_what_the_table_allows(
+        self, event: AgentEvent, decision: HookDecision, kind: type | None
+    ) -> None:
+        contract = CONTRACTS[event]
+        wanted = contract.stop_type if decision is STOP else contract.output_type
+        allowed = {CONTINUE: True, RETRY: contract.retry, STOP: contract.stop_type is not None}
+        fits = kind is wanted or (kind is None and contract.optional)
+        it = query_for(event)
+        it.on(event).handle(decision, lambda value, status: GOOD[kind])
+        if allowed[decision] and fits:
+            await it.execute_query_async("go")
+            return
+        with pytest.raises(HookContractError) as caught:
+            await it.execute_query_async("go")
+        for word in (str(event), decision.name, type(GOOD[kind]).__name__):
+            assert word in caught.value.detail
+
+    def test_the_table(self) -> None:
+        retry = {event for event, contract in CONTRACTS.items() if contract.retry}
+        assert retry == {E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE}
+        stops = {event: contract.stop_type for event, contract in CONTRACTS.items()}
+        assert stops == {
+            E.QUERY_START: AssistantMessage,
+            E.BEFORE_LLM_CALL: AssistantMessage,
+            E.AFTER_LLM_CALL: AssistantMessage,
+            E.BEFORE_TOOL_EXECUTION: ToolResult,
+            E.AFTER_TOOL_EXECUTION: None,
+            E.ON_TOOL_ERROR: None,
+            E.BEFORE_HISTORY_UPDATE: None,
+            E.BEFORE_FINAL_RESPONSE: AssistantMessage,
+            E.ON_MAX_ITERATIONS: AssistantMessage,
+            E.QUERY_END: None,
+        }
+
+    async def test_a_broken_one_still_runs_query_end_and_leaves_a_valid_history(self) -> None:
+        it = full()
+        ends: list[str | None] = []
+        hook = it.on(E.AFTER_TOOL_EXECUTION).transform(lambda value, status: "text")
+        it.on(E.QUERY_END).do(lambda status: ends.append(status.error))
+        with pytest.raises(HookContractError):
+            await it.execute_query_async("go")
+        assert len(ends) == 1
+        assert ends[0] is not None
+        assert "after_tool_execution" in ends[0]
+        it.off(hook)
+        model_of(it).answers[:] = ["fine"]
+        assert (await it.execute_query_async("again")).content == "fine"
+
+    async def test_a_query_end_hook_that_breaks_it_runs_once(self) -> None:
+        it, ends = agent("a"), []
+        it.on(E.QUERY_END).do(lambda status: ends.append(1)).handle(STOP)
+        with pytest.raises(HookContractError):
+            await it.execute_query_async("go")
+        assert ends == [1]
+
+    async def test_an_unfit_constant_breaks_it_like_a_function(self) -> None:
+        it = agent("a")
+        it.on(E.AFTER_LLM_CALL).handle(CONTINUE, "text")
+        with pytest.raises(HookContractError, match="str"):
+            await it.execute_query_async("go")
+
+
+def test_shortcuts_are_built_on_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[HookDecision] = []
+    plain = Hook.handle
+
+    def spy(self: Hook, decision: HookDecision, *args: Any, **kwargs: Any) -> Hook:
+        seen.append(decision)
+        return plain(self, decision, *args, **kwargs)
+
+    monkeypatch.setattr(Hook, "handle", spy)
+    uses: list[Callable[[Hook], Hook]] = [
+        lambda hook: hook.inject(human("x")),
+        lambda hook: hook.inject_at(0, human("x")),
+        lambda hook: hook.transform(lambda value, status: value),
+        lambda hook: hook.do(lambda status: None),
+    ]
+    for use in uses:
+        use(Hook(E.QUERY_START))
+    assert seen == [CONTINUE] * 4

@@ -1,0 +1,371 @@
+"""Sub-agents as tools: page A6, and the order of their calls from page A5."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.agents import (
+    AgentEvent,
+    BaseAgent,
+    CycleError,
+    HookContractError,
+    HookDecision,
+    HumanMessage,
+    ModelError,
+    SharedMemoryGraph,
+    SubAgentWrapper,
+    ToolStatus,
+    tool,
+)
+from app.errors import FencedError
+from tests.domain.scripted import (
+    Notes,
+    agent,
+    answers_in,
+    ask,
+    call,
+    let_others_run,
+    model_of,
+    shape,
+)
+
+
+def team(*answers: Any, stateless: bool = False, **members: BaseAgent) -> BaseAgent:
+    """An agent with sub-agents by tool name, whose ids are those names too."""
+    lead = agent(*answers, agent_name="lead")
+    for name, member in members.items():
+        member.agent_id = name
+        lead.register_agent(member, name=name, description=f"does {name}", stateless=stateless)
+    return lead
+
+
+async def test_a_sub_agent_answers_like_a_tool() -> None:
+    child = agent("the child's answer")
+    lead = team(ask("child", "do it", context="you know why"), "done", child=child)
+    response = await lead.execute_query_async("go")
+    assert answers_in(lead) == ["the child's answer"]
+    assert model_of(child).last == ["system", "do it\n\nContext:\nyou know why"]
+    assert response.content == "done"
+    wrapper = lead.registered_tools[0]
+    assert isinstance(wrapper, SubAgentWrapper)
+    assert wrapper.create_schema()["required"] == ["query"]
+    assert set(wrapper.create_schema()["properties"]) == {"query", "context"}
+    assert wrapper.timeout_s is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"query": ""}, {"query": 5}, {"query": "x", "context": []}, {"querry": "x"}]
+)
+async def test_unfit_arguments_are_an_error_result(arguments: dict[str, Any]) -> None:
+    child = agent()
+    lead = team(call("child", **arguments), "done", child=child)
+    await lead.execute_query_async("go")
+    assert answers_in(lead)[0].startswith("Error: invalid arguments: ")
+    assert model_of(child).requests == []
+
+
+async def test_without_a_query_around_it_the_wrapper_still_answers() -> None:
+    wrapper = SubAgentWrapper(agent("alone"), "child", "-", stateless=True)
+    assert (await wrapper.execute(ask("child"))).result == "alone"
+
+
+class TestState:
+    async def test_a_stateful_one_goes_on_where_it_was(self) -> None:
+        child = agent("one", "two")
+        lead = team(ask("child", "first"), ask("child", "second"), "done", child=child)
+        await lead.execute_query_async("go")
+        assert model_of(child).last == ["system", "first", "one", "second"]
+
+    async def test_calls_to_a_stateful_one_go_in_call_order(self) -> None:
+        child = agent("one", "two", "three")
+        calls = [call("child", str(number), query=f"q{number}") for number in range(3)]
+        lead = team(calls, "done", child=child)
+        await lead.execute_query_async("go")
+        assert answers_in(lead) == ["one", "two", "three"]
+        assert shape(child) == [
+            line for n, a in zip("012", ("one", "two", "three"), strict=True)
+            for line in (f"user: q{n}", f"assistant: {a}")
+        ]  # fmt: skip
+
+    async def test_a_stateful_one_under_two_parents_answers_one_at_a_time(self) -> None:
+        inside = 0
+
+        async def answer(messages: Any) -> str:
+            nonlocal inside
+            inside += 1
+            assert inside == 1
+            await let_others_run()
+            inside -= 1
+            return "ok"
+
+        child = agent(answer, answer)
+        left, right = (team(ask("child"), "done", child=child) for _ in "lr")
+        await asyncio.gather(left.execute_query_async("go"), right.execute_query_async("go"))
+        assert len(child.conversation_history) == 5
+
+    def test_it_outlives_the_event_loop_it_was_first_asked_in(self) -> None:
+        child = agent("a", "b", "c", "d")
+
+        async def both() -> None:
+            parents = [team(ask("child"), "done", child=child) for _ in range(2)]
+            await asyncio.gather(*(parent.execute_query_async("go") for parent in parents))
+
+        asyncio.run(both())
+        asyncio.run(both())
+        assert len(child.conversation_history) == 9
+
+    async def test_a_stateless_one_leaves_no_trace_and_shares_its_hooks(self) -> None:
+        child, seen = agent("one", "two"), []
+        child.on(AgentEvent.QUERY_START).do(lambda status: seen.append(status.agent))
+        lead = team(
+            ask("child", "first"), ask("child", "second"), "done", child=child, stateless=True
+        )
+        await lead.execute_query_async("go")
+        assert model_of(child).last == ["system", "second"]
+        assert shape(child) == []
+        assert child.usage.model_calls == 0
+        assert len({id(each) for each in seen} | {id(child)}) == 3
+        assert {each.agent_id for each in seen} == {"child"}
+
+    async def test_stateless_copies_run_side_by_side(self) -> None:
+        barrier = asyncio.Barrier(2)
+
+        async def answer(messages: Any) -> str:
+            await barrier.wait()
+            return str(messages[-1].content)
+
+        child = agent(answer, answer)
+        lead = team(
+            [call("child", "1", query="a"), call("child", "2", query="b")],
+            "done",
+            child=child,
+            stateless=True,
+        )
+        await lead.execute_query_async("go")
+        assert answers_in(lead) == ["a", "b"]
+
+
+class TestUsage:
+    @pytest.mark.parametrize("stateless", [True, False])
+    async def test_each_query_is_charged_once(self, stateless: bool) -> None:
+        child = agent("one", "two")
+        lead = team(ask("child"), ask("child"), "done", child=child, stateless=stateless)
+        response = await lead.execute_query_async("go")
+        assert response.usage.model_calls == lead.usage.model_calls == 5
+        assert response.usage.tokens.input_tokens == 50
+        assert response.usage.tool_calls == 2
+
+    async def test_a_failed_one_is_charged_too_and_through_all_levels(self) -> None:
+        leaf = agent(call("x"), ModelError("gone"))
+        middle = team(ask("leaf"), "half", leaf=leaf)
+        lead = team(ask("middle"), "done", middle=middle)
+        response = await lead.execute_query_async("go")
+        assert response.usage.model_calls == 5
+        assert middle.usage.model_calls == 3
+
+
+class TestFailures:
+    async def test_its_failure_is_an_error_result(self) -> None:
+        lead = team(ask("child"), "done", child=agent(ModelError("gone")))
+        response = await lead.execute_query_async("go")
+        assert answers_in(lead) == ["Error: gone"]
+        assert response.content == "done"
+
+    async def test_so_is_running_out_of_iterations_with_what_was_reached(self) -> None:
+        child = agent(call("x"), max_iterations=1)
+        lead = team(ask("child"), "done", child=child)
+        response = await lead.execute_query_async("go")
+        assert response.tool_results[0].status is ToolStatus.ERROR
+        assert response.tool_results[0].error == "no final answer within 1 iteration(s)"
+
+    async def test_so_is_having_no_provider_or_a_bug_around_the_query(self) -> None:
+        class Buggy(BaseAgent):
+            async def execute_query_async(self, *args: Any, **kwargs: Any) -> Any:
+                raise KeyError("bug")
+
+        lead = team([ask("poor"), ask("buggy")], "done", poor=BaseAgent("s"), buggy=Buggy("s"))
+        await lead.execute_query_async("go")
+        poor, buggy = answers_in(lead)
+        assert "NoProviderError" in poor
+        assert buggy == "Error: KeyError: 'bug'"
+
+    async def test_an_override_around_the_query_keeps_its_place_in_the_tree(self) -> None:
+        class Polite(BaseAgent):
+            async def execute_query_async(self, query: Any, **kwargs: Any) -> Any:
+                return await super().execute_query_async(f"please {query}", **kwargs)
+
+        child = Polite("s", provider=model_of(agent("ok")))
+        notes = Notes()
+        lead = team(ask("child"), "done", child=child)
+        await lead.execute_query_async("go", recorder=notes)
+        assert ("child", "model", "1") in notes.lines
+        assert lead.usage.model_calls == 3
+
+    async def test_a_bug_in_its_hook_escapes_through_the_parent(self) -> None:
+        child = agent("x")
+        child.on(AgentEvent.QUERY_START).handle(HookDecision.RETRY)
+        ended = []
+        lead = team([ask("child"), call("other")], "never", child=child)
+        lead.on(AgentEvent.QUERY_END).do(lambda status: ended.append(status.error))
+        with pytest.raises(HookContractError):
+            await lead.execute_query_async("go")
+        assert len(ended) == 1
+
+    @pytest.mark.parametrize("error", [FencedError("lost"), OSError("database gone")])
+    async def test_so_does_what_its_recorder_raises(self, error: Exception) -> None:
+        class Failing(Notes):
+            async def model_call(self, query: Any, invoke: Any) -> Any:
+                if query.depth:
+                    raise error
+                return await invoke()
+
+        lead = team(ask("child"), "never", child=agent("x"))
+        with pytest.raises(type(error)) as caught:
+            await lead.execute_query_async("go", recorder=Failing())
+        assert caught.value is error
+
+
+class TestNesting:
+    def chain(self, length: int) -> BaseAgent:
+        it = agent("bottom")
+        for _ in range(length):
+            it = team(ask("below"), "up", below=it)
+        return it
+
+    async def test_three_levels_below_the_root_are_allowed(self) -> None:
+        it = self.chain(3)
+        assert (await it.execute_query_async("go")).usage.model_calls == 7
+        assert answers_in(it) == ["up"]
+
+    async def test_a_fourth_is_refused_as_an_error_result(self) -> None:
+        it = self.chain(4)
+        response = await it.execute_query_async("go")
+        assert response.error is None
+        assert response.usage.model_calls == 8  # the bottom was never asked
+
+    def test_an_agent_cannot_come_to_stand_below_itself(self) -> None:
+        leaf = agent()
+        middle = team(leaf=leaf)
+        with pytest.raises(CycleError) as caught:
+            leaf.register_agent(middle, name="up", description="-")
+        assert len(caught.value.path) == 3
+        assert caught.value.path[0] == caught.value.path[-1]
+        with pytest.raises(CycleError):
+            leaf.register_agent(leaf, name="self", description="-")
+
+    async def test_a_query_knows_its_place(self) -> None:
+        places = []
+
+        class Places(Notes):
+            def query_started(self, query: Any) -> None:
+                places.append((query.depth, query.path, query.tool_call and query.tool_call.id))
+
+        middle = team([call("x"), ask("leaf")], "half", leaf=agent("leaf"))
+        lead = team(call("x"), ask("middle"), "done", middle=middle)
+        await lead.execute_query_async("go", recorder=Places())
+        assert places == [
+            (0, (), None),
+            (1, ((2, 0),), "middle"),
+            (2, ((2, 0), (1, 1)), "leaf"),
+        ]
+
+    async def test_a_query_made_by_hand_inside_a_tool_is_a_root_of_its_own(self) -> None:
+        other = agent("aside")
+
+        @tool("aside", "-")
+        async def aside() -> str:
+            return (await other.execute_query_async("psst")).content
+
+        notes = Notes()
+        lead = agent(call("aside"), "done", tools=[aside])
+        response = await lead.execute_query_async("go", recorder=notes)
+        assert response.usage.model_calls == 2
+        assert {line[0] for line in notes.lines} == {"BaseAgent"}
+        assert len(notes.about("model")) == 2
+
+
+def graph_of(*edges: str) -> SharedMemoryGraph:
+    graph = SharedMemoryGraph()
+    for edge in edges:
+        graph.add_edge(*edge.split(">"))
+    return graph
+
+
+class TestOrder:
+    """Calls of one message to sub-agents that a path of the graph links."""
+
+    def order_of(
+        self, graph: SharedMemoryGraph, *asked: str, stateless: bool = True
+    ) -> tuple[BaseAgent, list[str]]:
+        order: list[str] = []
+
+        def answering(name: str) -> Any:
+            async def answer(messages: Any) -> str:
+                order.append(f"+{name}")
+                await let_others_run()
+                order.append(f"-{name}")
+                return f"{name}'s"
+
+            return answer
+
+        members = {name: agent(answering(name)) for name in asked}
+        lead = team([ask(name) for name in asked], "done", stateless=stateless, **members)
+        for member in members.values():
+            member.memory_graph = graph
+        return lead, order
+
+    async def test_they_run_in_dependency_order_and_context_flows(self) -> None:
+        lead, order = self.order_of(graph_of("a>b", "b>c"), "c", "a", "b")
+        await lead.execute_query_async("go")
+        assert order == ["+a", "-a", "+b", "-b", "+c", "-c"]
+        assert answers_in(lead) == ["c's", "a's", "b's"]
+
+    async def test_a_path_through_nodes_left_out_counts(self) -> None:
+        lead, order = self.order_of(graph_of("a>x", "x>y", "y>c"), "c", "a")
+        await lead.execute_query_async("go")
+        assert order == ["+a", "-a", "+c", "-c"]
+
+    async def test_unlinked_ones_run_side_by_side(self) -> None:
+        lead, order = self.order_of(graph_of("a>c", "b>c"), "c", "a", "b")
+        await lead.execute_query_async("go")
+        assert order == ["+a", "+b", "-a", "-b", "+c", "-c"]
+
+    async def test_a_failed_predecessor_does_not_hold_the_next_back_but_is_warned_of(self) -> None:
+        lead, order = self.order_of(graph_of("a>b"), "b", "a")
+        child = lead.subagents[1]
+        model_of(child).answers[:] = [ModelError("gone")]
+        notes = Notes()
+        await lead.execute_query_async("go", recorder=notes)
+        assert order == ["+b", "-b"]
+        [(who, code, text)] = notes.about("warning")
+        assert (who, code) == ("b", "predecessor_not_published")
+        assert "a" in text
+
+    async def test_a_later_message_gets_what_an_earlier_one_published(self) -> None:
+        graph = graph_of("a>b")
+        a, b = agent("from a"), agent("from b")
+        lead = team(ask("a"), ask("b"), "done", a=a, b=b)
+        a.memory_graph = b.memory_graph = graph
+        notes = Notes()
+        await lead.execute_query_async("go", recorder=notes)
+        assert notes.about("warning") == []
+        assert notes.about("injected") == [("b", "a@1")]
+
+    async def test_a_predecessor_whose_call_breaks_the_query_starts_no_other(self) -> None:
+        lead, order = self.order_of(graph_of("a>b"), "b", "a")
+        lead.subagents[1].on(AgentEvent.QUERY_START).handle(HookDecision.RETRY)
+        with pytest.raises(HookContractError):
+            await lead.execute_query_async("go")
+        assert order == []
+
+
+async def test_effects_act_on_the_copy() -> None:
+    child = agent("ok")
+    child.on(AgentEvent.BEFORE_LLM_CALL).do(
+        lambda status: status.agent.conversation_history.append(HumanMessage(content="on the copy"))
+    )
+    lead = team(ask("child"), "done", child=child, stateless=True)
+    await lead.execute_query_async("go")
+    assert model_of(child).last == ["system", "go", "on the copy"]
+    assert shape(child) == []
