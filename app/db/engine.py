@@ -1,0 +1,110 @@
+"""Connections to PostgreSQL.
+
+Two doors to one database: an SQLAlchemy engine for requests (composed queries, a transaction per
+request) and an asyncpg pool for what runs often and is one statement (steps of a run, reading
+the log). Both connect the same way.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from app.errors import InvalidInputError, UnavailableError
+
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
+
+
+def normalise_url(conninfo: str) -> str:
+    """Turn any libpq form (URL, or ``key=value`` pairs) into a URL that asyncpg reads.
+
+    Raises:
+        InvalidInputError: it is neither. The text never repeats it: it may hold a password.
+    """
+    if "://" in conninfo:
+        scheme, rest = conninfo.split("://", 1)
+        if scheme.split("+")[0] not in ("postgresql", "postgres"):
+            raise InvalidInputError(f"DATABASE_URL must be a postgresql:// URL, not {scheme}://")
+        return f"postgresql://{rest}"
+    pairs: dict[str, str] = {}
+    position = 0
+    while position < len(conninfo.rstrip()):
+        match = _PAIR.match(conninfo, position)
+        if match is None:
+            raise InvalidInputError(
+                "DATABASE_URL is neither a postgresql:// URL nor key=value pairs "
+                f"(stuck at character {position + 1})"
+            )
+        quoted, plain = match.group(2), match.group(3)
+        pairs[match.group(1)] = re.sub(r"\\(.)", r"\1", quoted if plain is None else plain)
+        position = match.end()
+    pairs.pop("application_name", None)
+    return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An open database.
+
+    Attributes:
+        url: what to connect to; may hold a password, so it is never logged.
+        engine: for requests.
+        pool: for single statements.
+    """
+
+    url: str
+    engine: AsyncEngine
+    pool: asyncpg.Pool
+
+    async def connect(self) -> asyncpg.Connection:
+        """A connection of its own, for listening or for the queue. The caller closes it."""
+        return await connect(self.url)
+
+
+async def connect(url: str) -> asyncpg.Connection:
+    """One connection; see :func:`open_database` for the errors."""
+    try:
+        return await asyncpg.connect(url, server_settings={"application_name": "bottega"})
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise UnavailableError(
+            f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
+            code="database_unavailable",
+        ) from error
+
+
+async def _keep_state(connection: asyncpg.Connection) -> None:
+    """Replace the pool's reset, a round trip per use: our statements leave nothing behind."""
+
+
+@asynccontextmanager
+async def open_database(url: str, *, pool_size: int = 10) -> AsyncIterator[Database]:
+    """Open both doors, and close them at the end.
+
+    Raises:
+        UnavailableError: the server cannot be reached.
+    """
+    url = normalise_url(url)
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(url),
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=10,
+    )
+    try:
+        # Opened by hand first: a pool's own error would not say what to mend.
+        await (await connect(url)).close()
+        async with asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=pool_size,
+            reset=_keep_state,
+            server_settings={"application_name": "bottega"},
+        ) as pool:
+            yield Database(url, engine, pool)
+    finally:
+        await engine.dispose()

@@ -1,0 +1,20 @@
+"""All tables. The tenant leads every primary and foreign key, so no key can cross tenants and
+every table can be partitioned or distributed by it.
+"""
+
+from app.db.tables.definitions import agent_versions, agents, graph_versions, graphs
+from app.db.tables.runs import graph_snapshots, run_events, runs, tasks
+from app.db.tables.tenants import api_keys, tenants
+
+__all__ = [
+    "agent_versions",
+    "agents",
+    "api_keys",
+    "graph_snapshots",
+    "graph_versions",
+    "graphs",
+    "run_events",
+    "runs",
+    "tasks",
+    "tenants",
+]

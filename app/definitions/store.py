@@ -1,0 +1,243 @@
+"""Agents and graphs as their users define them: named, and kept in all their versions.
+
+Both kinds live by the same rules, so one set of verbs serves them; what is particular to one is
+in :mod:`app.definitions.agents` and :mod:`app.definitions.graphs`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, Select, Table, and_, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.db import tables
+from app.errors import ConflictError, NotFoundError, VersionConflictError
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of definition: its noun in messages, its table, and that of its versions."""
+
+    noun: str
+    table: Table
+    versions: Table
+
+
+AGENTS = Kind("agent", tables.agents, tables.agent_versions)
+GRAPHS = Kind("graph", tables.graphs, tables.graph_versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One version of an agent or a graph. ``content`` is what the API's schema dumped."""
+
+    name: str
+    version: int
+    content: dict[str, Any]
+    created_at: datetime
+
+
+async def create(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, content: dict[str, Any]
+) -> Definition:
+    """Store a new name. One that was deleted starts again and goes on counting its versions.
+
+    Raises:
+        ConflictError: ``exists``.
+    """
+    table = kind.table
+    version = await connection.scalar(
+        insert(table)
+        .values(tenant_id=tenant_id, name=name, version=1)
+        .on_conflict_do_update(
+            index_elements=[table.c.tenant_id, table.c.name],
+            set_={"version": table.c.version + 1, "deleted_at": None, "updated_at": func.now()},
+            where=table.c.deleted_at.is_not(None),
+        )
+        .returning(table.c.version)
+    )
+    if version is None:
+        raise ConflictError(
+            f"{kind.noun} '{name}' exists already: PUT makes a new version of it", code="exists"
+        )
+    return await _store_version(connection, kind, tenant_id, name, version, content)
+
+
+async def replace(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    content: dict[str, Any],
+    if_version: int | None = None,
+) -> Definition:
+    """Store a new version of a name.
+
+    Args:
+        if_version: do it only if this is the current version.
+
+    Raises:
+        NotFoundError: there is no such name.
+        VersionConflictError: ``if_version`` is not the current one.
+    """
+    table = kind.table
+    condition = _live(kind, tenant_id, name)
+    if if_version is not None:
+        condition = and_(condition, table.c.version == if_version)
+    version = await connection.scalar(
+        update(table)
+        .where(condition)
+        .values(version=table.c.version + 1, updated_at=func.now())
+        .returning(table.c.version)
+    )
+    if version is None:
+        current = await get(connection, kind, tenant_id, name)
+        raise VersionConflictError(
+            f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
+            "read it again and repeat the change on what you find"
+        )
+    return await _store_version(connection, kind, tenant_id, name, version, content)
+
+
+async def get(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, *, lock: bool = False
+) -> Definition:
+    """The current version. With ``lock`` nobody else changes it until this transaction ends.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    query = _current(kind).where(_live(kind, tenant_id, name))
+    if lock:
+        query = query.with_for_update(of=kind.table)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no {kind.noun} '{name}'")
+    return _definition(row)
+
+
+async def page(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    *,
+    after: str | None,
+    descending: bool,
+    limit: int,
+) -> list[Definition]:
+    """Current versions by name, at most ``limit``, behind the name ``after``."""
+    column = kind.table.c.name
+    query = _current(kind).where(
+        kind.table.c.tenant_id == tenant_id, kind.table.c.deleted_at.is_(None)
+    )
+    if after is not None:
+        query = query.where(column < after if descending else column > after)
+    query = query.order_by(column.desc() if descending else column).limit(limit)
+    return [_definition(row) for row in await connection.execute(query)]
+
+
+async def delete(connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str) -> None:
+    """Forget a name; its versions stay for the runs that pinned them.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    deleted = await connection.scalar(
+        update(kind.table)
+        .where(_live(kind, tenant_id, name))
+        .values(deleted_at=func.now())
+        .returning(kind.table.c.name)
+    )
+    if deleted is None:
+        raise NotFoundError(f"there is no {kind.noun} '{name}'")
+
+
+async def versions(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    *,
+    after: int | None,
+    descending: bool,
+    limit: int,
+) -> list[Definition]:
+    """Versions of a name, by number.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    await get(connection, kind, tenant_id, name)
+    table = kind.versions
+    query = select(table).where(table.c.tenant_id == tenant_id, table.c.name == name)
+    if after is not None:
+        query = query.where(table.c.version < after if descending else table.c.version > after)
+    query = query.order_by(table.c.version.desc() if descending else table.c.version).limit(limit)
+    return [_definition(row) for row in await connection.execute(query)]
+
+
+async def version(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, number: int
+) -> Definition:
+    """One version of a name.
+
+    Raises:
+        NotFoundError: there is no such name or version.
+    """
+    await get(connection, kind, tenant_id, name)
+    table = kind.versions
+    query = select(table).where(
+        table.c.tenant_id == tenant_id, table.c.name == name, table.c.version == number
+    )
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"{kind.noun} '{name}' has no version {number}")
+    return _definition(row)
+
+
+def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
+    table = kind.table
+    return and_(table.c.tenant_id == tenant_id, table.c.name == name, table.c.deleted_at.is_(None))
+
+
+def _current(kind: Kind) -> Select[Any]:
+    table, old = kind.table, kind.versions
+    return select(old).join(
+        table,
+        and_(
+            old.c.tenant_id == table.c.tenant_id,
+            old.c.name == table.c.name,
+            old.c.version == table.c.version,
+        ),
+    )
+
+
+def _definition(row: Row[Any]) -> Definition:
+    return Definition(row.name, row.version, row.definition, row.created_at)
+
+
+async def _store_version(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    number: int,
+    content: dict[str, Any],
+) -> Definition:
+    created_at = await connection.scalar(
+        insert(kind.versions)
+        .values(tenant_id=tenant_id, name=name, version=number, definition=content)
+        .returning(kind.versions.c.created_at)
+    )
+    assert created_at is not None
+    return Definition(name, number, content, created_at)
+
+
+def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
+    """The names that are wanted but were not found, each once, in order."""
+    there = set(found)
+    return [name for name in dict.fromkeys(wanted) if name not in there]

@@ -1,0 +1,50 @@
+"""Alembic's entry: runs the migrations over asyncpg.
+
+Called by ``bottega migrate`` (which passes the URL) or by the ``alembic`` command (which takes
+``DATABASE_URL``).
+"""
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+import app.db.tables  # noqa: F401  (fills the metadata)
+from app.db.base import metadata
+from app.db.engine import connect, normalise_url
+from app.db.migrate import LOCK_KEY, include_object
+
+
+def run(connection: Connection) -> None:
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        compare_server_default=True,
+        include_object=include_object,
+    )
+    with context.begin_transaction():
+        # Two processes that start at once must not both migrate: the second waits, and then
+        # finds everything done.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+        context.run_migrations()
+
+
+async def main() -> None:
+    url = context.config.get_main_option("bottega.url") or os.environ.get("DATABASE_URL")
+    if not url:
+        raise SystemExit("set DATABASE_URL, or use `bottega migrate`")
+    target = normalise_url(url)
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: connect(target), poolclass=NullPool
+    )
+    async with engine.begin() as connection:
+        await connection.run_sync(run)
+    await engine.dispose()
+
+
+if context.is_offline_mode():
+    raise SystemExit("migrations run online only: parts of them depend on the server")
+asyncio.run(main())

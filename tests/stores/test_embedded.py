@@ -1,0 +1,142 @@
+"""The embedded PostgreSQL with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.db import embedded
+from app.db.embedded import DataFolderError
+
+ROOT = Path(__file__).parents[2]
+
+HOLD = """
+import pathlib, sys
+from app.db import embedded
+with embedded.running(pathlib.Path(sys.argv[1])) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+print("left", flush=True)
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that keeps the server up until its stdin ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("postgresql://")
+        yield process
+
+
+def leave(process: subprocess.Popen[str]) -> None:
+    out, _ = process.communicate(timeout=30)
+    assert out.strip() == "left"
+
+
+def postmaster(folder: Path) -> psutil.Process | None:
+    pid_file = folder / "postgres" / "postmaster.pid"
+    if not pid_file.exists():
+        return None
+    try:
+        return psutil.Process(int(pid_file.read_text().splitlines()[0]))
+    except psutil.NoSuchProcess:
+        return None
+
+
+def test_processes_share_one_server_and_the_last_one_out_stops_it(tmp_path: Path) -> None:
+    with holder(tmp_path) as first, holder(tmp_path) as second:
+        server = postmaster(tmp_path)
+        assert server is not None
+        leave(first)
+        assert postmaster(tmp_path) == server
+        leave(second)
+        assert postmaster(tmp_path) is None
+        psutil.wait_procs([server], timeout=10)
+        assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_process_neither_takes_the_server_away_nor_keeps_it_up(tmp_path: Path) -> None:
+    with holder(tmp_path) as first, holder(tmp_path) as second:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert postmaster(tmp_path) is not None
+        leave(second)
+        assert postmaster(tmp_path) is None
+
+
+def test_a_server_that_all_left_by_force_is_used_again(tmp_path: Path) -> None:
+    with holder(tmp_path) as first:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    server = postmaster(tmp_path)
+    assert server is not None
+    with holder(tmp_path) as second:
+        assert postmaster(tmp_path) == server
+        leave(second)
+    assert postmaster(tmp_path) is None
+
+
+def test_a_folder_that_cannot_be_is_an_error_that_says_what_to_do() -> None:
+    with (
+        pytest.raises(DataFolderError, match="BOTTEGA_DATA_DIR"),
+        embedded.running(Path("/dev/null/bottega")),
+    ):
+        pass
+
+
+def test_a_folder_with_something_else_in_it_is_an_error_that_says_why(tmp_path: Path) -> None:
+    data = tmp_path / "postgres"
+    data.mkdir()
+    (data / "PG_VERSION").write_text("9.1\n")
+    with pytest.raises(DataFolderError, match="does not start"), embedded.running(tmp_path):
+        pass
+
+
+def test_a_path_too_long_for_its_socket_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    with pytest.raises(DataFolderError, match="shorter"), embedded.running(folder):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_works_for_a_user_who_is_not_root() -> None:
+    """A process of the user ``nobody``, with an interpreter that this user may read."""
+    import pwd
+
+    nobody = pwd.getpwnam("nobody")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    try:
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+            process = subprocess.run(
+                ["/usr/bin/python3", "-c", HOLD, folder],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=environment,
+                cwd="/",
+                user=nobody.pw_uid,
+                group=nobody.pw_gid,
+                extra_groups=[],
+                timeout=60,
+                check=False,
+            )
+    except OSError as error:
+        pytest.skip(f"no interpreter for another user: {error}")
+    if "ModuleNotFoundError" in process.stderr or "Permission denied" in process.stderr:
+        pytest.skip("the packages are in a place that only root may read")
+    assert process.stdout.splitlines()[-1:] == ["left"], process.stderr
