@@ -1,0 +1,117 @@
+"""The composition root: the only place that builds what has a lifetime, and takes it down again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from app.db.engine import Database, open_database
+from app.db.migrate import require_current
+from app.events.feed import Feed, Notifier, background
+from app.runs import queue
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.llm.openai_provider import OpenAIProvider
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the API works with.
+
+    Attributes:
+        working: whether this process executes runs too.
+    """
+
+    settings: Settings
+    database: Database
+    feed: Feed
+    working: bool = False
+    stop_working: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings, url: str, *, api: bool, worker: bool
+) -> AsyncIterator[Service]:
+    """Open the database and everything that runs beside it; close all of it at the end.
+
+    Args:
+        url: of a database that is up.
+        api: serve subscribers (listens for wake-ups).
+        worker: execute runs.
+
+    Raises:
+        UnavailableError: the database is out of reach, or not migrated to this version.
+    """
+    async with open_database(url) as database:
+        await require_current(database.pool)
+        service = Service(settings, database, Feed(database.connect), working=worker)
+        async with contextlib.AsyncExitStack() as stack:
+            if api:
+                await stack.enter_async_context(background(service.feed.run))
+                stack.callback(service.feed.close)
+            if worker:
+                await stack.enter_async_context(_worker(service))
+            yield service
+
+
+@asynccontextmanager
+async def _worker(service: Service) -> AsyncIterator[None]:
+    """Execute runs beside the block; at its end, hand back what is not done."""
+    from app.runs.execute import Executor
+
+    settings, database = service.settings, service.database
+    notifier = Notifier(database.connect)
+    async with _model(settings) as provider:
+        executor = Executor(
+            pool=database.pool,
+            provider_for=lambda model: provider.for_model(model or settings.default_model),
+            wake=notifier.wake,
+            max_crashes=settings.max_crashes,
+        )
+        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
+        async with background(notifier.run, lambda: sweeping):
+            working = asyncio.ensure_future(
+                queue.work(
+                    database.connect,
+                    executor.execute,
+                    concurrency=settings.worker_concurrency,
+                    takeover_s=settings.takeover_s,
+                    grace_s=settings.drain_grace_s,
+                    stop=service.stop_working,
+                )
+            )
+            try:
+                yield
+            finally:
+                service.stop_working.set()
+                await working
+
+
+@asynccontextmanager
+async def _model(settings: Settings) -> "AsyncIterator[OpenAIProvider]":
+    """The model's client; with no model configured, of a demo model of our own."""
+    from app.llm.openai_provider import OpenAIProvider
+
+    async with contextlib.AsyncExitStack() as stack:
+        base_url = settings.openai_base_url
+        key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else "none"
+        if settings.uses_demo_model:
+            from app.llm.demo_process import demo_model
+
+            latency_ms = settings.demo_latency_ms
+            base_url = await stack.enter_async_context(
+                demo_model(latency_ms=latency_ms, token_delay_ms=latency_ms / 25)
+            )
+        provider = OpenAIProvider(
+            settings.default_model,
+            api_key=key,
+            base_url=base_url,
+            timeout_s=settings.model_timeout_s,
+            max_tries=settings.model_tries,
+        )
+        stack.push_async_callback(provider.aclose)
+        yield provider

@@ -1,0 +1,160 @@
+"""Wake-ups between processes: "run X has news". The truth is in the log; these are only hints.
+
+NOTIFY takes a lock for the whole database at commit, so a process sends its wake-ups after the
+fact, from one connection, many runs at a time, and never inside a step's transaction.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from app.errors import UnavailableError
+from app.events.log import is_transient
+
+CHANNEL = "bottega_events"
+_RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
+_RECONNECT_MAX_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
+
+
+class Notifier:
+    """Sends wake-ups. What comes while one is on its way goes with the next."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._pending: dict[UUID, None] = {}
+        self._news = asyncio.Event()
+
+    def wake(self, run_id: UUID) -> None:
+        """Tell every process that this run has news."""
+        self._pending[run_id] = None
+        self._news.set()
+
+    async def run(self) -> None:
+        """Send until cancelled; reconnects by itself."""
+        await _keep_connected(self._connect, self._send)
+
+    async def _send(self, connection: asyncpg.Connection) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while batch := list(islice(self._pending, _RUNS_PER_NOTICE)):
+                for run_id in batch:
+                    del self._pending[run_id]
+                try:
+                    await connection.execute(
+                        "SELECT pg_notify($1, $2)", CHANNEL, ",".join(map(str, batch))
+                    )
+                except Exception:
+                    self._pending.update(dict.fromkeys(batch))
+                    self._news.set()
+                    raise
+
+
+class Feed:
+    """Receives wake-ups and hands them to whoever watches that run in this process."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._watchers: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._closed = asyncio.Event()
+
+    @contextmanager
+    def watching(self, run_id: UUID) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the run may have news. Start by reading the log."""
+        news = asyncio.Event()
+        self._watchers[run_id].add(news)
+        try:
+            yield news
+        finally:
+            self._watchers[run_id].discard(news)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when this process is about to stop, so that streams end in time."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake everybody for the last time."""
+        self._closed.set()
+        self._wake_all()
+
+    async def run(self) -> None:
+        """Listen until cancelled; reconnects by itself, and then wakes all: they missed some."""
+        await _keep_connected(self._connect, self._listen)
+
+    async def _listen(self, connection: asyncpg.Connection) -> None:
+        gone = asyncio.Event()
+        connection.add_termination_listener(lambda _: gone.set())
+        await connection.add_listener(CHANNEL, self._receive)
+        self._wake_all()
+        await gone.wait()
+
+    def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        for text in str(payload).split(","):
+            with contextlib.suppress(ValueError):
+                for news in self._watchers.get(UUID(text), ()):
+                    news.set()
+
+    def _wake_all(self) -> None:
+        for watchers in self._watchers.values():
+            for news in watchers:
+                news.set()
+
+
+async def _keep_connected(
+    connect: Connect, use: Callable[[asyncpg.Connection], Awaitable[None]]
+) -> None:
+    """Call ``use`` with a connection, and again with a new one whenever it is lost."""
+    delay = 0.05
+    while True:
+        try:
+            connection = await connect()
+            delay = 0.05
+            try:
+                await use(connection)
+            finally:
+                await asyncio.shield(_close(connection))
+        except Exception as error:
+            if not (isinstance(error, UnavailableError) or is_transient(error)):
+                raise
+            log.warning("events.reconnect", error=str(error))
+        await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
+        delay = min(delay * 2, _RECONNECT_MAX_S)
+
+
+async def _close(connection: asyncpg.Connection) -> None:
+    with contextlib.suppress(Exception):
+        await connection.close(timeout=1)
+
+
+@asynccontextmanager
+async def background(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run services beside the block; cancel and await them at its end."""
+    tasks = [asyncio.ensure_future(service()) for service in services]
+    for task in tasks:
+        task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("background.died", exc_info=error)

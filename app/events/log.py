@@ -1,0 +1,143 @@
+"""The log of a run in the database: appended to by the worker that owns the run, read by anyone."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import stamina
+from pydantic_core import from_json, to_json
+
+from app.errors import FencedError
+from app.events.types import Event
+
+FENCED_SQLSTATE = "BT001"
+_RETRY_FOR_S = 60.0
+
+_READ = """
+SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
+WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
+"""
+_READ_BACK = """
+SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
+WHERE tenant_id = $1 AND run_id = $2 AND ($3 = 0 OR seq < $3) ORDER BY seq DESC LIMIT $4
+"""
+_APPEND = "SELECT append_step($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7::jsonb, $8::jsonb)"
+
+
+async def read(
+    pool: asyncpg.Pool,
+    tenant_id: UUID,
+    run_id: UUID,
+    after: int = 0,
+    limit: int = 500,
+    *,
+    descending: bool = False,
+) -> list[Event]:
+    """Up to ``limit`` events with a ``seq`` above ``after``, in order.
+
+    ``descending``: the newest first, with a ``seq`` below ``after`` (0: from the last on).
+    """
+    rows = await pool.fetch(_READ_BACK if descending else _READ, tenant_id, run_id, after, limit)
+    return [
+        Event(
+            run_id=run_id,
+            seq=row["seq"],
+            type=row["type"],
+            at=row["at"],
+            task_id=row["task_id"],
+            parent_task_id=row["parent_task_id"],
+            agent=row["agent"],
+            data=from_json(row["data"]),
+        )
+        for row in rows
+    ]
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same statement may work on a new connection."""
+    if isinstance(error, asyncpg.DataError):
+        return False
+    return isinstance(
+        error,
+        OSError
+        | TimeoutError
+        | asyncpg.InterfaceError
+        | asyncpg.PostgresConnectionError
+        | asyncpg.CannotConnectNowError
+        | asyncpg.AdminShutdownError
+        | asyncpg.CrashShutdownError
+        | asyncpg.TooManyConnectionsError,
+    )
+
+
+async def append_step(
+    pool: asyncpg.Pool,
+    tenant_id: UUID,
+    run_id: UUID,
+    *,
+    attempt: int,
+    after: int,
+    events: Sequence[dict[str, Any]],
+    tasks: Sequence[dict[str, Any]] = (),
+    publications: Sequence[dict[str, Any]] = (),
+    outcome: dict[str, Any] | None = None,
+) -> None:
+    """Store one step of a run: its events and the state they change, in one statement.
+
+    Safe to repeat: a connection that breaks between commit and answer leaves it unknown whether
+    the step is stored, so it is sent again, and the database ignores it if it was.
+
+    Args:
+        attempt: the fence; what :func:`claim_run` answered.
+        after: ``seq`` of the last event stored before this step.
+
+    Raises:
+        FencedError: the run belongs to a newer attempt, or is over.
+    """
+    arguments = (
+        tenant_id,
+        run_id,
+        attempt,
+        after,
+        _json(events),
+        _json(tasks),
+        _json(publications),
+        None if outcome is None else _json(outcome),
+    )
+    async for attempt_context in stamina.retry_context(
+        on=is_transient, attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
+    ):
+        with attempt_context:
+            try:
+                await pool.execute(_APPEND, *arguments)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate == FENCED_SQLSTATE:
+                    raise FencedError(str(error)) from error
+                raise
+
+
+def _json(value: Any) -> str:
+    """Encode for ``jsonb``, which holds neither NUL nor lone surrogates.
+
+    Users' input is refused at the edge if it has them; here it can only be a model's or a
+    tool's text, and that must not fail the run.
+    """
+    try:
+        encoded = to_json(value)
+    except (UnicodeEncodeError, ValueError):
+        encoded = to_json(_storable(value))
+    if b"\\u0000" in encoded:
+        encoded = to_json(_storable(value))
+    return encoded.decode()
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        clean = value.encode("utf-8", "replace").decode() if not value.isascii() else value
+        return clean.replace("\x00", "\ufffd")
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item) for item in value]
+    return value

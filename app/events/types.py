@@ -1,0 +1,87 @@
+"""Types of the events in a run's log, and their envelope (spec page 5, Events). Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+
+class EventType(StrEnum):
+    RUN_QUEUED = "run.queued"
+    RUN_STARTED = "run.started"
+    RUN_RESUMED = "run.resumed"
+    RUN_COMPLETED = "run.completed"
+    RUN_FAILED = "run.failed"
+    RUN_TIMEOUT = "run.timeout"
+    RUN_CANCELLED = "run.cancelled"
+    AGENT_STARTED = "agent.started"
+    AGENT_COMPLETED = "agent.completed"
+    AGENT_FAILED = "agent.failed"
+    LLM_STARTED = "llm.started"
+    LLM_COMPLETED = "llm.completed"
+    LLM_FAILED = "llm.failed"
+    TOOL_STARTED = "tool.started"
+    TOOL_COMPLETED = "tool.completed"
+    TOOL_FAILED = "tool.failed"
+    MEMORY_INJECTED = "memory.injected"
+    MEMORY_PUBLISHED = "memory.published"
+    WARNING = "warning"
+
+
+class RunStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+FINAL_EVENT = {
+    RunStatus.COMPLETED: EventType.RUN_COMPLETED,
+    RunStatus.FAILED: EventType.RUN_FAILED,
+    RunStatus.TIMEOUT: EventType.RUN_TIMEOUT,
+    RunStatus.CANCELLED: EventType.RUN_CANCELLED,
+}
+"""The one last event of a run, by the status it ends in."""
+
+FINAL_EVENT_TYPES = frozenset(FINAL_EVENT.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a run's log.
+
+    Attributes:
+        seq: 1, 2, 3 … over the run and all its descendants, without gaps.
+        data: what the type says (see ``docs/events.md``).
+    """
+
+    run_id: UUID
+    seq: int
+    type: str
+    at: datetime
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str | None
+    data: Mapping[str, Any]
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing follows a final event."""
+        return self.type in FINAL_EVENT_TYPES
+
+    def envelope(self) -> dict[str, Any]:
+        """The event as clients see it."""
+        return {
+            "seq": self.seq,
+            "type": self.type,
+            "run_id": self.run_id,
+            "task_id": self.task_id,
+            "agent": self.agent,
+            "parent_task_id": self.parent_task_id,
+            "at": self.at,
+            "data": self.data,
+        }

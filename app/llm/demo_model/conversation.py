@@ -1,0 +1,164 @@
+"""Read a Chat Completions request: who is asking for what, with which tools, and what came back."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_POLICY = re.compile(r"call the tool '([^']+)'")
+_PART = " (your part: "
+_SHARED = re.compile(
+    r"\AShared context from (?P<source>[^\n]+):\n<shared-context-(?P<mark>[^>\s]+)>"
+    r"(?P<content>.*)</shared-context-(?P=mark)>\s*\Z",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call the model makes. ``arguments`` are its decoded JSON object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model answers: a text, tool calls, or both."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it looks like a sub-agent: it takes a ``query``, and at most a ``context``."""
+        return "query" in self.properties and not self.properties.keys() - {"query", "context"}
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        found = self.parameters.get("properties")
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a tool call, as the model reads it."""
+
+    name: str
+    text: str
+
+    @property
+    def failed(self) -> bool:
+        return self.text.startswith("Error:")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What another agent shared."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request, read.
+
+    Attributes:
+        own: the model's own system message.
+        system: all system messages, the own one included.
+        asked: what the user wants now, without the hint at this agent's part in it.
+        part: that hint, or empty.
+        demanded: tools it was told to call, in a message that sent an answer back.
+        outcomes: results of tool calls since the user asked, oldest first.
+    """
+
+    own: str
+    system: tuple[str, ...]
+    asked: str
+    part: str
+    demanded: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    tools: tuple[Tool, ...]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What other agents shared, in the order given."""
+        found = (_SHARED.match(text) for text in self.system)
+        return tuple(Source(m["source"], m["content"].strip("\n")) for m in found if m)
+
+
+def read(request: dict[str, Any]) -> Conversation:
+    """Read a request that has passed :func:`app.llm.demo_model.checks.problem`."""
+    messages: list[dict[str, Any]] = request["messages"]
+    system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
+    start, asked, demanded = _current(messages)
+    asked, part = _without_part(asked)
+    return Conversation(
+        own=system[0] if system else "",
+        system=system,
+        asked=asked,
+        part=part,
+        demanded=demanded,
+        outcomes=_outcomes(messages[start:]),
+        tools=tuple(map(_tool, request.get("tools") or ())),
+    )
+
+
+def with_part(asked: str, name: str) -> str:
+    """The query for an agent: the user's request, and a hint at its part in it."""
+    return f"{asked}{_PART}{name})"
+
+
+def _without_part(asked: str) -> tuple[str, str]:
+    text, hint, part = asked.rpartition(_PART)
+    return (text, part[:-1]) if hint and part.endswith(")") else (asked, "")
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """A message's text; of one that is made of parts, theirs."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content or ""
+
+
+def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, ...]]:
+    """Where the current request begins, its text, and tools that were demanded after it."""
+    demanded: list[str] = []
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "user":
+            text = text_of(messages[index])
+            if not (names := _POLICY.findall(text)) or index == 0:
+                return index, text, tuple(demanded)
+            demanded += names
+    return 0, "", tuple(demanded)
+
+
+def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
+    names: dict[str, str] = {}
+    outcomes = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            name = names.get(message["tool_call_id"], "tool")
+            outcomes.append(Outcome(name, text_of(message)))
+    return tuple(outcomes)
+
+
+def _tool(item: dict[str, Any]) -> Tool:
+    function = item["function"]
+    parameters = function.get("parameters")
+    return Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters=parameters if isinstance(parameters, dict) else {},
+    )

@@ -1,0 +1,29 @@
+"""What the demo model answers: a pure function of the request."""
+
+from typing import Any
+
+from app.llm.demo_model import coordinator, specialist, toolbox
+from app.llm.demo_model.conversation import Answer, read
+
+
+def decide(request: dict[str, Any]) -> Answer:
+    """Answer a request.
+
+    With tools that are agents it coordinates them; other tools it calls when the user's text asks
+    for it; else it is a specialist, who works with what was shared with it.
+
+    Args:
+        request: body of a Chat Completions request that has passed ``checks.problem``.
+    """
+    conversation = read(request)
+    if calls := coordinator.next_calls(conversation):
+        return Answer(calls=calls)
+    if calls := toolbox.next_calls(conversation):
+        return Answer(calls=calls)
+    if any(tool.is_agent for tool in conversation.tools):
+        return Answer(coordinator.summary(conversation))
+    text = specialist.answer(conversation)
+    if results := toolbox.results(conversation):
+        known = specialist.role(conversation) is not specialist.Role.OTHER or conversation.sources
+        text = f"{text}\n\n{results}" if known else results
+    return Answer(text)

@@ -1,0 +1,207 @@
+"""An agent without agents of its own: it works with what others shared with it.
+
+What it writes cites what it was given, so that a missing edge, or one too many, is seen.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from app.llm.demo_model.conversation import Conversation, Source
+
+_TOPIC = 80
+_REQUIREMENT = re.compile(r"^(R\d+)\b[ \t]*([A-Za-z]+)?", re.MULTILINE)
+_COMPONENT = re.compile(r"^(C\d+) (\w+) covers (R\d+)\b", re.MULTILINE)
+_WORD = re.compile(r"[^\W\d_]{4,}")
+_COMMON = frozenset(
+    _WORD.findall(
+        "about also build could create design does every from have implement into just like make many "
+        "more most much need please should small some such system than that their them then there "
+        "these they this those tool what when which will with without would write your "
+        "parallel using want give each other only very must"
+    )
+)
+_COMPONENT_NAMES = {
+    "Input": "InputParser",
+    "Core": "CoreEngine",
+    "Errors": "ErrorReporter",
+    "Limits": "LoadLimiter",
+}
+
+
+class Role(Enum):
+    REQUIREMENTS = "requirements"
+    DESIGN = "design"
+    IMPLEMENTATION = "implementation"
+    OTHER = "other"
+
+
+# Names of a trade say more than verbs: a designer's message speaks of requirements, too.
+_TRADES = {
+    "requirements (?:engineer|analyst|agent|writer|specialist|gatherer)": Role.REQUIREMENTS,
+    "designer|architect": Role.DESIGN,
+    "implementer|implementor|implementation agent|developer|programmer|coder": Role.IMPLEMENTATION,
+}
+_TASKS = {
+    "requirements?": Role.REQUIREMENTS,
+    "design\\w*|architecture": Role.DESIGN,
+    "implement\\w*|code|coding|develop\\w*": Role.IMPLEMENTATION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    id: str
+    title: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    id: str
+    name: str
+    covers: str
+    source: str
+
+
+def answer(conversation: Conversation) -> str:
+    """The specialist's text, by its role."""
+    topic = topic_of(conversation.asked)
+    sources = conversation.sources
+    match role(conversation):
+        case Role.REQUIREMENTS:
+            return requirements_text(topic)
+        case Role.DESIGN:
+            return design_text(topic, sources)
+        case Role.IMPLEMENTATION:
+            return implementation_text(topic, sources)
+        case Role.OTHER:
+            return other_text(topic, sources)
+
+
+def role(conversation: Conversation) -> Role:
+    """What it is: by the coordinator's hint, its own system message, then what was shared."""
+    for text in (conversation.part, conversation.own):
+        for words in (_TRADES, _TASKS):
+            if found := _first_of(text, words):
+                return found
+    return Role.OTHER
+
+
+def topic_of(asked: str) -> str:
+    """The request on one line, shortened at a word."""
+    text = " ".join(asked.split()).rstrip(".!?")
+    if len(text) <= _TOPIC:
+        return text or "nothing in particular"
+    return f"{text[:_TOPIC].rsplit(' ', 1)[0]}…"
+
+
+def requirements_text(topic: str) -> str:
+    """Four requirements, about the words of the topic."""
+    words = [word.lower() for word in _WORD.findall(topic) if word.lower() not in _COMMON]
+    first, second, third = [*dict.fromkeys(words), "input", "result", "user"][:3]
+    return "\n".join(
+        [
+            f'Requirements for "{topic}":',
+            f"R1 Input: what comes in about {first} is checked before anything is done with it.",
+            f"R2 Core: the same {first} and {second} give the same result every time.",
+            f"R3 Errors: a bad {second} is answered with what to mend, and nothing is lost.",
+            f"R4 Limits: 1,000 of {third} a minute are answered within a second each.",
+        ]
+    )
+
+
+def design_text(topic: str, sources: Sequence[Source]) -> str:
+    """One component per requirement that was shared."""
+    found = requirements_in(sources)
+    if not found:
+        return f'No shared requirements reached me for "{topic}".{_received(sources)}'
+    lines = [
+        f"{component.id} {component.name} covers {need.id} (from {need.source})"
+        for need, component in zip(found, components_for(found), strict=True)
+    ]
+    return "\n".join([f'Design for "{topic}":', *lines])
+
+
+def implementation_text(topic: str, sources: Sequence[Source]) -> str:
+    """One module per component, citing both the design and the requirements, or what is missing."""
+    components = components_in(sources)
+    needs = {need.id: need for need in requirements_in(sources)}
+    lines = [f'Implementation of "{topic}":']
+    for part in components:
+        need = needs.get(part.covers)
+        origin = f"from {need.source}" if need else "known from the design only"
+        lines.append(
+            f"module {_snake(part.name)}.py implements {part.id} {part.name} (from {part.source}) "
+            f"for {part.covers} ({origin})"
+        )
+    if not components:
+        lines += [
+            f"module {need.id.lower()}.py for {need.id} (from {need.source})"
+            for need in needs.values()
+        ]
+        lines.append("No shared design reached me.")
+    if not needs:
+        lines.append("No shared requirements reached me.")
+    return "\n".join(lines)
+
+
+def other_text(topic: str, sources: Sequence[Source]) -> str:
+    """A short answer that names what was shared."""
+    if not sources:
+        return f'My answer to "{topic}": no other agent shared anything with me.'
+    names = ", ".join(source.name for source in sources)
+    quotes = [f'- {source.name} said: "{topic_of(source.content)}"' for source in sources]
+    return "\n".join([f'My answer to "{topic}" builds on {names}:', *quotes])
+
+
+def requirements_in(sources: Sequence[Source]) -> list[Requirement]:
+    """Requirements that a source states: an id at the start of a line. Each id once."""
+    found: dict[str, Requirement] = {}
+    for source in sources:
+        for match in _REQUIREMENT.finditer(source.content):
+            found.setdefault(match[1], Requirement(match[1], match[2] or "", source.name))
+    return list(found.values())
+
+
+def components_in(sources: Sequence[Source]) -> list[Component]:
+    """Components that a source states, with the requirement each covers. Each id once."""
+    found: dict[str, Component] = {}
+    for source in sources:
+        for match in _COMPONENT.finditer(source.content):
+            found.setdefault(match[1], Component(match[1], match[2], match[3], source.name))
+    return list(found.values())
+
+
+def components_for(needs: Sequence[Requirement]) -> list[Component]:
+    """A component for each requirement, named after it."""
+    return [
+        Component(
+            f"C{number}",
+            _COMPONENT_NAMES.get(need.title, f"{need.title.capitalize()}Part{number}"),
+            need.id,
+            need.source,
+        )
+        for number, need in enumerate(needs, start=1)
+    ]
+
+
+def _first_of(text: str, words: dict[str, Role]) -> Role | None:
+    """The role whose word comes first in the text."""
+    best: tuple[int, Role] | None = None
+    for pattern, meant in words.items():
+        found = re.search(rf"\b(?:{pattern})\b", text, re.IGNORECASE)
+        if found and (best is None or found.start() < best[0]):
+            best = found.start(), meant
+    return best[1] if best else None
+
+
+def _received(sources: Sequence[Source]) -> str:
+    if not sources:
+        return " Nothing was shared with me."
+    return f" All I got is from {', '.join(source.name for source in sources)}."
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,66 @@
+"""Fold a run's journal into what its next attempt need not do again. Pure.
+
+A run that is resumed is simply run again with the fold beside it: calls that it answers are not
+made again, events that it holds are not written again. Sub-agents run again too, and come to the
+same end because all of their own calls are answered; so they publish what they published.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from app.agents.messages import AssistantMessage, ToolResult
+from app.events.types import Event, EventType
+
+Key = tuple[Any, ...]
+"""What makes an event the same one when a run is executed again: its type and what it is about."""
+
+
+@dataclass(slots=True)
+class Fold:
+    """What the journal of a run's earlier attempts holds.
+
+    Attributes:
+        seen: the ``seq`` of each event by its key.
+        answers: model answers by (task, call).
+        results: results of tools that are no sub-agents, by (task, call, tool call).
+        begun: those of them that were begun.
+    """
+
+    seen: dict[Key, int] = field(default_factory=dict)
+    answers: dict[Key, AssistantMessage] = field(default_factory=dict)
+    results: dict[Key, ToolResult] = field(default_factory=dict)
+    begun: set[Key] = field(default_factory=set)
+
+
+def fold(events: Iterable[Event]) -> Fold:
+    """Fold a run's log, in order, into what its next attempt need not do again."""
+    folded = Fold()
+    for event in events:
+        data = event.data
+        match event.type:
+            case EventType.LLM_COMPLETED:
+                folded.answers[event.task_id, data["call"]] = AssistantMessage.model_validate(
+                    {**data["message"], "usage": data["usage"]}
+                )
+            case EventType.TOOL_STARTED:
+                folded.begun.add((event.task_id, data["call"], data["tool_call_id"]))
+            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED if "answer_seq" not in data:
+                folded.results[event.task_id, data["call"], data["tool_call_id"]] = ToolResult(
+                    tool_call_id=data["tool_call_id"],
+                    tool_name=data["name"],
+                    status=data["status"],
+                    result=data["result"],
+                    error=data["error"],
+                )
+        folded.seen[key_of(event.type, event.task_id, data)] = event.seq
+    return folded
+
+
+_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version", "code")
+
+
+def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
+    """The key of an event; equal for the same event of another attempt."""
+    return (event_type, task_id, *(data.get(name) for name in _ABOUT))

@@ -1,0 +1,185 @@
+"""The journal of a run being executed: nothing follows from what is not written down.
+
+A step is everything since the last commit, stored by one statement. Steps are committed
+
+- before anything outside happens because of them (a model call, a tool that is no sub-agent),
+- at the end of the run,
+- and after :data:`SHOW_AFTER_S` at the latest, so that people see it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from app.agents.messages import AgentUsage
+from app.events import log
+from app.events.types import FINAL_EVENT, EventType, RunStatus
+from app.runs.fold import Fold, key_of
+
+SHOW_AFTER_S = 0.02
+
+
+class Journal:
+    """The open end of a run's log, held by the one worker that may write to it.
+
+    Args:
+        attempt, last_seq: as the claim answered them.
+        wake: called after each commit.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        tenant_id: UUID,
+        run_id: UUID,
+        *,
+        attempt: int,
+        last_seq: int,
+        wake: Callable[[UUID], None],
+        folded: Fold | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.attempt = attempt
+        self.folded = folded or Fold()
+        self._pool = pool
+        self._tenant_id = tenant_id
+        self._wake = wake
+        self._stored = last_seq
+        self._in_flight = 0
+        self._writing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._shower: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._tasks: dict[UUID, dict[str, Any]] = {}
+        self._publications: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        event_type: EventType,
+        data: dict[str, Any],
+        *,
+        task_id: UUID | None = None,
+        parent_task_id: UUID | None = None,
+        agent: str | None = None,
+    ) -> int:
+        """Write an event into the current step; answers its ``seq``, old or new."""
+        if known := self.folded.seen.get(key_of(event_type, task_id, data)):
+            return known
+        self._events.append(
+            {
+                "type": event_type,
+                "task_id": task_id,
+                "parent_task_id": parent_task_id,
+                "agent": agent,
+                "data": data,
+            }
+        )
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
+        return self._stored + self._in_flight + len(self._events)
+
+    def task(self, task_id: UUID, **fields: Any) -> None:
+        """Set fields of a task's row with the current step."""
+        self._tasks.setdefault(task_id, {"id": task_id}).update(fields)
+
+    def publication(self, agent: str, **fields: Any) -> None:
+        """Set what the run's graph shows for an agent with the current step."""
+        self._publications[agent] = {"agent": agent, **fields}
+
+    async def commit(self, outcome: dict[str, Any] | None = None) -> None:
+        """Return when all that was written so far is stored.
+
+        Raises:
+            FencedError: this worker lost the run; nothing it does counts any more.
+            UnavailableError, OSError, …: the database stayed away for too long.
+        """
+        async with self._writing:
+            if self._failure is not None:
+                raise self._failure
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if not self._events and outcome is None:
+                return
+            writing = asyncio.ensure_future(self._append(outcome))
+            try:
+                await asyncio.shield(writing)
+            finally:
+                if not writing.done():
+                    # Cancelled: what the database answers still decides where the log ends.
+                    await asyncio.wait([writing])
+        self._wake(self.run_id)
+
+    async def _append(self, outcome: dict[str, Any] | None) -> None:
+        events, tasks, publications = self._events, self._tasks, self._publications
+        self._clear()
+        self._in_flight = len(events)
+        try:
+            await log.append_step(
+                self._pool,
+                self._tenant_id,
+                self.run_id,
+                attempt=self.attempt,
+                after=self._stored,
+                events=events,
+                tasks=list(tasks.values()),
+                publications=list(publications.values()),
+                outcome=outcome,
+            )
+        except Exception as error:
+            self._failure = error
+            raise
+        self._stored += len(events)
+        self._in_flight = 0
+
+    def _show(self) -> None:
+        """The step waited long enough; store it beside what is going on."""
+        self._timer = None
+        self._shower = asyncio.ensure_future(self._show_now())
+
+    async def _show_now(self) -> None:
+        with contextlib.suppress(Exception):  # kept: the run's own next commit raises it
+            await self.commit()
+
+    async def close(self) -> None:
+        """Leave nothing running. What is not committed is dropped."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._shower is not None:
+            await asyncio.gather(self._shower, return_exceptions=True)
+
+    async def finish(
+        self,
+        status: RunStatus,
+        *,
+        output: Any = None,
+        stop_reason: str | None = None,
+        error: dict[str, Any] | None = None,
+        usage: AgentUsage | None = None,
+        answer_seq: int | None = None,
+    ) -> None:
+        """Write the final event and the run's end, in one step with all that is still open."""
+        spent = None if usage is None else usage.model_dump()
+        data: dict[str, Any] = {"stop_reason": stop_reason, "usage": spent}
+        if error is not None:
+            data["error"] = error
+        if answer_seq is not None:
+            data["answer_seq"] = answer_seq
+        self.add(FINAL_EVENT[status], data)
+        await self.commit(
+            {
+                "status": status,
+                "output": output,
+                "stop_reason": stop_reason,
+                "error": error,
+                "usage": spent,
+            }
+        )

@@ -1,0 +1,116 @@
+"""Runs as clients read them."""
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import RowMapping, and_, select, true, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.db.tables import graph_snapshots, run_events, runs, tasks
+from app.definitions import store
+from app.errors import NotFoundError
+
+
+async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
+    """One run.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    query = select(runs).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id}")
+    return row
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    status: str | None,
+    agent: str | None,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> list[RowMapping]:
+    """Runs by age, at most ``limit``, behind the run ``after``."""
+    query = select(runs).where(
+        runs.c.tenant_id == tenant_id,
+        true() if status is None else runs.c.status == status,
+        true() if agent is None else runs.c.agent == agent,
+    )
+    if after is not None:
+        query = query.where(runs.c.id < after if descending else runs.c.id > after)
+    query = query.order_by(runs.c.id.desc() if descending else runs.c.id).limit(limit)
+    return list((await connection.execute(query)).mappings())
+
+
+async def tasks_page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    *,
+    after: tuple[Any, ...] | None,
+    descending: bool,
+    limit: int,
+) -> list[RowMapping]:
+    """The tasks of a run in the order they started, each with its accepted answer."""
+    await get(connection, tenant_id, run_id)
+    answer = run_events.alias("answer")
+    query = (
+        select(tasks, answer.c.data["output"].astext.label("output"))
+        .join_from(
+            tasks,
+            answer,
+            and_(
+                answer.c.tenant_id == tasks.c.tenant_id,
+                answer.c.run_id == tasks.c.run_id,
+                answer.c.seq == tasks.c.answer_seq,
+            ),
+            isouter=True,
+        )
+        .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
+    )
+    place = tuple_(tasks.c.started_at, tasks.c.id)
+    if after is not None:
+        query = query.where(place < after if descending else place > after)
+    columns = (tasks.c.started_at, tasks.c.id)
+    query = query.order_by(*(column.desc() if descending else column for column in columns))
+    return list((await connection.execute(query.limit(limit))).mappings())
+
+
+async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """The graph a run works on, with what its agents have published so far.
+
+    Raises:
+        NotFoundError: unknown run, or (code ``no_graph``) one without a graph.
+    """
+    pinned = (await get(connection, tenant_id, run_id))["pinned"]["graph"]
+    if pinned is None:
+        raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
+    definition = (
+        await connection.execute(
+            select(store.GRAPHS.versions.c.definition).where(
+                store.GRAPHS.versions.c.tenant_id == tenant_id,
+                store.GRAPHS.versions.c.name == pinned["name"],
+                store.GRAPHS.versions.c.version == pinned["version"],
+            )
+        )
+    ).scalar_one()
+    published = (
+        select(graph_snapshots, run_events.c.data["output"].astext.label("content"))
+        .join_from(
+            graph_snapshots,
+            run_events,
+            and_(
+                run_events.c.tenant_id == graph_snapshots.c.tenant_id,
+                run_events.c.run_id == graph_snapshots.c.run_id,
+                run_events.c.seq == graph_snapshots.c.answer_seq,
+            ),
+        )
+        .where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
+    )
+    rows = {row["agent"]: row for row in (await connection.execute(published)).mappings()}
+    nodes = [{**node, "published": rows.get(node["agent"])} for node in definition["nodes"]]
+    return {**pinned, "nodes": nodes, "edges": definition["edges"]}

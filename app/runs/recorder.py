@@ -1,0 +1,196 @@
+"""Between a running agent and its run's journal: the agent core's port, filled in."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID, uuid5
+
+from app.agents.messages import (
+    AssistantMessage,
+    AssistantResponse,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
+from app.agents.provider import FailedTry
+from app.agents.recording import Query, Recorder
+from app.agents.subagent import SubAgentWrapper
+from app.agents.tools import ToolBase
+from app.clock import monotonic
+from app.errors import ModelError
+from app.events.types import EventType, RunStatus
+from app.graph.shared_memory import MemoryItem, Publication
+from app.runs.fold import Key
+from app.runs.journal import Journal
+
+
+class JournalRecorder(Recorder):
+    """Writes what the agents of a run do into its journal, and answers from it what was done.
+
+    Attributes:
+        answer_seq: of the root's accepted answer, once there is one.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.answer_seq: int | None = None
+        self._published: dict[int, Publication] = {}
+        self._answers: dict[Key, int] = {}
+
+    def task_id(self, query: Query) -> UUID | None:
+        """The task a query is: none for the root, else a UUIDv5 of (parent, call, index)."""
+        task: UUID | None = None
+        for call, index in query.path:
+            task = uuid5(task or self.journal.run_id, f"{call}:{index}")
+        return task
+
+    def _add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
+        return self.journal.add(
+            event_type,
+            data,
+            task_id=self.task_id(query),
+            parent_task_id=None if query.parent is None else self.task_id(query.parent),
+            agent=_name(query),
+        )
+
+    def query_started(self, query: Query) -> None:
+        self._add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+        self._task(query, RunStatus.RUNNING)
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        usage = response.usage.model_dump()
+        if response.error is not None:
+            error = {"code": response.error_code or "agent_failed", "message": response.error}
+            self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            self._task(query, RunStatus.FAILED, error=error, usage=usage)
+            return
+        seq = self._add(
+            query, EventType.AGENT_COMPLETED, {"output": response.content, "usage": usage}
+        )
+        if query.parent is None or query.tool_call is None:
+            self.answer_seq = seq
+        else:
+            call = (self.task_id(query.parent), query.path[-1][0], query.tool_call.id)
+            self._answers[call] = seq
+        self._task(query, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
+        if published := self._published.pop(id(query), None):
+            data = {"version": published.version, "answer_seq": seq}
+            self._add(query, EventType.MEMORY_PUBLISHED, data)
+            self.journal.publication(published.agent_id, task_id=self.task_id(query), **data)
+
+    def _task(self, query: Query, status: RunStatus, **fields: Any) -> None:
+        task_id = self.task_id(query)
+        if task_id is not None and query.parent is not None:
+            self.journal.task(
+                task_id,
+                parent_id=self.task_id(query.parent),
+                agent=_name(query),
+                depth=query.depth - 1,
+                status=status,
+                **fields,
+            )
+
+    async def model_call(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        call = query.model_calls
+        if recorded := self.journal.folded.answers.get((self.task_id(query), call)):
+            return recorded
+        await self.journal.commit()
+        about = {"call": call, "attempt": self.journal.attempt}
+        self._add(query, EventType.LLM_STARTED, about)
+        began = monotonic()
+        try:
+            message = await invoke()
+        except ModelError as error:
+            data = {**about, "error": {"code": error.code, "message": error.detail}}
+            self._add(query, EventType.LLM_FAILED, data)
+            raise
+        self._add(
+            query,
+            EventType.LLM_COMPLETED,
+            {
+                **about,
+                "message": message.model_dump(
+                    mode="json", exclude_defaults=True, exclude={"usage", "timestamp"}
+                ),
+                "usage": message.usage.model_dump(),
+                "duration_ms": round((monotonic() - began) * 1000),
+            },
+        )
+        return message
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        self._add(
+            query,
+            EventType.LLM_FAILED,
+            {
+                "call": query.model_calls,
+                "attempt": self.journal.attempt,
+                "try": failed.number,
+                "error": {"code": failed.error.code, "message": failed.error.detail},
+                "retry_in_ms": round(failed.delay_s * 1000),
+            },
+        )
+
+    async def tool_call(
+        self,
+        query: Query,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        about = {
+            "call": query.model_calls,
+            "tool_call_id": tool_call.id,
+            "name": tool_call.name,
+        }
+        key = (self.task_id(query), query.model_calls, tool_call.id)
+        if recorded := self.journal.folded.results.get(key):
+            return recorded
+        self._add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
+        if isinstance(tool, SubAgentWrapper):
+            # Never answered from the journal: its own calls are, and so it publishes again.
+            result = await execute()
+        elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
+            result = ToolResult(
+                tool_call_id=tool_call.id,
+                tool_name=tool_call.name,
+                status=ToolStatus.ERROR,
+                error="interrupted by a restart; whether it took effect is unknown",
+            )
+        else:
+            await self.journal.commit()
+            result = await execute()
+        self._tool_ended(query, about, result)
+        return result
+
+    def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
+        failed = result.status is ToolStatus.ERROR
+        data = {**about, "status": result.status, "result": result.result, "error": result.error}
+        call = (self.task_id(query), about["call"], about["tool_call_id"])
+        if (answer := self._answers.pop(call, None)) and not failed:
+            data |= {"result": None, "answer_seq": answer}
+        self._add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
+
+    def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
+        for item in items:
+            self._add(
+                query,
+                EventType.MEMORY_INJECTED,
+                {
+                    "source": item.source_id,
+                    "version": item.version,
+                    "edge": [item.source_id, _name(query)],
+                    "policy": item.policy,
+                },
+            )
+
+    def published(self, query: Query, publication: Publication) -> None:
+        self._published[id(query)] = publication
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        self._add(query, EventType.WARNING, {"code": code, "message": message})
+
+
+def _name(query: Query) -> str:
+    return query.agent.agent_id or query.agent.agent_name

@@ -1,0 +1,104 @@
+"""Accept a run: its row, its pinned versions, its first event and its place in the queue.
+
+All in the caller's transaction: a run that was answered for is queued, and one that was not is
+nowhere.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.db import tables
+from app.definitions import store
+from app.definitions.agents import reachable
+from app.errors import InvalidInputError, NotFoundError, UnknownAgentError
+from app.events.types import EventType
+from app.runs import queue
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What a client asks for. ``timeout_s`` is wall time from the first start on."""
+
+    mode: str
+    agent: str
+    graph: str | None
+    input: str | list[dict[str, Any]]
+    priority: int
+    timeout_s: float
+    metadata: dict[str, Any]
+
+
+async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> UUID:
+    """Store and queue a run; answers its id.
+
+    Raises:
+        UnknownAgentError: an agent that it needs does not exist.
+        InvalidInputError: its graph does not exist (``unknown_graph``), or a sub-agent says
+            nothing of itself (``missing_description``).
+    """
+    pinned = await _pin(connection, tenant_id, new)
+    run_id: UUID | None = await connection.scalar(
+        insert(tables.runs)
+        .values(
+            tenant_id=tenant_id,
+            mode=new.mode,
+            agent=new.agent,
+            graph=new.graph,
+            input=new.input,
+            pinned=pinned,
+            priority=new.priority,
+            timeout_s=new.timeout_s,
+            metadata=new.metadata,
+            last_seq=1,
+        )
+        .returning(tables.runs.c.id)
+    )
+    assert run_id is not None
+    await connection.execute(
+        insert(tables.run_events).values(
+            tenant_id=tenant_id,
+            run_id=run_id,
+            seq=1,
+            attempt=0,
+            type=EventType.RUN_QUEUED,
+            at=func.now(),
+            data={"agent": new.agent, "graph": new.graph, "priority": new.priority},
+        )
+    )
+    raw = await connection.get_raw_connection()
+    await queue.enqueue(raw.driver_connection, [(tenant_id, run_id, new.priority)])
+    return run_id
+
+
+async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
+    """The versions that the run keeps, whatever happens to the names later."""
+    nodes: list[str] = []
+    graph: dict[str, Any] | None = None
+    if new.graph is not None:
+        try:
+            found = await store.get(connection, store.GRAPHS, tenant_id, new.graph)
+        except NotFoundError as error:
+            raise InvalidInputError(error.detail, code="unknown_graph", pointer="/graph") from error
+        nodes = [node["agent"] for node in found.content["nodes"]]
+        graph = {"name": found.name, "version": found.version}
+    agents = await reachable(connection, tenant_id, [new.agent, *nodes])
+    named_by = {new.agent: "/agent"} | dict.fromkeys(nodes, "/graph")
+    for name, agent in agents.items():
+        named_by |= {
+            child: f"sub-agent of {name}" for child in agent.children if child not in named_by
+        }
+    if unknown := store.missing(list(named_by), list(agents)):
+        listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
+        raise UnknownAgentError(f"no such agent: {listed}. Create it, or correct the name")
+    called = {child for agent in agents.values() for child in agent.children}
+    if undescribed := sorted(name for name in called if agents[name].undescribed):
+        raise InvalidInputError(
+            f"sub-agents need a description, so that a model knows when to call them: "
+            f"{', '.join(undescribed)}",
+            code="missing_description",
+        )
+    return {"agents": {name: agent.version for name, agent in agents.items()}, "graph": graph}
