@@ -1,0 +1,87 @@
+"""Routes of graphs."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Query, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.api.definitions import DefinitionName, IfMatch, answer, definition_router
+from app.api.deps import Tenant, Transaction
+from app.api.errors import problems
+from app.api.etags import if_match_version
+from app.api.schemas.base import NAME_PATTERN
+from app.api.schemas.graphs import Edge, Graph, GraphContent, NewGraph, Order
+from app.definitions import store
+from app.definitions.graphs import normalised, to_graph, with_edge, without_edge
+from app.definitions.store import GRAPHS
+
+NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
+
+
+async def _prepare(
+    tx: AsyncConnection, tenant: UUID, name: str, body: GraphContent
+) -> dict[str, Any]:
+    return normalised(body.model_dump(exclude={"name"}))
+
+
+router = definition_router(
+    GRAPHS, new=NewGraph, content=GraphContent, shown=Graph, prepare=_prepare
+)
+
+
+@router.post(
+    "/{name}/edges",
+    operation_id="add_graph_edge",
+    summary="Add an edge to the graph",
+    description="Stores a new version. An edge that would close a cycle is refused with its path.",
+    response_model=Graph,
+    responses=problems(400, 404, 409, 412, 413),
+)
+async def add_edge(
+    tx: Transaction,
+    tenant: Tenant,
+    name: DefinitionName,
+    body: Edge,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    expected = if_match_version(if_match)
+    current = await store.get(tx, GRAPHS, tenant, name, lock=True)
+    content = with_edge(current.content, body.model_dump())
+    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+
+
+@router.delete(
+    "/{name}/edges",
+    operation_id="remove_graph_edge",
+    summary="Remove an edge from the graph",
+    description="Stores a new version; the nodes stay.",
+    response_model=Graph,
+    responses=problems(404, 412),
+)
+async def remove_edge(
+    tx: Transaction,
+    tenant: Tenant,
+    name: DefinitionName,
+    source: NodeName,
+    target: NodeName,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    expected = if_match_version(if_match)
+    current = await store.get(tx, GRAPHS, tenant, name, lock=True)
+    content = without_edge(current.content, source, target)
+    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+
+
+@router.get(
+    "/{name}/order",
+    operation_id="get_graph_order",
+    summary="The graph's agents in dependency order",
+    response_model=Order,
+    responses=problems(404),
+)
+async def order(tx: Transaction, tenant: Tenant, name: DefinitionName) -> Any:
+    definition = await store.get(tx, GRAPHS, tenant, name)
+    return {"order": to_graph(definition.content).get_topological_order()}

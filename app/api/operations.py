@@ -1,0 +1,85 @@
+"""Routes for operators: is it alive, is it ready, what is it."""
+
+import asyncio
+from typing import Literal
+
+from fastapi import APIRouter, Response
+
+import app
+from app.api.deps import ServiceDep
+from app.api.errors import problem_response, problems
+from app.api.schemas.base import Answer
+from app.db.migrate import require_current
+from app.errors import BottegaError
+
+router = APIRouter(tags=["operations"])
+
+_PATIENCE_S = 3.0
+
+
+class Health(Answer):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Answer):
+    """The service can do its work."""
+
+    status: Literal["ready"] = "ready"
+    worker: Literal["here", "elsewhere"]
+
+
+class Info(Answer):
+    """What this server is."""
+
+    name: str = "bottega"
+    version: str
+    model: str
+    demo_model: bool
+    docs_url: str = "/docs"
+    openapi_url: str = "/openapi.json"
+
+
+@router.get(
+    "/healthz",
+    operation_id="get_health",
+    summary="Is the process alive?",
+    response_model=Health,
+)
+async def health() -> Health:
+    return Health()
+
+
+@router.get(
+    "/readyz",
+    operation_id="get_readiness",
+    summary="Are the database, its migrations and the worker in order?",
+    response_model=Readiness,
+    responses=problems(),
+)
+async def ready(service: ServiceDep) -> Readiness | Response:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await require_current(service.database.pool)
+    except TimeoutError:
+        return problem_response(503, "database_unavailable", "the database does not answer")
+    except BottegaError as error:
+        return problem_response(503, error.code, error.detail)
+    if service.feed.closed.is_set() or service.stop_working.is_set():
+        return problem_response(503, "stopping", "this process is about to stop")
+    return Readiness(worker="here" if service.working else "elsewhere")
+
+
+@router.get(
+    "/v1/info",
+    operation_id="get_info",
+    summary="What is this server?",
+    response_model=Info,
+)
+async def info(service: ServiceDep) -> Info:
+    return Info(
+        version=app.__version__,
+        model=service.settings.default_model,
+        demo_model=service.settings.uses_demo_model,
+    )

@@ -1,0 +1,71 @@
+"""Lists come in pages: ``limit``, ``order``, and an opaque ``cursor`` for the next one."""
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from app.errors import InvalidInputError
+
+
+class PageQuery(BaseModel):
+    """Query parameters of every list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
+    cursor: Annotated[
+        str | None, Field(max_length=500, description="`next_cursor` of the page before.")
+    ] = None
+    order: Annotated[
+        Literal["asc", "desc"], Field(description="Oldest (or first by name) first, or last.")
+    ] = "asc"
+
+    @property
+    def descending(self) -> bool:
+        return self.order == "desc"
+
+    def place(self, kind: Any) -> Any:
+        """The place that the cursor names, checked to be of the list's own type.
+
+        Raises:
+            InvalidInputError: ``invalid_cursor``: hand-made, or another list's.
+        """
+        if self.cursor is None:
+            return None
+        try:
+            order, value = from_json(urlsafe_b64decode(self.cursor.encode() + b"=="))
+            if order != self.order:
+                raise ValueError
+            return TypeAdapter(kind).validate_python(value, strict=False)
+        except (ValueError, TypeError, binascii.Error, ValidationError, UnicodeError):
+            raise InvalidInputError(
+                "this cursor is not of this list: pass the next_cursor of its page before, "
+                "with the same order",
+                code="invalid_cursor",
+            ) from None
+
+    def page(
+        self,
+        request: Request,
+        response: Response,
+        found: Sequence[Any],
+        place: Callable[[Any], Any],
+    ) -> dict[str, Any]:
+        """The answer for ``found``, which holds one item more than the page if there is a next.
+
+        Args:
+            place: of an item, what :meth:`place` is to give back.
+        """
+        items = list(found[: self.limit])
+        if len(found) <= self.limit:
+            return {"items": items, "next_cursor": None}
+        raw = to_json([self.order, place(items[-1])])
+        cursor = urlsafe_b64encode(raw).decode().rstrip("=")
+        link = request.url.include_query_params(cursor=cursor)
+        response.headers["Link"] = f'<{link.path}?{link.query}>; rel="next"'
+        return {"items": items, "next_cursor": cursor}

@@ -1,0 +1,140 @@
+"""Routes of runs."""
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.api.deps import ServiceDep, Tenant, Transaction
+from app.api.errors import problems
+from app.api.pages import PageQuery
+from app.api.schemas.base import NAME_PATTERN, Page
+from app.api.schemas.runs import NewRun, Run, RunGraph, Status, Task
+from app.api.stream import until_final
+from app.runs import read
+from app.runs import submit as submitting
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+MAX_WAIT_S = 60.0
+
+
+class RunQuery(PageQuery):
+    """Query parameters of the list of runs."""
+
+    status: Status | None = None
+    agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
+
+
+@router.post(
+    "",
+    operation_id="create_run",
+    summary="Start a run",
+    description=(
+        "Stores and queues the run, and answers at once. With `wait` it answers when the run has "
+        "ended, or when the wait is over, whichever comes first; the status tells which."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses=problems(400, 404, 413),
+)
+async def create(
+    service: ServiceDep,
+    tenant: Tenant,
+    body: NewRun,
+    response: Response,
+    wait: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
+    ] = 0,
+) -> Any:
+    asked = body.model_dump()
+    timeout_s = service.settings.run_timeout_s if body.timeout_s is None else body.timeout_s
+    new = submitting.NewRun(**(asked | {"timeout_s": timeout_s}))
+    async with service.database.engine.begin() as tx:
+        run_id = await submitting.submit(tx, tenant, new)
+    if wait:
+        try:
+            async with asyncio.timeout(wait):
+                await until_final(service, tenant, run_id)
+        except TimeoutError:
+            pass
+    response.headers["Location"] = f"/v1/runs/{run_id}"
+    async with service.database.engine.begin() as tx:
+        return await read.get(tx, tenant, run_id)
+
+
+@router.get(
+    "",
+    operation_id="list_runs",
+    summary="List runs by age",
+    response_model=Page[Run],
+    responses=problems(),
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[RunQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.page(
+        tx,
+        tenant,
+        status=query.status,
+        agent=query.agent,
+        after=query.place(UUID),
+        descending=query.descending,
+        limit=query.limit + 1,
+    )
+    return query.page(request, response, found, lambda run: run["id"])
+
+
+@router.get(
+    "/{run_id}",
+    operation_id="get_run",
+    summary="Read a run",
+    response_model=Run,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await read.get(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/tasks",
+    operation_id="list_run_tasks",
+    summary="List a run's tasks in the order they started",
+    response_model=Page[Task],
+    responses=problems(404),
+)
+async def tasks(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.tasks_page(
+        tx,
+        tenant,
+        run_id,
+        after=query.place(tuple[datetime, UUID]),
+        descending=query.descending,
+        limit=query.limit + 1,
+    )
+    return query.page(request, response, found, lambda task: [task["started_at"], task["id"]])
+
+
+@router.get(
+    "/{run_id}/graph",
+    operation_id="get_run_graph",
+    summary="The run's graph, with what its agents have published",
+    response_model=RunGraph,
+    responses=problems(404),
+)
+async def graph(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await read.graph(tx, tenant, run_id)

@@ -1,0 +1,78 @@
+"""Agents on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from app.api.schemas.base import Answer, Body, Metadata, Name
+
+
+class SubAgents(Body):
+    """Which agents this one may call, as tools."""
+
+    mode: Annotated[
+        Literal["sync"], Field(description="`sync`: a call waits for the sub-agent's answer.")
+    ] = "sync"
+    names: Annotated[
+        list[Name],
+        Field(max_length=50, description="They may be created later, but before the first run."),
+    ]
+
+
+class AgentContent(Body):
+    """What an agent is, apart from its name."""
+
+    description: Annotated[
+        str,
+        StringConstraints(max_length=2000),
+        Field(description="What it is good at: a calling agent's model reads this."),
+    ] = ""
+    system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+    model: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=200),
+        Field(description="Name of the model; null takes the server's default."),
+    ] = None
+    max_iterations: Annotated[
+        int, Field(ge=1, le=100, description="Model calls of one query, at most.")
+    ] = 15
+    stateless: Annotated[
+        bool,
+        Field(description="As a sub-agent: forget the conversation after each call."),
+    ] = True
+    subagents: SubAgents | None = None
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class NewAgent(AgentContent):
+    """An agent to create."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "designer",
+                    "description": "Designs the architecture for given requirements.",
+                    "system_message": "You are a software designer. Be brief and concrete.",
+                }
+            ]
+        }
+    )
+
+    name: Name
+
+
+class Agent(Answer):
+    """An agent in one of its versions."""
+
+    name: str
+    version: int
+    description: str
+    system_message: str
+    model: str | None
+    max_iterations: int
+    stateless: bool
+    subagents: SubAgents | None
+    metadata: Metadata
+    created_at: Annotated[datetime, Field(description="When this version was stored.")]

@@ -1,0 +1,90 @@
+"""What all bodies of the API share: strict types, no unknown fields, storable text, bounds."""
+
+import math
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_DEPTH = 16
+MAX_VALUES = 20_000
+
+NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
+Name = Annotated[
+    str,
+    StringConstraints(pattern=NAME_PATTERN),
+    Field(description="Lower-case letters, digits, `_` and `-`; starts with a letter."),
+]
+Metadata = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],
+    Field(
+        max_length=50, description="Anything of your own, up to 50 keys. Never shown to a model."
+    ),
+]
+
+
+class Body(BaseModel):
+    """A request body. What the API does not know it refuses rather than ignores."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        check_storable(value)
+        return value
+
+
+class Answer(BaseModel):
+    """A response body."""
+
+    model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+T = TypeVar("T")
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list."""
+
+    items: list[T]
+    next_cursor: Annotated[
+        str | None, Field(description="Pass it as `cursor` for the next page; null on the last.")
+    ] = None
+
+
+def check_storable(value: Any) -> None:
+    """Refuse what the database cannot hold or a reader could not bear.
+
+    Raises:
+        PydanticCustomError: NUL characters, lone surrogates, NaN or infinity, nesting beyond
+            ``MAX_DEPTH``, more than ``MAX_VALUES`` values.
+    """
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    seen = 0
+    while waiting:
+        item, depth = waiting.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise PydanticCustomError("too_many_values", f"more than {MAX_VALUES} values")
+        if isinstance(item, str):
+            _check_text(item)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise PydanticCustomError("not_finite", "NaN and infinity are no JSON numbers")
+        elif isinstance(item, dict | list):
+            if depth > MAX_DEPTH:
+                raise PydanticCustomError("too_deep", f"nested deeper than {MAX_DEPTH} levels")
+            children = [*item.keys(), *item.values()] if isinstance(item, dict) else item
+            waiting.extend((child, depth + 1) for child in children)
+
+
+def _check_text(text: str) -> None:
+    if "\x00" in text:
+        raise PydanticCustomError("nul", "the character NUL (U+0000) cannot be stored: remove it")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError(
+                "surrogate", "lone surrogates (U+D800 to U+DFFF) are no text: remove them"
+            ) from None

@@ -1,0 +1,116 @@
+"""The ASGI application, and serving it."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+import app as package
+from app.api import agents, errors, graphs, operations, runs, stream
+from app.api.middleware import RefuseLongBody
+from app.container import Service, open_service
+from app.settings import Settings
+
+_DESCRIPTION = """
+Teams of LLM agents on Postgres. Define agents and a graph of who needs whose answer, start runs,
+and watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
+`/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`.
+"""
+
+
+def create_app(service: Service) -> FastAPI:
+    """The API over an open service."""
+    app = FastAPI(
+        title="Bottega",
+        version=package.__version__,
+        description=_DESCRIPTION,
+        redirect_slashes=False,
+        redoc_url=None,
+        telemetry=None,
+    )
+    app.state.service = service
+    app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)
+    errors.install(app)
+    for routes in (agents, graphs, runs, stream, operations):
+        app.include_router(routes.router)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document plus the schema of problems, which no route returns as a model."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+        )
+        _, definitions = models_json_schema(
+            [(errors.Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        schema["components"]["schemas"] |= definitions["$defs"]
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+
+
+async def serve(
+    settings: Settings,
+    url: str,
+    *,
+    worker: bool = True,
+    on_listening: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Serve the API, and execute runs too unless ``worker`` is false, until SIGINT or SIGTERM.
+
+    Args:
+        url: of a database that is up and migrated.
+        on_listening: told the port once the API answers.
+    """
+    async with open_service(settings, url, api=True, worker=worker) as service:
+        config = uvicorn.Config(
+            create_app(service),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+        )
+        server = _Server(config, on_listening)
+
+        def stop() -> None:
+            # Streams end first: the server waits for its connections before it stops.
+            service.stop_working.set()
+            service.feed.close()
+            server.force_exit = server.should_exit
+            server.should_exit = True
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        await server.serve()

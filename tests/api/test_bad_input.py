@@ -1,0 +1,237 @@
+"""Whatever a client sends: a 4xx problem that says what to mend, and nothing stored."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.service import Running
+
+GOOD: dict[str, Any] = {"name": "a", "system_message": "x"}
+
+
+def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert body["code"]
+    assert body["detail"]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"surprise": 1}, "/surprise"),
+        ({"name": 5}, "/name"),
+        ({"name": "Upper"}, "/name"),
+        ({"name": "a" * 65}, "/name"),
+        ({"name": None}, "/name"),
+        ({"system_message": ""}, "/system_message"),
+        ({"system_message": ["x"]}, "/system_message"),
+        ({"max_iterations": "3"}, "/max_iterations"),
+        ({"max_iterations": 0}, "/max_iterations"),
+        ({"max_iterations": True}, "/max_iterations"),
+        ({"max_iterations": 10**30}, "/max_iterations"),
+        ({"stateless": "yes"}, "/stateless"),
+        ({"tools": [{"type": "mcp"}]}, "/tools"),
+        ({"subagents": {"mode": "async", "names": []}}, "/subagents/mode"),
+        ({"subagents": {"names": ["a b"]}}, "/subagents/names/0"),
+        ({"metadata": {"k" * 65: 1}}, None),
+        ({"metadata": {str(n): n for n in range(51)}}, "/metadata"),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    client: httpx2.AsyncClient, change: dict[str, Any], pointer: str | None
+) -> None:
+    body = problem(await client.post("/v1/agents", json=GOOD | change), 422)
+    if pointer is not None:
+        assert body["errors"][0]["pointer"] == pointer
+    assert (await client.get("/v1/agents")).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"", 422),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[]", 422),
+        (b"[" * 100_000, 400),
+        (
+            b'{"name":"a","system_message":"x","metadata":{"k":'
+            + b"[" * 5000
+            + b"]" * 5000
+            + b"}}",
+            400,
+        ),
+        (b'{"name":"a","system_message":"x","metadata":{"k":' + b"[" * 50 + b"]" * 50 + b"}}", 422),
+        (b'{"name":"a","system_message":"x","metadata":{"k":NaN}}', 422),
+        (b'{"name":"a","system_message":"x","metadata":{"k":1e999}}', 422),
+        (b'{"name":"a","system_message":"x","metadata":{"k":' + b"1" * 5000 + b"}}", 400),
+        (b'{"name":"a","system_message":"x\\u0000"}', 422),
+        (b'{"name":"a","system_message":"\\ud800"}', 422),
+        (b'{"name":"a","system_message":"x","metadata":{"\\ud800":1}}', 422),
+        (b'{"name":"a","system_message":"x","metadata":{"k":["\\u0000"]}}', 422),
+    ],
+)
+async def test_a_wrong_body_is_refused(client: httpx2.AsyncClient, raw: bytes, status: int) -> None:
+    answer = await client.post(
+        "/v1/agents", content=raw, headers={"content-type": "application/json"}
+    )
+    problem(answer, status)
+    assert (await client.get("/v1/agents")).json()["items"] == []
+
+
+async def test_text_that_only_looks_dangerous_is_kept_as_it_is(client: httpx2.AsyncClient) -> None:
+    odd = "'; DROP TABLE runs;-- \\u0000 %s {x} {{y}} \u202e \U0001f600 \u0301"
+    answer = await client.post(
+        "/v1/agents", json=GOOD | {"description": odd, "metadata": {odd[:9]: odd}}
+    )
+    assert answer.status_code == 201
+    stored = (await client.get("/v1/agents/a")).json()
+    assert stored["description"] == odd
+    assert stored["metadata"] == {odd[:9]: odd}
+
+
+async def test_a_body_over_the_limit_is_refused_declared_or_not(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    limit = server_.service.settings.max_body_bytes
+    long = json.dumps(GOOD | {"system_message": "x" * limit}).encode()
+    headers = {"content-type": "application/json"}
+    problem(await client.post("/v1/agents", content=long, headers=headers), 413)
+
+    async def pieces() -> Any:
+        for start in range(0, len(long), 65536):
+            yield long[start : start + 65536]
+
+    problem(await client.post("/v1/agents", content=pieces(), headers=headers), 413)
+
+
+async def test_a_body_of_another_type_is_refused(client: httpx2.AsyncClient) -> None:
+    problem(
+        await client.post(
+            "/v1/agents", content=json.dumps(GOOD), headers={"content-type": "text/plain"}
+        ),
+        422,
+    )
+    problem(await client.post("/v1/agents", content=json.dumps(GOOD)), 422)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PATCH", "/v1/agents/a", "DELETE, GET, PUT"),
+        ("DELETE", "/v1/agents", "GET, POST"),
+        ("PUT", "/v1/runs", "GET, POST"),
+        ("POST", "/healthz", "GET"),
+        ("PUT", "/v1/graphs/g/edges", "DELETE, POST"),
+    ],
+)
+async def test_a_wrong_method_names_the_right_ones(
+    client: httpx2.AsyncClient, method: str, path: str, allow: str
+) -> None:
+    answer = await client.request(method, path)
+    problem(answer, 405)
+    assert answer.headers["allow"] == allow
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/nowhere", 404),
+        ("/v1/agents/", 404),
+        ("/v1/agents/nobody", 404),
+        ("/v1/agents/%00", 422),
+        ("/v1/agents/a%20b", 422),
+        ("/v1/agents/a/versions/0", 422),
+        ("/v1/agents/a/versions/99999999999999999999", 422),
+        ("/v1/runs/nonsense", 422),
+        ("/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434", 404),
+        ("/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/events", 404),
+        ("/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/tasks", 404),
+        ("/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/graph", 404),
+        ("/v1/runs?status=odd", 422),
+        ("/v1/runs?agent=%00", 422),
+    ],
+)
+async def test_paths_and_queries_that_lead_nowhere(
+    client: httpx2.AsyncClient, path: str, status: int
+) -> None:
+    problem(await client.get(path), status)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"agent": "nobody"}, "unknown_agent"),
+        ({"graph": "nothing"}, "unknown_graph"),
+        ({"graph": "holey"}, "unknown_agent"),
+        ({"agent": "boss"}, "unknown_agent"),
+        ({"mode": "dag"}, "invalid"),
+        ({"input": ""}, "invalid"),
+        ({"input": []}, "invalid"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "invalid"),
+        ({"input": [{"role": "user", "content": "x"}] * 2}, "invalid"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "invalid"),
+        ({"priority": 11}, "invalid"),
+        ({"timeout_s": -1}, "invalid"),
+        ({"session_id": "s"}, "invalid"),
+    ],
+)
+async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(
+    client: httpx2.AsyncClient, server_: Running, change: dict[str, Any], code: str
+) -> None:
+    await client.post("/v1/agents", json=GOOD)
+    await client.post(
+        "/v1/agents", json=GOOD | {"name": "boss", "subagents": {"names": ["a", "missing"]}}
+    )
+    await client.post(
+        "/v1/graphs", json={"name": "holey", "edges": [{"source": "a", "target": "gone"}]}
+    )
+    answer = await client.post("/v1/runs", json={"agent": "a", "input": "x"} | change)
+    body = problem(answer, 422)
+    assert body["code"] == code
+    pool = server_.service.database.pool
+    assert await pool.fetchval("SELECT count(*) FROM runs") == 0
+    assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 0
+
+
+async def test_a_commit_that_fails_is_an_error_answer_and_leaves_no_event(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    pool = server_.service.database.pool
+    await client.post("/v1/agents", json=GOOD)
+    await pool.execute("""
+        CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'forced'; END $$;
+        CREATE CONSTRAINT TRIGGER fail_at_commit AFTER INSERT ON runs
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail();
+        CREATE CONSTRAINT TRIGGER fail_at_commit AFTER INSERT ON agent_versions
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail();
+    """)
+    problem(await client.post("/v1/runs", json={"agent": "a", "input": "x"}), 500)
+    problem(await client.post("/v1/agents", json=GOOD | {"name": "b"}), 500)
+    problem(await client.put("/v1/agents/a", json={"system_message": "y"}), 500)
+    for table in ("runs", "run_events", "pgqueuer.pgqueuer"):
+        assert await pool.fetchval(f"SELECT count(*) FROM {table}") == 0
+    assert (await client.get("/v1/agents")).json()["items"][0]["version"] == 1
+    assert "forced" not in (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).text
+
+
+async def test_two_definitions_at_once_cannot_close_a_circle(client: httpx2.AsyncClient) -> None:
+    for name in ("a", "b"):
+        await client.post("/v1/agents", json=GOOD | {"name": name})
+    answers = await asyncio.gather(
+        *(
+            client.put(
+                f"/v1/agents/{name}", json={"system_message": "x", "subagents": {"names": [other]}}
+            )
+            for name, other in (("a", "b"), ("b", "a"))
+        )
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409]

@@ -1,0 +1,163 @@
+"""Agents and graphs over HTTP."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+
+def agent(name: str, *children: str, **fields: Any) -> dict[str, Any]:
+    body = {"name": name, "system_message": f"You are {name}.", "description": name, **fields}
+    if children:
+        body["subagents"] = {"names": list(children)}
+    return body
+
+
+async def create(client: httpx2.AsyncClient, *bodies: dict[str, Any]) -> None:
+    for body in bodies:
+        answer = await client.post("/v1/agents", json=body)
+        assert answer.status_code == 201, answer.text
+
+
+async def test_an_agent_is_created_read_replaced_and_deleted(client: httpx2.AsyncClient) -> None:
+    created = await client.post("/v1/agents", json=agent("designer", metadata={"team": "a"}))
+    assert created.status_code == 201
+    assert created.headers["location"] == "/v1/agents/designer"
+    assert created.headers["etag"] == '"1"'
+    assert created.json()["metadata"] == {"team": "a"}
+
+    read = await client.get("/v1/agents/designer")
+    assert read.json() == created.json()
+
+    replaced = await client.put(
+        "/v1/agents/designer", json={"system_message": "new"}, headers={"If-Match": '"1"'}
+    )
+    assert replaced.status_code == 200
+    assert replaced.headers["etag"] == '"2"'
+
+    versions = (await client.get("/v1/agents/designer/versions")).json()["items"]
+    assert [item["version"] for item in versions] == [1, 2]
+    first = await client.get("/v1/agents/designer/versions/1")
+    assert first.json() == created.json()
+
+    assert (await client.delete("/v1/agents/designer")).status_code == 204
+    assert (await client.get("/v1/agents/designer")).status_code == 404
+    assert (await client.delete("/v1/agents/designer")).status_code == 404
+    assert (await client.get("/v1/agents/designer/versions")).status_code == 404
+
+
+async def test_a_name_created_again_goes_on_counting(client: httpx2.AsyncClient) -> None:
+    await create(client, agent("a"))
+    await client.delete("/v1/agents/a")
+    again = await client.post("/v1/agents", json=agent("a"))
+    assert again.status_code == 201
+    assert again.json()["version"] == 2
+
+
+async def test_a_second_post_is_refused_and_changes_nothing(client: httpx2.AsyncClient) -> None:
+    await create(client, agent("a"))
+    second = await client.post("/v1/agents", json=agent("a", description="other"))
+    assert second.status_code == 409
+    assert second.json()["code"] == "exists"
+    assert (await client.get("/v1/agents/a")).json()["description"] == "a"
+
+
+async def test_put_of_a_missing_name_is_not_found(client: httpx2.AsyncClient) -> None:
+    answer = await client.put("/v1/agents/nobody", json={"system_message": "x"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("tag", ['"7"', "nonsense", '"0"'])
+async def test_a_stale_if_match_is_refused(client: httpx2.AsyncClient, tag: str) -> None:
+    await create(client, agent("a"))
+    answer = await client.put(
+        "/v1/agents/a", json={"system_message": "x"}, headers={"If-Match": tag}
+    )
+    assert answer.status_code == 412
+    assert answer.json()["code"] == "version_conflict"
+    assert (await client.get("/v1/agents/a")).json()["version"] == 1
+
+
+async def test_sub_agents_in_a_circle_are_refused_with_the_path(
+    client: httpx2.AsyncClient,
+) -> None:
+    await create(client, agent("a", "b"), agent("b", "c"))
+    closing = await client.post("/v1/agents", json=agent("c", "a"))
+    assert closing.status_code == 409
+    assert closing.json()["code"] == "cycle"
+    assert "c -> a -> b -> c" in closing.json()["detail"]
+    itself = await client.post("/v1/agents", json=agent("d", "d"))
+    assert itself.status_code == 409
+    assert "d -> d" in itself.json()["detail"]
+    await create(client, agent("c"))
+    by_put = await client.put(
+        "/v1/agents/c", json={k: v for k, v in agent("c", "a").items() if k != "name"}
+    )
+    assert by_put.status_code == 409
+
+
+async def test_lists_come_in_pages_that_join_without_gaps(client: httpx2.AsyncClient) -> None:
+    names = [f"agent-{number:02}" for number in range(7)]
+    await create(client, *(agent(name) for name in reversed(names)))
+    for order, expected in (("asc", names), ("desc", names[::-1])):
+        found: list[str] = []
+        url: str | None = f"/v1/agents?limit=3&order={order}"
+        while url:
+            page = await client.get(url)
+            assert page.status_code == 200, page.text
+            found += [item["name"] for item in page.json()["items"]]
+            url = page.links["next"]["url"] if "next" in page.links else None
+            assert (url is None) == (page.json()["next_cursor"] is None)
+        assert found == expected
+
+
+@pytest.mark.parametrize("query", ["cursor=nonsense", "cursor=WzFd", "limit=0", "limit=x", "no=1"])
+async def test_bad_list_parameters_say_what_to_mend(client: httpx2.AsyncClient, query: str) -> None:
+    answer = await client.get(f"/v1/agents?{query}")
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_cursor_serves_only_its_own_list(client: httpx2.AsyncClient) -> None:
+    await create(client, agent("a"), agent("b"))
+    cursor = (await client.get("/v1/agents?limit=1")).json()["next_cursor"]
+    for path in ("/v1/runs", "/v1/agents/a/versions"):
+        other = await client.get(path, params={"cursor": cursor})
+        assert other.status_code == 422
+        assert other.json()["code"] == "invalid_cursor"
+    turned = await client.get("/v1/agents", params={"cursor": cursor, "order": "desc"})
+    assert turned.status_code == 422
+
+
+async def test_a_graph_takes_and_loses_edges(client: httpx2.AsyncClient) -> None:
+    created = await client.post(
+        "/v1/graphs",
+        json={
+            "name": "g",
+            "nodes": ["z", {"agent": "a", "ttl_s": 60.0}],
+            "edges": [{"source": "a", "target": "b"}],
+        },
+    )
+    assert created.status_code == 201, created.text
+    nodes = [(node["agent"], node["ttl_s"]) for node in created.json()["nodes"]]
+    assert nodes == [("z", None), ("a", 60.0), ("b", None)]
+
+    added = await client.post("/v1/graphs/g/edges", json={"source": "b", "target": "c"})
+    assert added.status_code == 200
+    assert added.json()["version"] == 2
+    order = await client.get("/v1/graphs/g/order")
+    assert order.json() == {"order": ["z", "a", "b", "c"]}
+
+    cycle = await client.post("/v1/graphs/g/edges", json={"source": "c", "target": "a"})
+    assert cycle.status_code == 409
+    assert cycle.json()["code"] == "cycle"
+    assert "a -> b -> c" in cycle.json()["detail"]
+    twice = await client.post("/v1/graphs/g/edges", json={"source": "b", "target": "c"})
+    assert twice.json()["code"] == "exists"
+
+    removed = await client.delete("/v1/graphs/g/edges", params={"source": "b", "target": "c"})
+    assert removed.status_code == 200
+    assert removed.json()["version"] == 3
+    missing = await client.delete("/v1/graphs/g/edges", params={"source": "b", "target": "c"})
+    assert missing.status_code == 404
+    assert (await client.get("/v1/graphs/g")).json()["version"] == 3

@@ -1,0 +1,60 @@
+"""A real server on an ephemeral port, in the test's own event loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import uvicorn
+import websockets
+from pydantic_core import from_json
+
+from app.container import Service, open_service
+from app.main import create_app
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running server and a client of it."""
+
+    service: Service
+    client: httpx2.AsyncClient
+    port: int
+
+    async def frames(self, path: str) -> list[dict[str, Any]]:
+        """Everything that a WebSocket sends until the server closes it, which must be with 1000."""
+        received = []
+        async with websockets.connect(f"ws://127.0.0.1:{self.port}{path}") as socket:
+            async for message in socket:
+                received.append(from_json(message))
+        assert socket.close_code == 1000
+        return received
+
+
+@asynccontextmanager
+async def running(settings: Settings, url: str, *, worker: bool = False) -> AsyncIterator[Running]:
+    async with open_service(settings, url, api=True, worker=worker) as service:
+        config = uvicorn.Config(
+            create_app(service), port=0, log_config=None, lifespan="off", access_log=False
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        serving = asyncio.ensure_future(server.main_loop())
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            async with httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", timeout=30
+            ) as client:
+                yield Running(service, client, port)
+        finally:
+            service.feed.close()
+            server.should_exit = True
+            await serving
+            await server.shutdown()
