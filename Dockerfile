@@ -1,0 +1,22 @@
+# syntax=docker/dockerfile:1
+
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY requirements.lock ./
+RUN python -m venv /opt/bottega \
+ && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
+COPY pyproject.toml README.md alembic.ini ./
+COPY migrations ./migrations
+COPY app ./app
+RUN /opt/bottega/bin/pip install --no-cache-dir --no-deps .
+
+FROM python:3.13-slim
+RUN useradd --system --uid 10001 --create-home bottega
+COPY --from=build /opt/bottega /opt/bottega
+ENV PATH=/opt/bottega/bin:$PATH PYTHONUNBUFFERED=1 BOTTEGA_HOST=0.0.0.0 BOTTEGA_PORT=8400
+USER bottega
+EXPOSE 8400
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8400/healthz', timeout=4)"]
+ENTRYPOINT ["bottega"]
+CMD ["serve"]

@@ -1,0 +1,135 @@
+"""The demo from start to end: serve, define the team over HTTP, run it, watch it, say what next."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import websockets
+from pydantic_core import from_json
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.panel import Panel
+
+from app.clock import utcnow
+from app.demo import team
+from app.demo.board import Board
+from app.main import serve
+from app.settings import Settings
+
+_console = Console()
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+async def run(settings: Settings, url: str, *, task: str, keep: bool) -> int:
+    """Serve on loopback, and be a client of that server. Answers the process's exit status."""
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(serve(settings, url, on_listening=listening.set_result))
+    client = asyncio.ensure_future(_client(settings, listening, task, keep))
+    try:
+        await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
+        if not client.done():  # Ctrl-C stops the server first
+            client.cancel()
+            await asyncio.gather(client, return_exceptions=True)
+            await serving
+            return 130
+        return client.result()
+    except DemoError as error:
+        _console.print(f"[bold red]error:[/] {error}", highlight=False)
+        return 1
+    finally:
+        if not serving.done():
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _client(
+    settings: Settings, listening: "asyncio.Future[int]", task: str, keep: bool
+) -> int:
+    base_url = f"http://127.0.0.1:{await listening}"
+    async with httpx2.AsyncClient(base_url=base_url, timeout=30) as client:
+        await _define(client)
+        body = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": task}
+        run_id = (await _checked(client.post("/v1/runs", json=body)))["id"]
+        _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
+        await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws")
+        ended = await _checked(client.get(f"/v1/runs/{run_id}"))
+    _show_end(settings, ended)
+    where = f"{base_url}/v1/runs/{run_id}"
+    if keep:
+        _console.print(f"Look around: {base_url}/docs, {where}, {where}/events", highlight=False)
+        _console.print("The server stays up; Ctrl-C stops it.")
+        await asyncio.Event().wait()
+    address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
+    _console.print(
+        f"Next: [bold]bottega serve[/], then {address}/docs and {address}/v1/runs/{run_id} "
+        "(the run is kept).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0 if ended["status"] == "completed" else 1
+
+
+async def _define(client: httpx2.AsyncClient) -> None:
+    """Create the team, or bring what an earlier demo created up to date; leave others' alone."""
+    for agent in team.AGENTS:
+        content = {key: value for key, value in agent.items() if key != "name"}
+        await _create(client, "agents", agent, content, team.is_ours)
+    content = {key: value for key, value in team.GRAPH_DEFINITION.items() if key != "name"}
+    await _create(client, "graphs", team.GRAPH_DEFINITION, content, lambda found: False)
+
+
+async def _create(
+    client: httpx2.AsyncClient, kind: str, body: dict[str, Any], content: dict[str, Any], ours: Any
+) -> None:
+    answer = await client.post(f"/v1/{kind}", json=body)
+    if answer.status_code != 409:
+        await _checked(answer)
+        return
+    found = await _checked(client.get(f"/v1/{kind}/{body['name']}"))
+    if ours(found) and any(
+        found[key] != value for key, value in content.items() if key != "subagents"
+    ):
+        await _checked(client.put(f"/v1/{kind}/{body['name']}", json=content))
+
+
+async def _checked(answer: Any) -> dict[str, Any]:
+    response: httpx2.Response = answer if isinstance(answer, httpx2.Response) else await answer
+    body: dict[str, Any] = response.json()
+    if response.is_error:
+        raise DemoError(f"{response.request.method} {response.request.url}: {body['detail']}")
+    return body
+
+
+async def _events(url: str) -> AsyncIterator[dict[str, Any]]:
+    async with websockets.connect(url, max_size=None) as socket:
+        async for message in socket:
+            yield from_json(message)
+
+
+async def _watch(url: str) -> None:
+    """Draw the run while it goes on: a live tree on a terminal, lines of text elsewhere."""
+    board = Board()
+    if not _console.is_terminal:
+        async for event in _events(url):
+            if line := board.apply(event):
+                _console.print(f"{event['seq']:>4}  {line}", highlight=False, markup=False)
+        return
+    with Live(
+        get_renderable=lambda: board.render(utcnow()), console=_console, refresh_per_second=12
+    ):
+        async for event in _events(url):
+            board.apply(event)
+
+
+def _show_end(settings: Settings, run: dict[str, Any]) -> None:
+    if run["status"] == "completed":
+        model = settings.default_model
+        _console.print(Panel(Markdown(str(run["output"])), title=f"The answer (model: {model})"))
+    else:
+        error = run["error"] or {"message": run["status"]}
+        _console.print(Panel(error["message"], title=f"The run {run['status']}", style="red"))

@@ -1,0 +1,83 @@
+"""Rules about the code itself that no linter knows."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+APP = sorted((ROOT / "app").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def calls(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names of everything called in a file, with the line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def places(paths: list[Path], *names: str, but: tuple[str, ...] = ()) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in paths
+        if str(path.relative_to(ROOT)) not in but
+        for name, line in calls(path)
+        if any(name == wanted or name.endswith(f".{wanted}") for wanted in names)
+    ]
+
+
+def test_the_clock_is_read_in_one_place() -> None:
+    assert not places(
+        APP,
+        "datetime.now",
+        "utcnow",
+        "time.time",
+        "time.monotonic",
+        "perf_counter",
+        but=("app/clock.py", "app/demo/session.py"),
+    )
+
+
+def test_only_the_api_knows_http_errors() -> None:
+    allowed = ("app/api/middleware.py", "app/api/errors.py")
+    assert not places(APP, "HTTPException", but=allowed)
+
+
+def test_nothing_commits_by_hand() -> None:
+    assert not places(APP, "connection.commit", "session.commit", "tx.commit")
+
+
+def test_tests_wait_on_state_and_never_on_time() -> None:
+    slept = [place for path in TESTS for place in places([path], "sleep")]
+    assert not [place for place in slept if "asyncio.sleep" in place or "time.sleep" in place]
+
+
+@pytest.mark.parametrize("path", APP, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_fits_in_the_head_and_a_function_on_a_screen(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("app.worker", ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"]),
+        ("app.agents", ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings"]),
+        ("app.cli", ["fastapi", "openai", "sqlalchemy", "alembic"]),
+    ],
+)
+def test_importing_a_part_does_not_load_what_it_does_not_need(
+    module: str, unwanted: list[str]
+) -> None:
+    code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert loaded.stdout.strip() == "[]"
