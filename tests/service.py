@@ -26,13 +26,23 @@ class Running:
     port: int
 
     async def frames(self, path: str) -> list[dict[str, Any]]:
-        """Everything that a WebSocket sends until the server closes it, which must be with 1000."""
-        received = []
-        async with websockets.connect(f"ws://127.0.0.1:{self.port}{path}") as socket:
-            async for message in socket:
-                received.append(from_json(message))
-        assert socket.close_code == 1000
-        return received
+        """What a WebSocket of this server sends; see :func:`frames`."""
+        return await frames(self.port, path)
+
+
+async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
+    """Everything that a WebSocket sends until the server closes it, which must be with 1000."""
+    received = []
+    async with websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket:
+        async for message in socket:
+            received.append(from_json(message))
+    assert socket.close_code == 1000
+    return received
+
+
+async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:
+    """All events of a run, from the first to the final one."""
+    return await frames(port, f"/v1/runs/{run_id}/ws")
 
 
 @asynccontextmanager

@@ -82,6 +82,10 @@ class Feed:
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
 
+    def watched(self) -> int:
+        """How many runs are being watched through this process."""
+        return len(self._watchers)
+
     @property
     def closed(self) -> asyncio.Event:
         """Set when this process is about to stop, so that streams end in time."""

@@ -1,0 +1,233 @@
+"""What the demo pipeline costs, on this machine, now.
+
+    python -m benchmarks [--runs 400] [--concurrency 20]
+
+Everything is real and in processes of its own: embedded PostgreSQL, API, one worker, the demo
+model without latency. Each run is posted over HTTP and watched over a WebSocket until its final
+event. Absolute figures belong to the machine; the ratio to the floor, measured in the same run,
+carries over: the floor makes the same seven model calls by ``chat.completions.create``, with
+nothing around them.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import websockets
+from pydantic_core import from_json
+
+from app.db import embedded, migrate
+from app.demo import team
+from app.llm.demo_process import demo_model
+
+CALLS = 7
+
+
+@asynccontextmanager
+async def process(
+    *arguments: str, ready: str, **environment: str
+) -> AsyncIterator[tuple[Any, str]]:
+    """Our command as a process; answers with it and the line that says it is ready."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "app.cli",
+        *arguments,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stderr is not None
+    while ready not in (line := (await child.stderr.readline()).decode()):
+        if not line:
+            raise SystemExit(f"`bottega {' '.join(arguments)}` did not start")
+    drained = asyncio.ensure_future(_drain(child.stderr))
+    try:
+        yield child, line
+    finally:
+        child.terminate()
+        await child.wait()
+        await drained
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for member in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = member.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+async def define(client: httpx2.AsyncClient) -> None:
+    for agent in team.AGENTS:
+        (await client.post("/v1/agents", json=agent)).raise_for_status()
+    (await client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).raise_for_status()
+
+
+async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float]:
+    """Seconds from POST to the final event here, and from queued to started in the log."""
+    began = time.perf_counter()
+    answer = await client.post(
+        "/v1/runs",
+        json={"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "Build a todo app."},
+    )
+    run_id = answer.raise_for_status().json()["id"]
+    at: dict[str, datetime] = {}
+    async with websockets.connect(
+        f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws", compression=None
+    ) as socket:
+        async for message in socket:
+            event = from_json(message)
+            at[event["type"]] = datetime.fromisoformat(event["at"])
+            if event["type"] == "run.completed":
+                took = time.perf_counter() - began
+                return took, (at["run.started"] - at["run.queued"]).total_seconds()
+    raise SystemExit(f"run {run_id} did not complete: it ended with {max(at, key=lambda k: at[k])}")
+
+
+async def many(client: httpx2.AsyncClient, port: int, runs: int, concurrency: int) -> list[float]:
+    slots = asyncio.Semaphore(concurrency)
+
+    async def slot() -> float:
+        async with slots:
+            return (await one_run(client, port))[0]
+
+    return await asyncio.gather(*(slot() for _ in range(runs)))
+
+
+async def floor(base_url: str, rounds: int, concurrency: int) -> tuple[float, float]:
+    """Rounds per second, and CPU milliseconds per round, of seven bare calls after each other."""
+    slots = asyncio.Semaphore(concurrency)
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": agent["name"],
+                "description": agent["description"],
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string"}},
+                    "required": ["query"],
+                },
+            },
+        }
+        for agent in team.AGENTS[:3]
+    ]
+
+    async with openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as client:
+
+        async def round_() -> None:
+            async with slots:
+                history: Any = [
+                    {"role": "system", "content": team.AGENTS[-1]["system_message"]},
+                    {"role": "user", "content": "Build a todo app."},
+                ]
+                for call in range(CALLS):
+                    stream = await client.chat.completions.create(
+                        model="demo",
+                        messages=history,
+                        tools=tools if call % 2 == 0 else openai.omit,
+                        stream=True,
+                        stream_options={"include_usage": True},
+                    )
+                    async for _ in stream:
+                        pass
+
+        await round_()
+        began, spent = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(round_() for _ in range(rounds)))
+        wall, cpu = time.perf_counter() - began, time.process_time() - spent
+    return rounds / wall, cpu * 1000 / rounds
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+@contextmanager
+def temporary_database() -> Iterator[tuple[str, int]]:
+    """The URL of a fresh, migrated server, and the pid of its postmaster."""
+    with tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True) as folder:
+        with embedded.running(Path(folder)) as url:
+            migrate.upgrade(url)
+            pid_file = Path(folder) / "postgres" / "postmaster.pid"
+            yield url, int(pid_file.read_text().splitlines()[0])
+
+
+async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> None:
+    async with demo_model() as base_url:
+        environment = {"DATABASE_URL": url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none"}
+        api = process("serve", "--no-worker", "--port", "0", ready="listens", **environment)
+        worker = process("worker", ready="ready", **environment)
+        async with api as (api_process, line), worker as (worker_process, _):
+            port = int(line.split("http://127.0.0.1:")[1].split()[0])
+            async with httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", timeout=60
+            ) as client:
+                await define(client)
+                await many(client, port, 2 * concurrency, concurrency)
+                alone = [await one_run(client, port) for _ in range(50)]
+                pids = {
+                    "worker": worker_process.pid,
+                    "API": api_process.pid,
+                    "database": postmaster,
+                }
+                before = {name: cpu_s(pid) for name, pid in pids.items()}
+                began = time.perf_counter()
+                took = await many(client, port, runs, concurrency)
+                wall = time.perf_counter() - began
+                spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+        floor_rate, floor_cpu = await floor(base_url, max(20, runs // 10), concurrency)
+    print(f"{runs} runs of {CALLS} model calls, {concurrency} at a time, one worker process")
+    print(f"  runs/s                         {runs / wall:8.1f}")
+    for name, seconds in spent.items():
+        print(f"  CPU ms per run, {name:14} {seconds * 1000 / runs:8.2f}")
+    print(f"  POST to final event, p50 / p99 {_ms(took, 0.5):8.1f} / {_ms(took, 0.99):.1f} ms")
+    whole, start = [pair[0] for pair in alone], [pair[1] for pair in alone]
+    print(f"  the same, one run at a time    {_ms(whole, 0.5):8.1f} / {_ms(whole, 0.99):.1f} ms")
+    print(f"  idle: queued to started        {_ms(start, 0.5):8.1f} / {_ms(start, 0.99):.1f} ms")
+    print(f"floor: {CALLS} bare chat.completions.create calls")
+    print(f"  rounds/s                       {floor_rate:8.1f}")
+    print(f"  CPU ms per round               {floor_cpu:8.2f}")
+    ratio = spent["worker"] * 1000 / runs / floor_cpu
+    print(f"worker's CPU per run / floor's   {ratio:8.2f}")
+
+
+def _ms(values: list[float], share: float) -> float:
+    middle = statistics.median(values) if share == 0.5 else percentile(values, share)
+    return middle * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--concurrency", type=int, default=20)
+    arguments = parser.parse_args()
+    with temporary_database() as (url, postmaster):
+        asyncio.run(measure(url, postmaster, arguments.runs, arguments.concurrency))
+
+
+if __name__ == "__main__":
+    main()

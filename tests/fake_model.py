@@ -1,0 +1,293 @@
+"""A model's API for tests: a real server on loopback, whose answers a test scripts.
+
+    async with FakeModel() as model:
+        model.script(text("hello"), http_error(429, {"retry-after": "2"}), calls(("add", {"a": 1})))
+        provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url)
+
+Replies are used up in the order in which requests arrive; after them ``decide`` answers, which is
+the demo model's unless the test gives its own. Where requests run side by side their order is
+open: script them by a ``decide`` that looks at the request.
+"""
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Self
+
+import uvicorn
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.llm.demo_model import wire
+from app.llm.demo_model.conversation import Answer, Call
+from app.llm.demo_model.decide import decide as demo_decide
+from app.llm.demo_model.server import create_app
+
+_HANG_UP = "fake_model.hang_up"
+
+Reply = Answer | Callable[[dict[str, Any]], ASGIApp]
+"""What a request gets: an answer, or a function that makes the response to its body."""
+
+
+def text(content: str) -> Answer:
+    """A final answer."""
+    return Answer(content)
+
+
+def calls(*items: tuple[str, dict[str, Any]], content: str = "") -> Answer:
+    """Tool calls ``(name, arguments)``, all in one message."""
+    return Answer(content, tuple(Call(name, arguments) for name, arguments in items))
+
+
+def http_error(
+    status: int,
+    headers: Mapping[str, str] | None = None,
+    *,
+    message: str = "scripted error",
+    code: str | None = None,
+) -> Reply:
+    """An error in the form OpenAI's API has."""
+    return http_reply(
+        wire.error(message, code=code),
+        status=status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def http_reply(
+    body: bytes,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "text/event-stream",
+) -> Reply:
+    """These bytes, whole."""
+    return lambda request: Response(body, status, headers, media_type)
+
+
+def sse(*events: Any, done: bool = True) -> Reply:
+    """A stream of these events: dicts are sent as JSON, text as it is."""
+    parts = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    body = "".join(f"data: {part}\n\n" for part in parts).encode()
+    return http_reply(body + (wire.DONE if done else b""))
+
+
+def chunk(
+    content: str | None = None,
+    *,
+    tool_calls: list[dict[str, Any]] | None = None,
+    finish_reason: str | None = None,
+    **delta: Any,
+) -> dict[str, Any]:
+    """One chunk of a stream, for :func:`sse`."""
+    if content is not None:
+        delta["content"] = content
+    if tool_calls is not None:
+        delta["tool_calls"] = tool_calls
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def cut(answer: Answer, *, events: int) -> Reply:
+    """The first ``events`` events of an answer's stream, then the connection breaks."""
+    return lambda request: _Stream(list(wire.chunks(answer, request))[:events], ends=False)
+
+
+def hang_up() -> Reply:
+    """No answer at all: the connection breaks."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_HANG_UP]()
+        await asyncio.Event().wait()  # until the server sees it too
+
+    return lambda request: app
+
+
+def gated(gate: asyncio.Event, reply: Reply) -> Reply:
+    """``reply``, once ``gate`` is set."""
+
+    def make(request: dict[str, Any]) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await gate.wait()
+            await response(reply, request)(scope, receive, send)
+
+        return app
+
+    return make
+
+
+def gated_within(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
+    """An answer's stream that stops after ``events`` events until ``gate`` is set."""
+    return lambda request: _Stream(list(wire.chunks(answer, request)), gate=gate, wait_at=events)
+
+
+def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
+    """The application that gives ``reply`` to ``request``."""
+    if not isinstance(reply, Answer):
+        return reply(request)
+    if not request.get("stream"):
+        return Response(wire.completion(reply, request), media_type="application/json")
+    return _Stream(list(wire.chunks(reply, request)))
+
+
+class _Stream:
+    """Sends events; may wait for a gate before one of them, or break off after the last."""
+
+    def __init__(
+        self,
+        events: list[bytes],
+        *,
+        ends: bool = True,
+        gate: asyncio.Event | None = None,
+        wait_at: int = 0,
+    ) -> None:
+        self._events = events
+        self._ends = ends
+        self._gate = gate
+        self._wait_at = wait_at
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number, event in enumerate(self._events):
+            if self._gate is not None and number == self._wait_at:
+                await self._gate.wait()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        # A response that an application leaves open makes the server close the connection.
+        if self._ends:
+            await send({"type": "http.response.body", "body": b""})
+
+
+class FakeModel:
+    """A model's API on an ephemeral port, while the ``async with`` block lasts.
+
+    Args:
+        decide: answers what no script does; a pure function of the request's body.
+        token_delay_s: seconds between the pieces of a stream; 0 sends it whole.
+
+    Attributes:
+        requests: bodies of all chat requests, in order of arrival.
+        disconnects: how many clients hung up before their answer was complete.
+        base_url: for the provider; known inside the block.
+        decide: may be replaced while the model serves.
+    """
+
+    def __init__(
+        self,
+        decide: Callable[[dict[str, Any]], Reply] = demo_decide,
+        *,
+        token_delay_s: float = 0.0,
+    ) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.disconnects = 0
+        self.base_url = ""
+        self.decide = decide
+        self._token_delay_s = token_delay_s
+        self._script: deque[Reply] = deque()
+        self._changed = asyncio.Event()
+        self._broken: Exception | None = None
+        self._stack = AsyncExitStack()
+
+    def script(self, *replies: Reply) -> None:
+        """Answer the next requests with these, one each."""
+        self._script.extend(replies)
+
+    async def received(self, count: int = 1) -> dict[str, Any]:
+        """Wait until ``count`` requests have arrived; answers with the last of them."""
+        await self._until(lambda: len(self.requests) >= count)
+        return self.requests[count - 1]
+
+    async def disconnected(self, count: int = 1) -> None:
+        """Wait until ``count`` clients have hung up."""
+        await self._until(lambda: self.disconnects >= count)
+
+    async def __aenter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        app = create_app(
+            self._answer,
+            token_delay_s=self._token_delay_s,
+            on_request=self._on_request,
+            on_disconnect=self._on_disconnect,
+        )
+        await self._stack.enter_async_context(_serving(app, listener))
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._stack.aclose()
+        if self._broken is not None and error is None:
+            raise AssertionError("the fake model's script failed") from self._broken
+
+    def _answer(self, request: dict[str, Any]) -> Answer | ASGIApp:
+        try:
+            reply = self._script.popleft() if self._script else self.decide(request)
+            return reply if isinstance(reply, Answer) else response(reply, request)
+        except Exception as error:
+            self._broken = error  # the client only sees a 500
+            raise
+
+    def _on_request(self, request: dict[str, Any]) -> None:
+        self.requests.append(request)
+        self._changed.set()
+
+    def _on_disconnect(self) -> None:
+        self.disconnects += 1
+        self._changed.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@asynccontextmanager
+async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve ``app`` while the block lasts, inside this event loop.
+
+    Parts of ``Server.serve``, which would take over the process's signals and sleep at its end.
+    """
+    config = uvicorn.Config(
+        _with_hang_up(app, lambda: state.connections),
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=600,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    state = server.server_state
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    try:
+        yield
+    finally:
+        for listening in server.servers:
+            listening.close()
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            connection.transport.abort()
+        while state.connections:  # noqa: ASYNC110 - uvicorn tells nobody when the last is gone
+            await asyncio.sleep(0)
+
+
+def _with_hang_up(app: ASGIApp, connections: Callable[[], Iterable[Any]]) -> ASGIApp:
+    """``app`` with a function in its scope that breaks the connection off."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        def hang_up() -> None:
+            for connection in list(connections()):
+                if connection.client == scope["client"]:
+                    connection.transport.abort()
+
+        scope[_HANG_UP] = hang_up
+        await app(scope, receive, send)
+
+    return wrapped

@@ -1,0 +1,135 @@
+"""How runs end when not everything goes well, and waiting for it."""
+
+import asyncio
+
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.service import Running
+from tests.team import define, start
+
+
+async def test_a_model_that_refuses_fails_the_run_with_its_reason(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(http_error(401))
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert [frame["type"] for frame in frames[-3:]] == [
+        "llm.failed",
+        "agent.failed",
+        "run.failed",
+    ]
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert run["status"] == "failed"
+    assert run["error"]["code"] == "model_unauthorized"
+    assert "test-key" not in str(frames)
+
+
+async def test_a_try_that_fails_is_an_event_and_repeated(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(http_error(500, {"retry-after": "0"}))
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    failed = [frame["data"] for frame in frames if frame["type"] == "llm.failed"]
+    assert [data["try"] for data in failed] == [1]
+    assert frames[-1]["type"] == "run.completed"
+
+
+async def test_a_sub_agent_that_fails_is_an_error_the_coordinator_reads(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(
+        calls(("requirements", {"query": "x"})), http_error(400), text("Sorry, that went wrong.")
+    )
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert frames[-1]["type"] == "run.completed"
+    (task,) = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    assert task["status"] == "failed"
+    assert task["error"]["code"] == "model_bad_request"
+    assert "tool.failed" in [frame["type"] for frame in frames]
+    seen = model.requests[-1]["messages"][-1]
+    assert seen["role"] == "tool"
+
+
+async def test_a_run_over_its_time_ends_as_timeout_and_its_model_call_is_cut(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(gated(asyncio.Event(), text("never")))
+    run_id = await start(bottega.client, timeout_s=0.2)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert frames[-1]["type"] == "run.timeout"
+    await model.disconnected()
+    assert len(model.requests) == 1
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert run["status"] == "timeout"
+    assert run["error"]["code"] == "timeout"
+
+
+async def test_wait_answers_when_the_run_ends_or_the_wait_is_over(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    body = {"agent": "requirements", "input": "x"}
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    early = await bottega.client.post("/v1/runs?wait=0.1", json=body)
+    assert early.status_code == 202
+    assert early.json()["status"] in ("queued", "running")
+    gate.set()
+    model.script(text("at once"))
+    late = await bottega.client.post("/v1/runs?wait=30", json=body)
+    assert late.status_code == 202
+    assert (late.json()["status"], late.json()["output"]) == ("completed", "at once")
+    assert late.headers["location"] == f"/v1/runs/{late.json()['id']}"
+    for bad in ("61", "-1", "x"):
+        assert (await bottega.client.post(f"/v1/runs?wait={bad}", json=body)).status_code == 422
+
+
+async def test_text_the_database_cannot_hold_does_not_fail_the_run(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(text("null \x00 and literal \\u0000 end"))
+    answer = await bottega.client.post(
+        "/v1/runs?wait=30", json={"agent": "requirements", "input": "x"}
+    )
+    assert answer.json()["status"] == "completed"
+    assert answer.json()["output"] == "null \ufffd and literal \\u0000 end"
+
+
+async def test_messages_as_input_reach_the_model_in_order(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    messages = [
+        {"role": "assistant", "content": "Earlier I said this."},
+        {"role": "user", "content": "Go on."},
+    ]
+    answer = await bottega.client.post(
+        "/v1/runs?wait=30", json={"agent": "requirements", "input": messages}
+    )
+    assert answer.json()["status"] == "completed"
+    assert answer.json()["input"] == messages
+    assert model.requests[0]["messages"][1:] == messages
+
+
+async def test_a_run_keeps_the_versions_it_pinned(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("first")))
+    blocking = await start(bottega.client, agent="requirements", graph=None)
+    await model.received(1)
+    changed = await bottega.client.put("/v1/agents/requirements", json={"system_message": "New."})
+    assert changed.status_code == 200
+    gate.set()
+    await bottega.frames(f"/v1/runs/{blocking}/ws")
+    old, *_ = model.requests
+    await bottega.client.post("/v1/runs?wait=30", json={"agent": "requirements", "input": "x"})
+    new = model.requests[-1]
+    assert old["messages"][0]["content"] != "New."
+    assert new["messages"][0]["content"] == "New."

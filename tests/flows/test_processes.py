@@ -1,0 +1,173 @@
+"""Several real processes on one database, some of them killed."""
+
+import asyncio
+import signal
+from collections import Counter
+
+import asyncpg
+import httpx2
+
+from app.events.types import FINAL_EVENT_TYPES
+from tests.fake_model import FakeModel, gated
+from tests.processes import command
+from tests.service import watch
+from tests.team import CALLS, asked_of, define, start
+
+TAKEOVER_S = "2"
+
+
+def environment(database_url: str, model: FakeModel, **more: str) -> dict[str, str]:
+    return {
+        "DATABASE_URL": database_url,
+        "OPENAI_API_KEY": "test-key",
+        "OPENAI_BASE_URL": model.base_url,
+        "BOTTEGA_TAKEOVER_S": TAKEOVER_S,
+        **more,
+    }
+
+
+def client_of(port: int | None) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
+
+
+async def test_two_apis_and_two_workers_share_the_work(database_url: str, model: FakeModel) -> None:
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as first,
+        command("serve", "--no-worker", "--port", "0", **with_model) as second,
+        command("worker", **with_model),
+        command("worker", **with_model),
+        client_of(first.port) as client,
+    ):
+        await define(client)
+        runs = [await start(client) for _ in range(10)]
+        logs = await asyncio.gather(*(watch(second.port, run_id) for run_id in runs))
+    for frames in logs:
+        assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+        assert frames[-1]["type"] == "run.completed"
+        kinds = Counter(frame["type"] for frame in frames)
+        assert kinds["run.started"] == 1
+        assert kinds["llm.completed"] == CALLS
+    assert len(model.requests) == CALLS * len(runs)
+    assert not await left_in_queue(database_url)
+
+
+async def test_a_killed_worker_s_run_is_taken_up_where_it_stood(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model)
+    gate = asyncio.Event()
+    gate_call(model, 4, gate)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await define(client)
+        async with command("worker", **with_model) as victim:
+            run_id = await start(client)
+            await model.received(4)  # three answers are in, the fourth is awaited
+            victim.kill()
+            await victim.process.wait()
+        gate.set()
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+        run = (await client.get(f"/v1/runs/{run_id}")).json()
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+    assert run["status"] == "completed"
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "crash"]
+    kinds = Counter(frame["type"] for frame in frames)
+    assert kinds["run.resumed"] == 1
+    assert sum(kinds[kind] for kind in FINAL_EVENT_TYPES) == 1
+    assert kinds["agent.started"] == 4
+    assert kinds["memory.published"] == 3
+    # Only the call that was cut is made again; no answer that was stored is asked for twice.
+    assert len(model.requests) == CALLS + 1
+    assert Counter(map(asked_of, model.requests))["designer"] == 2
+    assert run["usage"]["model_calls"] == CALLS
+
+
+async def test_a_worker_that_is_told_to_stop_hands_its_run_back(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model, BOTTEGA_DRAIN_GRACE_S="0")
+    gate = asyncio.Event()
+    gate_call(model, 2, gate)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await define(client)
+        async with command("worker", **with_model) as leaving:
+            run_id = await start(client)
+            await model.received(2)
+            leaving.process.send_signal(signal.SIGTERM)
+            assert await leaving.process.wait() == 0
+        await model.disconnected()
+        assert (await client.get(f"/v1/runs/{run_id}")).json()["status"] == "queued"
+        gate.set()
+        async with command("worker", **with_model):
+            await watch(api.port, run_id)
+        run = (await client.get(f"/v1/runs/{run_id}")).json()
+    assert run["status"] == "completed"
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
+    assert len(model.requests) == CALLS + 1
+
+
+async def test_a_run_that_kills_its_workers_ends_as_failed(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model, BOTTEGA_MAX_CRASHES="1")
+    gate_call(model, 1, asyncio.Event())
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await define(client)
+        async with command("worker", **with_model) as victim:
+            run_id = await start(client)
+            await model.received(1)
+            victim.kill()
+            await victim.process.wait()
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+        run = (await client.get(f"/v1/runs/{run_id}")).json()
+    assert frames[-1]["type"] == "run.failed"
+    assert run["error"]["code"] == "crashed"
+    assert len(model.requests) == 1
+
+
+async def test_a_run_whose_queue_row_is_gone_is_swept_up(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await define(client)
+        run_id = await start(client)
+        connection = await asyncpg.connect(database_url)
+        await connection.execute("DELETE FROM pgqueuer.pgqueuer")
+        await connection.close()
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+    assert frames[-1]["type"] == "run.completed"
+
+
+def gate_call(model: FakeModel, number: int, gate: asyncio.Event) -> None:
+    """Let the fake model hold back its answer to its ``number``-th request."""
+    decide = model.decide
+
+    def gated_decide(request: dict[str, object]) -> object:
+        reply = decide(request)
+        return gated(gate, reply) if len(model.requests) == number else reply
+
+    model.decide = gated_decide  # type: ignore[assignment]
+
+
+async def left_in_queue(database_url: str) -> int:
+    connection = await asyncpg.connect(database_url)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer"))
+    finally:
+        await connection.close()

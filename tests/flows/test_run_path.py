@@ -1,0 +1,120 @@
+"""The way of a run, from POST to the last frame: the map of the service.
+
+POST /v1/runs → row, first event and queue entry in one transaction → a worker is notified, claims
+the run, builds its agents → each model call leaves through the openai client → answers flow along
+the graph → every step is journalled → a WebSocket shows it.
+"""
+
+import re
+from typing import Any
+
+from app.demo import team
+from tests.fake_model import FakeModel
+from tests.service import Running
+from tests.team import CALLS, asked_of, define, start, systems
+
+AWARENESS = """You are coordinating sub-agents with dependencies.
+
+Dependency order (call upstream before downstream):
+  requirements -> designer
+  requirements -> implementer
+  designer -> implementer
+
+Recommended execution order: requirements, designer, implementer
+
+Guideline: do not call an agent before its prerequisites have been executed."""
+
+
+def content_of(fenced: str, source: str) -> str:
+    """What a shared-context message carries, its fence checked."""
+    match = re.fullmatch(
+        rf"Shared context from {source}:\n<(shared-context-[0-9a-f]+)>(.*)</\1>", fenced, re.DOTALL
+    )
+    assert match, fenced
+    return match.group(2)
+
+
+async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+
+    # Seen from the model's side of the socket: who was asked what, in which order.
+    assert [asked_of(request) for request in model.requests] == [
+        "coordinator",
+        "requirements",
+        "coordinator",
+        "designer",
+        "coordinator",
+        "implementer",
+        "coordinator",
+    ]
+    by_agent = {asked_of(request): request for request in model.requests}
+    answers = published(frames)
+    assert systems(by_agent["coordinator"])[1:] == [AWARENESS]
+    assert systems(by_agent["requirements"])[1:] == []
+    (context,) = systems(by_agent["designer"])[1:]
+    assert content_of(context, "requirements") == answers["requirements"]
+    first, second = systems(by_agent["implementer"])[1:]
+    assert content_of(first, "requirements") == answers["requirements"]
+    assert content_of(second, "designer") == answers["designer"]
+    for request in model.requests:
+        assert request["stream"] is True
+        assert request["stream_options"] == {"include_usage": True}
+
+    # Seen from the subscriber's side: a log without gaps that ends once.
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+    assert [frame["type"] for frame in frames if frame["type"].startswith("run.")] == [
+        "run.queued",
+        "run.started",
+        "run.completed",
+    ]
+    assert frames[-1]["type"] == "run.completed"
+    injected = [frame for frame in frames if frame["type"] == "memory.injected"]
+    assert [(frame["agent"], frame["data"]["source"]) for frame in injected] == [
+        ("designer", "requirements"),
+        ("implementer", "requirements"),
+        ("implementer", "designer"),
+    ]
+
+    # Seen by whoever asks later.
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert run["status"] == "completed"
+    assert run["usage"]["model_calls"] == CALLS
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start"]
+    completed = [frame for frame in frames if frame["type"] == "agent.completed"]
+    assert run["output"] == completed[-1]["data"]["output"]
+    assert "requirements" in run["output"]
+    page = (await bottega.client.get(f"/v1/runs/{run_id}/events?limit=200")).json()
+    assert page["items"] == frames
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    assert [(task["agent"], task["status"], task["output"]) for task in tasks] == [
+        (name, "completed", answers[name]) for name in ("requirements", "designer", "implementer")
+    ]
+    graph = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
+    assert {node["agent"]: node["published"]["content"] for node in graph["nodes"]} == answers
+
+
+def published(frames: list[dict[str, Any]]) -> dict[str, str]:
+    """What each agent published, found through the event that its publication refers to."""
+    by_seq = {frame["seq"]: frame for frame in frames}
+    return {
+        frame["agent"]: by_seq[frame["data"]["answer_seq"]]["data"]["output"]
+        for frame in frames
+        if frame["type"] == "memory.published"
+    }
+
+
+async def test_a_run_without_a_graph_has_no_awareness_and_no_sharing(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    answer = await bottega.client.post(
+        "/v1/runs?wait=30", json={"agent": team.COORDINATOR, "input": "Build it."}
+    )
+    assert answer.status_code == 202
+    assert answer.json()["status"] == "completed"
+    assert all(len(systems(request)) == 1 for request in model.requests)
+    graph = await bottega.client.get(f"/v1/runs/{answer.json()['id']}/graph")
+    assert graph.status_code == 404
+    assert graph.json()["code"] == "no_graph"

@@ -1,0 +1,156 @@
+"""Watching runs: replay and tail, resuming, refusals."""
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+import websockets
+from pydantic_core import from_json
+
+from tests.fake_model import FakeModel, gated, text
+from tests.service import Running
+from tests.team import define, start
+
+
+async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dict[str, Any]]:
+    """All events of a server-sent stream until the server ends it."""
+    found: list[dict[str, Any]] = []
+    accept = {"accept": "text/event-stream", **headers}
+    async with client.stream("GET", path, headers=accept) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        fields: dict[str, str] = {}
+        async for line in response.aiter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "data" in fields:
+                event = from_json(fields["data"])
+                assert fields["id"] == str(event["seq"])
+                assert fields["event"] == event["type"]
+                found.append(event)
+                fields = {}
+    return found
+
+
+async def test_sse_and_websocket_show_the_same_and_resume_anywhere(bottega: Running) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    path = f"/v1/runs/{run_id}"
+    live = await sse(bottega.client, f"{path}/events")
+    assert [event["seq"] for event in live] == list(range(1, len(live) + 1))
+    assert live[-1]["type"] == "run.completed"
+    assert await bottega.frames(f"{path}/ws") == live
+    assert await sse(bottega.client, f"{path}/events?after=5") == live[5:]
+    assert await sse(bottega.client, f"{path}/events", **{"last-event-id": "7"}) == live[7:]
+    assert await bottega.frames(f"{path}/ws?after={len(live) - 1}") == live[-1:]
+    assert await bottega.frames(f"{path}/ws?after={len(live)}") == []
+    assert await bottega.frames(f"{path}/ws?after=99999") == []
+
+
+async def test_event_pages_join_both_ways(bottega: Running) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    for order, expected in (("asc", frames), ("desc", frames[::-1])):
+        url: str | None = f"/v1/runs/{run_id}/events?limit=10&order={order}"
+        found = []
+        while url:
+            page = await bottega.client.get(url)
+            found += page.json()["items"]
+            url = page.links["next"]["url"] if "next" in page.links else None
+        assert found == expected
+
+
+async def test_a_subscriber_sees_a_step_while_the_run_goes_on(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    run_id = await start(bottega.client, agent="requirements", graph=None)
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        seen = []
+        while "llm.started" not in seen:
+            seen.append(from_json(await socket.recv())["type"])
+        await socket.send('{"type": "ping"}')
+        assert from_json(await socket.recv()) == {"type": "pong"}
+        await socket.send("nonsense")
+        assert from_json(await socket.recv())["type"] == "error"
+        gate.set()
+        rest = [from_json(message)["type"] async for message in socket]
+    assert rest[-1] == "run.completed"
+    assert socket.close_code == 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/v1/runs/{uuid4()}/ws", 404),
+        ("/v1/runs/nonsense/ws", 422),
+        (f"/v1/runs/{uuid4()}/ws?after=-1", 422),
+        (f"/v1/runs/{uuid4()}/ws?after=x", 422),
+    ],
+)
+async def test_a_refusal_comes_before_the_upgrade(bottega: Running, path: str, status: int) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with websockets.connect(f"ws://127.0.0.1:{bottega.port}{path}"):
+            pass
+    assert refused.value.response.status_code == status
+    assert from_json(refused.value.response.body or b"")["code"]
+
+
+async def test_a_subscriber_that_goes_away_leaves_nothing_behind(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    run_id = await start(bottega.client, agent="requirements", graph=None)
+    for _ in range(3):
+        async with websockets.connect(
+            f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws"
+        ) as socket:
+            await socket.recv()
+    gate.set()
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    watchers = bottega.service.feed.watched
+    while watchers():
+        await asyncio.sleep(0)
+    assert watchers() == 0
+
+
+async def test_a_server_about_to_stop_tells_its_subscribers(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(gated(asyncio.Event(), text("never")))
+    run_id = await start(bottega.client, agent="requirements", graph=None)
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        await model.received(1)
+        bottega.service.feed.close()
+        async for _ in socket:
+            pass
+    assert socket.close_code == 1001
+
+
+async def test_the_listening_connection_may_be_lost(bottega: Running, model: FakeModel) -> None:
+    """Cut every connection of the server to the database; subscribers still get everything."""
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    run_id = await start(bottega.client, agent="requirements", graph=None)
+    watching = asyncio.ensure_future(bottega.frames(f"/v1/runs/{run_id}/ws"))
+    await model.received(1)
+    connection = await bottega.service.database.connect()
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await connection.close()
+    gate.set()
+    frames = await watching
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+    assert frames[-1]["type"] == "run.completed"

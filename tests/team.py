@@ -1,0 +1,45 @@
+"""The requirements → designer → implementer team, for tests that run it."""
+
+from typing import Any
+
+import httpx2
+
+from app.demo import team
+
+RUN: dict[str, Any] = {
+    "agent": team.COORDINATOR,
+    "graph": team.GRAPH,
+    "input": "Build a todo app.",
+}
+CALLS = 7
+
+
+async def define(client: httpx2.AsyncClient) -> None:
+    """Create the team's agents and graph."""
+    for agent in team.AGENTS:
+        assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    assert (await client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).status_code == 201
+
+
+async def start(client: httpx2.AsyncClient, **changes: Any) -> str:
+    """Start a run of the team; answers its id."""
+    answer = await client.post("/v1/runs", json=RUN | changes)
+    assert answer.status_code == 202, answer.text
+    run_id: str = answer.json()["id"]
+    return run_id
+
+
+def systems(request: dict[str, Any]) -> list[str]:
+    """The system messages of a model request, from the first message up to the first other."""
+    found = []
+    for message in request["messages"]:
+        if message["role"] != "system":
+            break
+        found.append(message["content"])
+    return found
+
+
+def asked_of(request: dict[str, Any]) -> str:
+    """Which of the team's agents a model request is of, told by its own system message."""
+    own = request["messages"][0]["content"]
+    return next(agent["name"] for agent in team.AGENTS if agent["system_message"] == own)
