@@ -167,11 +167,11 @@ def percentile(values: list[float], share: float) -> float:
 @contextmanager
 def temporary_database() -> Iterator[tuple[str, int]]:
     """The URL of a fresh, migrated server, and the pid of its postmaster."""
-    with tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True) as folder:
-        with embedded.running(Path(folder)) as url:
-            migrate.upgrade(url)
-            pid_file = Path(folder) / "postgres" / "postmaster.pid"
-            yield url, int(pid_file.read_text().splitlines()[0])
+    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
+    with folder as name, embedded.running(Path(name)) as url:
+        migrate.upgrade(url)
+        pid_file = Path(name) / "postgres" / "postmaster.pid"
+        yield url, int(pid_file.read_text().splitlines()[0])
 
 
 async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> None:

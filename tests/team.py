@@ -42,4 +42,5 @@ def systems(request: dict[str, Any]) -> list[str]:
 def asked_of(request: dict[str, Any]) -> str:
     """Which of the team's agents a model request is of, told by its own system message."""
     own = request["messages"][0]["content"]
-    return next(agent["name"] for agent in team.AGENTS if agent["system_message"] == own)
+    name: str = next(agent["name"] for agent in team.AGENTS if agent["system_message"] == own)
+    return name

@@ -1,0 +1,71 @@
+"""What clients depend on: a change must show in the diff. UPDATE_SNAPSHOTS=1 writes them anew."""
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from app import errors
+from app.api.schemas.runs import Event
+from app.errors import BottegaError
+from app.events.types import EventType
+from app.main import create_app
+from app.settings import Settings
+
+FOLDER = Path(__file__).parent / "snapshots"
+
+
+def check(name: str, value: Any) -> None:
+    path = FOLDER / f"{name}.json"
+    current = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text(current)
+    assert current == path.read_text(), f"{name} changed: if it should, UPDATE_SNAPSHOTS=1"
+
+
+def document(settings: Settings) -> dict[str, Any]:
+    class NoService:
+        pass
+
+    service = NoService()
+    service.settings = settings  # type: ignore[attr-defined]
+    return create_app(service).openapi()  # type: ignore[arg-type]
+
+
+def test_the_openapi_document(settings: Settings) -> None:
+    check("openapi", document(settings))
+
+
+def test_every_operation_is_named_described_and_documents_its_problems(settings: Settings) -> None:
+    found = document(settings)
+    names = set()
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            assert operation["summary"], where
+            assert operation["operationId"] not in names, where
+            names.add(operation["operationId"])
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(response["content"]) == ["application/problem+json"], where
+            if path.startswith("/v1/") and path != "/v1/info":
+                assert {"422", "500", "503"} <= set(operation["responses"]), where
+            if "{" in path and path.startswith("/v1/"):
+                assert "404" in operation["responses"], where
+    assert "itemSchema" not in json.dumps(found)
+    assert "HTTPValidationError" not in json.dumps(found)
+
+
+def test_the_events() -> None:
+    check("events", {"types": sorted(EventType), "envelope": Event.model_json_schema()})
+
+
+def test_the_error_catalogue() -> None:
+    tree = {
+        name: {"code": kind.code, "kind": kind.kind}
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, BottegaError)
+    }
+    check("errors", tree)

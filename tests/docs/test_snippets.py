@@ -1,0 +1,95 @@
+"""Every snippet in the README and in docs/ is executed, here or by CI."""
+
+import asyncio
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel
+from tests.service import running
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(
+    r"(?:<!-- executed by: (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+_SHOWN_ONLY = {"console", "text", "json"}
+
+
+def blocks(page: Path) -> list[tuple[str | None, str, str]]:
+    """(executed by, language, code) of each fenced block."""
+    return [(who or None, kind, code) for who, kind, code in _BLOCK.findall(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_snippet_says_who_executes_it(page: Path) -> None:
+    for who, kind, code in blocks(page):
+        if kind == "sh":
+            assert who in ("ci", "tests"), code
+        else:
+            assert kind == "python" or kind in _SHOWN_ONLY, code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+async def execute(*command: str, cwd: Path, **environment: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, env={**os.environ, **environment}, stdout=PIPE, stderr=STDOUT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(kind == "python" for _, kind, _ in blocks(page))],
+    ids=lambda page: page.name,
+)
+async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
+    """The Python blocks of a page are one program."""
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(code for _, kind, code in blocks(page) if kind == "python"))
+    async with FakeModel() as model:
+        await execute(
+            sys.executable,
+            str(program),
+            cwd=tmp_path,
+            OPENAI_BASE_URL=model.base_url,
+            OPENAI_API_KEY="test-key",
+            PYTHONPATH=str(ROOT),
+        )
+        assert model.requests
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(who == "tests" for who, _, _ in blocks(page))],
+    ids=lambda page: page.name,
+)
+async def test_shell_snippets_work(
+    page: Path, tmp_path: Path, settings: Settings, database_url: str
+) -> None:
+    """The shell blocks of a page are one script, against a server of their own."""
+    script = "set -euo pipefail\n" + "\n".join(
+        code for who, _, code in blocks(page) if who == "tests"
+    )
+    async with FakeModel() as model:
+        configured = settings.model_copy(update={"openai_base_url": model.base_url})
+        async with running(configured, database_url, worker=True) as server:
+            await execute(
+                "bash",
+                "-c",
+                script,
+                cwd=tmp_path,
+                BOTTEGA=f"http://127.0.0.1:{server.port}",
+                PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            )
