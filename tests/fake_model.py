@@ -185,7 +185,12 @@ class FakeModel:
         self.disconnects = 0
         self.base_url = ""
         self.decide = decide
-        self._token_delay_s = token_delay_s
+        self._demo = create_app(
+            self._answer,
+            token_delay_s=token_delay_s,
+            on_request=self._on_request,
+            on_disconnect=self._on_disconnect,
+        )
         self._script: deque[Reply] = deque()
         self._changed = asyncio.Event()
         self._broken: Exception | None = None
@@ -207,26 +212,29 @@ class FakeModel:
     async def __aenter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        app = create_app(
-            self._answer,
-            token_delay_s=self._token_delay_s,
-            on_request=self._on_request,
-            on_disconnect=self._on_disconnect,
-        )
-        await self._stack.enter_async_context(_serving(app, listener))
+        await self._stack.enter_async_context(_serving(self._app, listener))
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._stack.aclose()
-        if self._broken is not None and error is None:
+        if error is None:
+            self._check()
+
+    def _check(self) -> None:
+        if self._broken is not None:
             raise AssertionError("the fake model's script failed") from self._broken
 
     def _answer(self, request: dict[str, Any]) -> Answer | ASGIApp:
+        reply = self._script.popleft() if self._script else self.decide(request)
+        return reply if isinstance(reply, Answer) else response(reply, request)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The demo model's application; its failures are the test's to see, not the client's."""
         try:
-            reply = self._script.popleft() if self._script else self.decide(request)
-            return reply if isinstance(reply, Answer) else response(reply, request)
+            await self._demo(scope, receive, send)
         except Exception as error:
-            self._broken = error  # the client only sees a 500
+            self._broken = error
+            self._changed.set()
             raise
 
     def _on_request(self, request: dict[str, Any]) -> None:
@@ -239,6 +247,7 @@ class FakeModel:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
+            self._check()
             self._changed.clear()
             await self._changed.wait()
 

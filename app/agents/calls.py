@@ -84,8 +84,6 @@ class _Calls:
     ) -> None:
         if others:
             await asyncio.wait([tasks[other] for other in others])
-            if any(self.results[other] is None for other in others):
-                return  # the message as a whole has failed
         await self._one(index)
 
     async def _one(self, index: int) -> None:

@@ -135,9 +135,9 @@ class Reporter:
             code="model_output_limit",
         )
 
-    def no_completion(self, content_type: str) -> ModelError:
+    def no_completion(self, what: str) -> ModelError:
         """The answer was a success of another sort, such as a web page."""
-        return self._error("model_bad_response", f"it sent {content_type or 'no type'}", None)
+        return self._error("model_bad_response", f"it sent {self._clean(what)}", None)
 
     def _error(
         self, code: str, what: str, body: object, retry_after: float | None = None
@@ -150,12 +150,16 @@ class Reporter:
         )
 
     def _quote(self, body: object) -> str:
-        """What the server said, on one line, without the key."""
+        """What the server said; empty if that is unknown."""
         error = _error_part(body)
         message = error.get("message") if isinstance(error, dict) else error
         if not isinstance(message, str):
             return ""
-        text = " ".join(self._secret.sub("[key]", message).split())
+        return self._clean(message)
+
+    def _clean(self, text: str) -> str:
+        """The text on one line, printable, not too long, without the key."""
+        text = " ".join(self._secret.sub("[key]", text).split())
         text = "".join(char if char.isprintable() else "?" for char in text)
         return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 

@@ -6,7 +6,7 @@ class SSESplitter:
 
     Lines may end in LF, CRLF or CR. Several ``data`` lines of one event are joined by LF.
     Comments and the other fields (``event``, ``id``, ``retry``) are dropped: chat streams say
-    everything in ``data``. Events without data are dropped too.
+    everything in ``data``. Events whose data is empty are dropped too.
     """
 
     def __init__(self) -> None:
@@ -45,4 +45,6 @@ class SSESplitter:
             elif not line and data:
                 events.append(data[0] if len(data) == 1 else b"\n".join(data))
                 data.clear()
-        return events
+            elif line == b"data":
+                data.append(b"")
+        return [event for event in events if event]

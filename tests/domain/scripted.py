@@ -76,6 +76,15 @@ def agent(*answers: Answer, **config: Any) -> BaseAgent:
     return BaseAgent("system", provider=ScriptedModel(*answers), **config)
 
 
+def team(*answers: Any, stateless: bool = False, **members: BaseAgent) -> BaseAgent:
+    """An agent with sub-agents by tool name, whose ids are those names too."""
+    lead = agent(*answers, agent_name="lead")
+    for name, member in members.items():
+        member.agent_id = name
+        lead.register_agent(member, name=name, description=f"does {name}", stateless=stateless)
+    return lead
+
+
 def model_of(agent: BaseAgent) -> ScriptedModel:
     assert isinstance(agent.provider, ScriptedModel)
     return agent.provider

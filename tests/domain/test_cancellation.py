@@ -60,6 +60,13 @@ async def test_in_a_model_call_it_stops_the_call_and_runs_query_end() -> None:
     assert (await it.execute_query_async("again")).content == "later"
 
 
+async def test_what_was_spent_until_then_is_counted() -> None:
+    stuck = Stuck()
+    it = agent(call("x"), stuck.wait)
+    await cancel_when(stuck.begun, it)
+    assert it.usage.model_calls == 1
+
+
 async def test_query_end_may_await_while_cancelled() -> None:
     stuck, ends = Stuck(), []
     it = agent(stuck.wait)
@@ -198,6 +205,16 @@ async def test_what_the_recorder_raises_escapes(error: Exception, point: str, ca
     check_history(it.conversation_history)
     model_of(it).answers[:] = ["fine"]
     assert (await it.execute_query_async("again")).content == "fine"
+
+
+async def test_it_goes_before_a_failure_of_the_query_itself() -> None:
+    """Both come from calls of one message, at once."""
+    it = agent([call("one"), call("two")])
+    it.on(AgentEvent.BEFORE_TOOL_EXECUTION).when(
+        lambda status: status.tool_call == call("one")
+    ).handle(HookDecision.FAIL)
+    with pytest.raises(FencedError):
+        await it.execute_query_async("go", recorder=Raising("tool", FencedError("lost")))
 
 
 async def test_a_model_error_from_the_recorder_is_an_answer() -> None:

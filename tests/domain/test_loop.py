@@ -7,6 +7,7 @@ import pytest
 
 from app.agents import (
     AgentEvent,
+    AgentStatus,
     AssistantMessage,
     BaseAgent,
     HistoryError,
@@ -15,6 +16,7 @@ from app.agents import (
     InvalidQueryError,
     ModelError,
     NoProviderError,
+    StandardMessage,
     SystemMessage,
     ToolCall,
     ToolMessage,
@@ -27,6 +29,7 @@ from app.agents import (
 from app.errors import InvalidInputError
 from tests.domain.scripted import (
     COST,
+    Notes,
     ScriptedModel,
     agent,
     answers_in,
@@ -293,14 +296,21 @@ class TestHistory:
         with pytest.raises(HistoryError, match="HumanMessage"):
             await it.execute_query_async("go")
 
-    async def test_an_edit_of_what_was_checked_before_is_seen_too(self) -> None:
+    @pytest.mark.parametrize("instead", [[], [HumanMessage(content="an answer?")]])
+    async def test_an_edit_of_what_was_checked_before_is_seen_too(
+        self, instead: list[StandardMessage]
+    ) -> None:
         add_call = call("add", a=1, b=2)
         it = agent(add_call, add_call, "never", tools=[add])
-        it.on(AgentEvent.BEFORE_LLM_CALL).when(lambda status: status.iteration == 3).do(
-            lambda status: status.conversation_history.pop(3)
-        )
+
+        def edit(status: AgentStatus) -> None:
+            status.conversation_history[3:4] = instead
+
+        it.on(AgentEvent.BEFORE_LLM_CALL).when(lambda status: status.iteration == 3).do(edit)
+        notes = Notes()
         with pytest.raises(HistoryError):
-            await it.execute_query_async("go")
+            await it.execute_query_async("go", recorder=notes)
+        assert len(notes.about("model")) == 2
 
     async def test_editing_it_validly_is_fine(self) -> None:
         it = agent("ok")

@@ -13,7 +13,6 @@ from app.agents import (
     HookDecision,
     HumanMessage,
     ModelError,
-    SharedMemoryGraph,
     SubAgentWrapper,
     ToolStatus,
     tool,
@@ -28,16 +27,8 @@ from tests.domain.scripted import (
     let_others_run,
     model_of,
     shape,
+    team,
 )
-
-
-def team(*answers: Any, stateless: bool = False, **members: BaseAgent) -> BaseAgent:
-    """An agent with sub-agents by tool name, whose ids are those names too."""
-    lead = agent(*answers, agent_name="lead")
-    for name, member in members.items():
-        member.agent_id = name
-        lead.register_agent(member, name=name, description=f"does {name}", stateless=stateless)
-    return lead
 
 
 async def test_a_sub_agent_answers_like_a_tool() -> None:
@@ -88,6 +79,19 @@ class TestState:
             for line in (f"user: q{n}", f"assistant: {a}")
         ]  # fmt: skip
 
+    async def test_also_if_what_records_them_lets_the_later_ones_pass(self) -> None:
+        class Slow(Notes):
+            async def tool_call(self, query: Any, tool_call: Any, tool: Any, execute: Any) -> Any:
+                for _ in range(3 - int(tool_call.id)):
+                    await let_others_run()
+                return await execute()
+
+        child = agent("one", "two", "three")
+        calls = [call("child", str(number), query=f"q{number}") for number in range(3)]
+        lead = team(calls, "done", child=child)
+        await lead.execute_query_async("go", recorder=Slow())
+        assert answers_in(lead) == ["one", "two", "three"]
+
     async def test_a_stateful_one_under_two_parents_answers_one_at_a_time(self) -> None:
         inside = 0
 
@@ -105,7 +109,11 @@ class TestState:
         assert len(child.conversation_history) == 5
 
     def test_it_outlives_the_event_loop_it_was_first_asked_in(self) -> None:
-        child = agent("a", "b", "c", "d")
+        async def answer(messages: Any) -> str:
+            await let_others_run()
+            return "ok"
+
+        child = agent(*[answer] * 4)
 
         async def both() -> None:
             parents = [team(ask("child"), "done", child=child) for _ in range(2)]
@@ -127,6 +135,14 @@ class TestState:
         assert child.usage.model_calls == 0
         assert len({id(each) for each in seen} | {id(child)}) == 3
         assert {each.agent_id for each in seen} == {"child"}
+
+    async def test_a_copy_counts_its_own_usage(self) -> None:
+        child, seen = agent("one", "two"), []
+        await child.execute_query_async("before")
+        child.on(AgentEvent.QUERY_END).do(lambda status: seen.append(status.agent.usage))
+        lead = team(ask("child"), "done", child=child, stateless=True)
+        await lead.execute_query_async("go")
+        assert [usage.model_calls for usage in seen] == [1]
 
     async def test_stateless_copies_run_side_by_side(self) -> None:
         barrier = asyncio.Barrier(2)
@@ -201,6 +217,25 @@ class TestFailures:
         await lead.execute_query_async("go", recorder=notes)
         assert ("child", "model", "1") in notes.lines
         assert lead.usage.model_calls == 3
+
+    async def test_a_query_of_its_own_afterwards_is_a_root(self) -> None:
+        class Twice(BaseAgent):
+            async def execute_query_async(self, query: Any, **kwargs: Any) -> Any:
+                await super().execute_query_async(query, **kwargs)
+                return await super().execute_query_async("again", **kwargs)
+
+        child = Twice("s")
+        lead = team(ask("child"), "done", child=child)
+        await lead.execute_query_async("go")  # the child had no model to ask
+        child.provider = model_of(agent("one", "two", "three", "four"))
+        notes = Notes()
+        await child.execute_query_async("now", recorder=notes)
+        assert len(notes.about("started")) == 2
+        assert lead.usage.model_calls == 2
+
+        model_of(lead).answers[:] = [ask("child"), "done"]
+        await lead.execute_query_async("go", recorder=notes)
+        assert notes.about("started")[2:] == [("lead",), ("child",)]
 
     async def test_a_bug_in_its_hook_escapes_through_the_parent(self) -> None:
         child = agent("x")
@@ -283,81 +318,6 @@ class TestNesting:
         assert response.usage.model_calls == 2
         assert {line[0] for line in notes.lines} == {"BaseAgent"}
         assert len(notes.about("model")) == 2
-
-
-def graph_of(*edges: str) -> SharedMemoryGraph:
-    graph = SharedMemoryGraph()
-    for edge in edges:
-        graph.add_edge(*edge.split(">"))
-    return graph
-
-
-class TestOrder:
-    """Calls of one message to sub-agents that a path of the graph links."""
-
-    def order_of(
-        self, graph: SharedMemoryGraph, *asked: str, stateless: bool = True
-    ) -> tuple[BaseAgent, list[str]]:
-        order: list[str] = []
-
-        def answering(name: str) -> Any:
-            async def answer(messages: Any) -> str:
-                order.append(f"+{name}")
-                await let_others_run()
-                order.append(f"-{name}")
-                return f"{name}'s"
-
-            return answer
-
-        members = {name: agent(answering(name)) for name in asked}
-        lead = team([ask(name) for name in asked], "done", stateless=stateless, **members)
-        for member in members.values():
-            member.memory_graph = graph
-        return lead, order
-
-    async def test_they_run_in_dependency_order_and_context_flows(self) -> None:
-        lead, order = self.order_of(graph_of("a>b", "b>c"), "c", "a", "b")
-        await lead.execute_query_async("go")
-        assert order == ["+a", "-a", "+b", "-b", "+c", "-c"]
-        assert answers_in(lead) == ["c's", "a's", "b's"]
-
-    async def test_a_path_through_nodes_left_out_counts(self) -> None:
-        lead, order = self.order_of(graph_of("a>x", "x>y", "y>c"), "c", "a")
-        await lead.execute_query_async("go")
-        assert order == ["+a", "-a", "+c", "-c"]
-
-    async def test_unlinked_ones_run_side_by_side(self) -> None:
-        lead, order = self.order_of(graph_of("a>c", "b>c"), "c", "a", "b")
-        await lead.execute_query_async("go")
-        assert order == ["+a", "+b", "-a", "-b", "+c", "-c"]
-
-    async def test_a_failed_predecessor_does_not_hold_the_next_back_but_is_warned_of(self) -> None:
-        lead, order = self.order_of(graph_of("a>b"), "b", "a")
-        child = lead.subagents[1]
-        model_of(child).answers[:] = [ModelError("gone")]
-        notes = Notes()
-        await lead.execute_query_async("go", recorder=notes)
-        assert order == ["+b", "-b"]
-        [(who, code, text)] = notes.about("warning")
-        assert (who, code) == ("b", "predecessor_not_published")
-        assert "a" in text
-
-    async def test_a_later_message_gets_what_an_earlier_one_published(self) -> None:
-        graph = graph_of("a>b")
-        a, b = agent("from a"), agent("from b")
-        lead = team(ask("a"), ask("b"), "done", a=a, b=b)
-        a.memory_graph = b.memory_graph = graph
-        notes = Notes()
-        await lead.execute_query_async("go", recorder=notes)
-        assert notes.about("warning") == []
-        assert notes.about("injected") == [("b", "a@1")]
-
-    async def test_a_predecessor_whose_call_breaks_the_query_starts_no_other(self) -> None:
-        lead, order = self.order_of(graph_of("a>b"), "b", "a")
-        lead.subagents[1].on(AgentEvent.QUERY_START).handle(HookDecision.RETRY)
-        with pytest.raises(HookContractError):
-            await lead.execute_query_async("go")
-        assert order == []
 
 
 async def test_effects_act_on_the_copy() -> None:

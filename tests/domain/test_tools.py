@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from app.agents import AgentEvent, ToolBase, ToolCall, ToolResult, ToolStatus, tool
-from tests.domain.scripted import agent, answers_in, call
+from tests.domain.scripted import agent, answers_in, call, let_others_run
 
 
 async def run(it: Any, **arguments: Any) -> ToolResult:
@@ -112,6 +112,7 @@ class TestClasses:
                 self.data = data
 
             async def execute(self) -> list[int]:
+                await let_others_run()
                 return [i for i, c in enumerate(self.data) if c == self.text][: self.limit]
 
         assert (await run(Search, text="b")).result == [1, 4]
@@ -307,12 +308,12 @@ class TestThreads:
         assert (await run(tool("ask", "-")(lambda: later()))).result == 3
 
     async def test_threads_are_used_again(self) -> None:
-        names = set()
+        used = set()
 
         @tool("ask", "-")
         def ask() -> None:
-            names.add(threading.current_thread().ident)
+            used.add(threading.current_thread())
 
         for _ in range(20):
             await run(ask)
-        assert len(names) < 20
+        assert len(used) < 20

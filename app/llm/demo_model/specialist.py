@@ -16,9 +16,9 @@ _COMPONENT = re.compile(r"^(C\d+) (\w+) covers (R\d+)\b", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d_]{4,}")
 _COMMON = frozenset(
     _WORD.findall(
-        "about also build could create design does every from have implement into just like make many "
-        "more most much need please should small some such system than that their them then there "
-        "these they this those tool what when which will with without would write your "
+        "about also build could create design does every from have implement into just like make "
+        "many more most much need please should small some such system than that their them then "
+        "there these they this those tool what when which will with without would write your "
         "parallel using want give each other only very must"
     )
 )

@@ -1,0 +1,359 @@
+"""What the provider makes of what servers send."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.agents.messages import (
+    AssistantMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    ToolStatus,
+    Usage,
+)
+from app.agents.provider import ToolSchema
+from app.errors import HistoryError, ModelError
+from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
+from tests.llm.conftest import Asking, provider_for
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def piece(index: int | None, id_: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    """A piece of a tool call as servers send it; ``None`` leaves a field out."""
+    function = {"name": name, "arguments": arguments}
+    item: dict[str, Any] = {"index": index, "id": id_}
+    item["function"] = {key: value for key, value in function.items() if value is not None}
+    return {key: value for key, value in item.items() if value is not None}
+
+
+def called(*pieces: dict[str, Any]) -> Any:
+    """A stream with a chunk for each piece."""
+    return sse(*(chunk(tool_calls=[item]) for item in pieces), chunk(finish_reason="tool_calls"))
+
+
+async def test_text_streams_and_adds_up(model: FakeModel, asking: Asking) -> None:
+    model.script(text("one two\n three"))
+
+    answer = await asking("hi")
+
+    assert answer.content == "one two\n three"
+    assert "".join(asking.deltas) == answer.content
+    assert answer.tool_calls == ()
+    assert answer.metadata == {"finish_reason": "stop"}
+    assert answer.timestamp.utcoffset() is not None
+
+
+async def test_deltas_may_be_awaited(model: FakeModel, asking: Asking) -> None:
+    model.script(text("one two"))
+    seen: list[str] = []
+
+    async def listen(piece: str) -> None:
+        seen.append(piece)
+
+    await asking.provider.invoke([HumanMessage(content="hi")], on_delta=listen)
+
+    assert "".join(seen) == "one two"
+
+
+async def test_deltas_come_before_the_answer_is_complete(model: FakeModel) -> None:
+    async with FakeModel(token_delay_s=0.001) as slow, provider_for(slow) as asking:
+        slow.script(text("one two three four"))
+        await asking("hi")
+        assert len(asking.deltas) > 1
+
+
+async def test_the_request_holds_the_conversation(model: FakeModel, asking: Asking) -> None:
+    model.script(text("done"))
+    result = ToolResult(tool_call_id="c1", tool_name="add", result={"sum": 3})
+    failed = ToolResult(
+        tool_call_id="c2", tool_name="add", status=ToolStatus.ERROR, error="no numbers"
+    )
+    await asking(
+        SystemMessage(content="Sei un aiuto. ✓"),
+        "1 + 2?",
+        AssistantMessage(
+            tool_calls=(
+                ToolCall(id="c1", name="add", arguments={"a": 1, "b": 2}),
+                ToolCall(id="c2", name="add", malformed="{oops"),
+            )
+        ),
+        ToolMessage(tool_results=(result, failed)),
+        AssistantMessage(content=""),
+        tools=[ToolSchema("add", "Adds.", SCHEMA)],
+        model="other-model",
+    )
+
+    request = model.requests[0]
+    assert request["model"] == "other-model"
+    assert request["stream"] is True
+    assert request["stream_options"] == {"include_usage": True}
+    assert request["tools"] == [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA},
+        }
+    ]
+    system, user, assistant, first, second, empty = request["messages"]
+    assert system == {"role": "system", "content": "Sei un aiuto. ✓"}
+    assert user == {"role": "user", "content": "1 + 2?"}
+    assert assistant["content"] is None
+    assert [json.loads(call["function"]["arguments"]) for call in assistant["tool_calls"]] == [
+        {"a": 1, "b": 2},
+        {},
+    ]
+    assert first == {"role": "tool", "tool_call_id": "c1", "content": '{"sum":3}'}
+    assert second == {"role": "tool", "tool_call_id": "c2", "content": "Error: no numbers"}
+    assert empty == {"role": "assistant", "content": ""}
+
+
+async def test_without_tools_the_request_has_none(model: FakeModel, asking: Asking) -> None:
+    await asking("hi")
+    assert "tools" not in model.requests[0]
+
+
+async def test_extra_fields_ride_along(model: FakeModel) -> None:
+    async with provider_for(model, extra_body={"temperature": 0}) as asking:
+        await asking("hi")
+    assert model.requests[0]["temperature"] == 0
+
+
+async def test_each_message_is_encoded_once(model: FakeModel, asking: Asking) -> None:
+    message = HumanMessage(content="hi")
+    tool = ToolSchema("add", "Adds.", SCHEMA)
+    await asking(message, tools=[tool])
+    encoded = message.encoded("chat", lambda _: pytest.fail("encoded twice"))
+    assert json.loads(encoded) == model.requests[0]["messages"][0]
+    assert json.loads(tool.encodings["chat"]) == model.requests[0]["tools"][0]
+
+
+async def test_half_a_surrogate_pair_can_be_sent(model: FakeModel, asking: Asking) -> None:
+    await asking("half \ud83d of it", tools=[])
+    assert model.requests[0]["messages"][0]["content"] == "half \ufffd of it"
+
+
+async def test_a_tool_message_without_results_cannot_be_sent(asking: Asking) -> None:
+    with pytest.raises(HistoryError, match="answers no call"):
+        await asking(ToolMessage(content="lost"))
+
+
+async def test_parallel_tool_calls(model: FakeModel, asking: Asking) -> None:
+    model.script(calls(("add", {"a": 1}), ("sub", {"b": [1, {"c": "ü"}]}), content="let me see"))
+
+    answer = await asking("hi", tools=[ToolSchema("add", "", SCHEMA)])
+
+    assert answer.content == "let me see"
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [
+        ("add", {"a": 1}),
+        ("sub", {"b": [1, {"c": "ü"}]}),
+    ]
+    assert len({call.id for call in answer.tool_calls}) == 2
+    assert answer.metadata["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param(
+            [
+                piece(0, "x", "add", ""),
+                piece(1, "y", "sub", ""),
+                piece(1, None, None, '{"b"'),
+                piece(0, None, None, '{"a"'),
+                piece(1, None, None, ":2}"),
+                piece(0, None, None, ":1}"),
+            ],
+            id="interleaved",
+        ),
+        pytest.param(
+            [piece(0, "x", "add", '{"a":1}'), piece(1, "y", "sub", '{"b":2}')], id="whole calls"
+        ),
+        pytest.param(
+            [piece(0, "x", "add", '{"a":1}'), piece(0, "y", "sub", '{"b":2}')], id="all numbered 0"
+        ),
+        pytest.param(
+            [piece(None, "x", "add", '{"a":1}'), piece(None, "y", "sub", '{"b":2}')],
+            id="not numbered",
+        ),
+        pytest.param(
+            [
+                piece(None, "x", "add", '{"a"'),
+                piece(None, None, None, ":1}"),
+                piece(None, "y", "sub", '{"b"'),
+                piece(None, None, None, ":2}"),
+            ],
+            id="not numbered, in pieces",
+        ),
+        pytest.param(
+            [piece(0, None, "add", '{"a":1}'), piece(0, None, "sub", '{"b":2}')],
+            id="all numbered 0, no ids",
+        ),
+        pytest.param(
+            [
+                piece(0, "x", "add", '{"a"'),
+                piece(0, "x", "add", ":1}"),
+                piece(1, "y", "sub", '{"b"'),
+                piece(1, "y", "sub", ":2}"),
+            ],
+            id="id and name repeated",
+        ),
+        pytest.param(
+            [piece(0, "same", "add", '{"a":1}'), piece(1, "same", "sub", '{"b":2}')],
+            id="one id for all",
+        ),
+        pytest.param(
+            [piece(0, "x", "add", {"a": 1}), piece(1, "y", "sub", {"b": 2})], id="decoded arguments"
+        ),
+    ],
+)
+async def test_tool_calls_as_servers_send_them(
+    model: FakeModel, asking: Asking, pieces: list[dict[str, Any]]
+) -> None:
+    model.script(called(*pieces))
+
+    answer = await asking("hi")
+
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [
+        ("add", {"a": 1}),
+        ("sub", {"b": 2}),
+    ]
+    ids = [call.id for call in answer.tool_calls]
+    assert all(ids)
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    "raw", ["{oops", "[1]", '"text"', "12", '{"a": NaN}', '{"a": 1e999}', '{"a":1}{"b":2}']
+)
+async def test_arguments_that_are_no_json_object(
+    model: FakeModel, asking: Asking, raw: str
+) -> None:
+    model.script(called(piece(0, "x", "add", raw)))
+
+    (call,) = (await asking("hi")).tool_calls
+
+    assert call == ToolCall(id="x", name="add", arguments={}, malformed=raw)
+
+
+@pytest.mark.parametrize("raw", [None, "", " ", "null", "{}"])
+async def test_no_arguments(model: FakeModel, asking: Asking, raw: str | None) -> None:
+    model.script(called(piece(0, "x", "add", raw)))
+
+    (call,) = (await asking("hi")).tool_calls
+
+    assert call == ToolCall(id="x", name="add")
+
+
+async def test_a_call_without_a_name_can_still_be_answered(
+    model: FakeModel, asking: Asking
+) -> None:
+    model.script(called(piece(0, "x", None, "{}")))
+    (call,) = (await asking("hi")).tool_calls
+    assert call.name == "unnamed"
+
+
+async def test_usage_with_its_details(model: FakeModel, asking: Asking) -> None:
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 64},
+        "completion_tokens_details": {"reasoning_tokens": 12},
+    }
+    model.script(sse(chunk("hi", finish_reason="stop"), {"choices": [], "usage": usage}))
+
+    answer = await asking("hi")
+
+    assert answer.usage == Usage(
+        input_tokens=100, output_tokens=20, cached_tokens=64, reasoning_tokens=12
+    )
+
+
+@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}])
+async def test_usage_that_is_missing_or_odd_counts_nothing(
+    model: FakeModel, asking: Asking, usage: Any
+) -> None:
+    model.script(sse(chunk("hi", finish_reason="stop"), {"choices": [], "usage": usage}))
+    assert (await asking("hi")).usage == Usage()
+
+
+async def test_a_refusal_is_the_answer(model: FakeModel, asking: Asking) -> None:
+    model.script(sse(chunk(refusal="I can"), chunk(refusal="not."), chunk(finish_reason="stop")))
+
+    answer = await asking("hi")
+
+    assert answer.content == "I cannot."
+    assert answer.metadata == {"finish_reason": "stop", "refusal": True}
+    assert "".join(asking.deltas) == "I cannot."
+
+
+async def test_an_empty_answer(model: FakeModel, asking: Asking) -> None:
+    model.script(sse(chunk(finish_reason="stop")))
+
+    answer = await asking("hi")
+
+    assert (answer.content, answer.tool_calls) == ("", ())
+    assert asking.deltas == []
+
+
+async def test_an_answer_cut_by_its_length_says_so(model: FakeModel, asking: Asking) -> None:
+    model.script(sse(chunk("the begin"), chunk(finish_reason="length")))
+
+    answer = await asking("hi")
+
+    assert answer.content == "the begin"
+    assert answer.metadata["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("length", "model_output_limit"), ("content_filter", "model_content_filtered")],
+)
+async def test_no_answer_because_of_a_limit(
+    model: FakeModel, asking: Asking, reason: str, code: str
+) -> None:
+    model.script(sse(chunk(finish_reason=reason)))
+
+    with pytest.raises(ModelError) as caught:
+        await asking("hi")
+
+    assert caught.value.code == code
+    assert not caught.value.retryable
+    assert len(model.requests) == 1
+
+
+async def test_a_server_that_does_not_stream(model: FakeModel, asking: Asking) -> None:
+    message = {
+        "content": "hello",
+        "tool_calls": [piece(None, "x", "add", '{"a":1}'), piece(None, "y", "sub", "{}")],
+    }
+    body = {
+        "choices": [{"message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+    }
+    model.script(http_reply(json.dumps(body).encode(), media_type="application/json"))
+
+    answer = await asking("hi")
+
+    assert answer.content == "hello"
+    assert [call.name for call in answer.tool_calls] == ["add", "sub"]
+    assert answer.usage == Usage(input_tokens=3, output_tokens=4)
+
+
+async def test_an_emoji_cut_in_half(model: FakeModel, asking: Asking) -> None:
+    halves = [chunk("ok \ud83d"), chunk("\ude00!"), chunk("\ud83d")]
+    model.script(sse(*halves, chunk(finish_reason="stop")))
+
+    answer = await asking("hi")
+
+    assert answer.content == "ok \U0001f600!"
+    assert "".join(asking.deltas) == answer.content
+
+
+async def test_a_stream_without_its_last_blank_line(model: FakeModel, asking: Asking) -> None:
+    data = json.dumps(chunk("hello", finish_reason="stop"))
+    model.script(http_reply(f": hi\r\nevent: x\r\ndata:{data}".encode()))
+    assert (await asking("hi")).content == "hello"

@@ -1,0 +1,152 @@
+"""Cancelling a call hangs up at once; connections outlive neither loop nor provider."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from app.agents.messages import HumanMessage
+from app.agents.provider import LLMProvider
+from app.errors import ModelError
+from app.llm.openai_provider import OpenAIProvider
+from tests.fake_model import FakeModel, gated, gated_within, http_error, text
+from tests.llm.conftest import KEY, Asking, provider_for
+
+ANSWER = text("one two three")
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["within the answer", "before the answer"])
+async def test_cancelling_closes_the_stream_at_the_server(
+    model: FakeModel, asking: Asking, late: bool
+) -> None:
+    never = asyncio.Event()
+    model.script(gated_within(never, ANSWER, events=2) if late else gated(never, ANSWER))
+    task = asyncio.ensure_future(asking("hi"))
+    await model.received()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await model.disconnected()
+    assert asking.failed == []
+
+
+async def test_cancelling_within_a_delta(model: FakeModel, asking: Asking) -> None:
+    model.script(gated_within(asyncio.Event(), ANSWER, events=2))
+    heard = asyncio.Event()
+
+    async def listen(piece: str) -> None:
+        heard.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(
+        asking.provider.invoke([HumanMessage(content="hi")], on_delta=listen)
+    )
+    await heard.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await model.disconnected()
+
+
+async def test_cancelling_while_it_waits_for_the_next_try(model: FakeModel) -> None:
+    model.script(http_error(500))
+    waiting = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    provider = OpenAIProvider("m", api_key=KEY, base_url=model.base_url, sleep=sleep)
+    task = asyncio.ensure_future(provider.invoke([HumanMessage(content="hi")]))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await provider.aclose()
+    assert len(model.requests) == 1
+
+
+async def test_a_timeout_around_the_call_hangs_up_too(model: FakeModel, asking: Asking) -> None:
+    model.script(gated_within(asyncio.Event(), ANSWER, events=2))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asking("hi")
+    await model.disconnected()
+
+
+async def test_one_connection_serves_call_after_call(model: FakeModel, asking: Asking) -> None:
+    ports = set()
+    for _ in range(3):
+        await asking("hi")
+        ports.add(await _client_port(asking))
+    assert len(ports) == 1
+
+
+async def test_many_calls_side_by_side(model: FakeModel, asking: Asking) -> None:
+    answers = await asyncio.gather(*(asking(f"number {number}") for number in range(50)))
+    assert [f'"number {number}"' in answer.content for number, answer in enumerate(answers)] == (
+        [True] * 50
+    )
+
+
+async def test_a_closed_provider_opens_again(model: FakeModel, asking: Asking) -> None:
+    await asking("hi")
+    await asking.provider.aclose()
+    await asking.provider.aclose()
+    await asking("hi")
+    assert len(model.requests) == 2
+
+
+async def test_a_provider_for_another_model_shares_connections(
+    model: FakeModel, asking: Asking
+) -> None:
+    other: LLMProvider = asking.provider.for_model("other")
+    await asking("hi")
+    port = await _client_port(asking)
+    await other.invoke([HumanMessage(content="hi")])
+    assert await _client_port(asking) == port
+    assert [request["model"] for request in model.requests] == ["some-model", "other"]
+    assert asking.provider.for_model("some-model") is asking.provider
+
+
+async def test_each_event_loop_has_its_own_connections(model: FakeModel) -> None:
+    async with provider_for(model) as asking:
+        await asking("hi")
+
+        async def ask_and_close() -> str:
+            answer = await asking("hi")
+            await asking.provider.aclose()
+            return str(answer.content)
+
+        def in_another_loop() -> str:
+            return asyncio.run(ask_and_close())
+
+        assert await asyncio.to_thread(in_another_loop)
+        assert await asyncio.to_thread(in_another_loop)
+        await asking("hi")
+    gc.collect()
+    assert len(model.requests) == 4
+
+
+async def test_closing_fails_calls_that_are_still_going_on(model: FakeModel) -> None:
+    model.script(gated_within(asyncio.Event(), ANSWER, events=2))
+    async with provider_for(model, max_tries=1) as asking:
+        task = asyncio.ensure_future(asking("hi"))
+        await model.received()
+        await asking.provider.aclose()
+        with pytest.raises(ModelError):
+            await task
+    await model.disconnected()
+
+
+async def _client_port(asking: Asking) -> int:
+    """The local port of the one idle connection."""
+    (client,) = asking.provider._door._clients.values()
+    transport: Any = client._client._transport
+    connector = transport.client.connector
+    ((connection, _),) = next(iter(connector._conns.values()))
+    port: int = connection.transport.get_extra_info("sockname")[1]
+    return port
