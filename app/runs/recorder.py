@@ -61,6 +61,10 @@ class JournalRecorder(Recorder):
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
             self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            if published := self._published.pop(id(query), None):
+                # A hook on QUERY_END took the answer back; others can read it all the same.
+                data = {"version": published.version, "content": published.content}
+                self._add(query, EventType.MEMORY_PUBLISHED, data)
             self._task(query, RunStatus.FAILED, error=error, usage=usage)
             return
         seq = self._add(

@@ -2,7 +2,6 @@
 
 import asyncio
 from typing import Any
-from uuid import uuid4
 
 import httpx2
 import pytest
@@ -12,6 +11,8 @@ from pydantic_core import from_json
 from tests.fake_model import FakeModel, gated, text
 from tests.service import Running
 from tests.team import define, start
+
+NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 
 
 async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dict[str, Any]]:
@@ -88,10 +89,10 @@ async def test_a_subscriber_sees_a_step_while_the_run_goes_on(
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        (f"/v1/runs/{uuid4()}/ws", 404),
+        (f"/v1/runs/{NOBODY}/ws", 404),
         ("/v1/runs/nonsense/ws", 422),
-        (f"/v1/runs/{uuid4()}/ws?after=-1", 422),
-        (f"/v1/runs/{uuid4()}/ws?after=x", 422),
+        (f"/v1/runs/{NOBODY}/ws?after=-1", 422),
+        (f"/v1/runs/{NOBODY}/ws?after=x", 422),
     ],
 )
 async def test_a_refusal_comes_before_the_upgrade(bottega: Running, path: str, status: int) -> None:
