@@ -61,14 +61,21 @@ async def open_service(
 @asynccontextmanager
 async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
+    from app.runs.build import Workshop
     from app.runs.execute import Executor
+    from app.runs.plugins import configure_agent
 
     settings, database = service.settings, service.database
     notifier = Notifier(database.connect)
     async with _model(settings) as provider:
         executor = Executor(
             pool=database.pool,
-            provider_for=lambda model: provider.for_model(model or settings.default_model),
+            workshop=Workshop(
+                provider_for=lambda definition: provider.for_model(
+                    definition["model"] or settings.default_model
+                ),
+                configure=configure_agent(),
+            ),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
         )

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 import app as package
-from app.api import agents, errors, graphs, operations, runs, stream
+from app.api import agents, errors, graphs, operations, runs, sessions, stream
 from app.api.middleware import RefuseLongBody
 from app.container import Service, open_service
 from app.settings import Settings
@@ -37,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)
     errors.install(app)
-    for routes in (agents, graphs, runs, stream, operations):
+    for routes in (agents, graphs, runs, stream, sessions, operations):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

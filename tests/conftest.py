@@ -1,7 +1,11 @@
 """One PostgreSQL server per test process, one migrated template, and a clone of it per test."""
 
+import asyncio
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -16,10 +20,28 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@contextmanager
+def data_folder() -> Iterator[Path]:
+    """A folder for a database, and then gone.
+
+    Not below pytest's own temporary folder: every pytest that starts on this machine closes that
+    to other users, and as root the server runs as one.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="bottega-test-", ignore_cleanup_errors=True)
+    with folder as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with data_folder() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     """The URL of a server of this test process's own, with a migrated template database."""
-    with embedded.running(tmp_path_factory.mktemp("data")) as url:
+    with data_folder() as folder, embedded.running(folder) as url:
         _execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
         _execute(url, "CREATE DATABASE template_bottega")
         migrate.upgrade(at(url, "template_bottega"))
@@ -55,8 +77,6 @@ def at(url: str, name: str) -> str:
 
 
 def _execute(url: str, *statements: str) -> None:
-    import asyncio
-
     async def run() -> None:
         connection = await asyncpg.connect(url)
         for statement in statements:

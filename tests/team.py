@@ -21,6 +21,18 @@ async def define(client: httpx2.AsyncClient) -> None:
     assert (await client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).status_code == 201
 
 
+async def define_graph(
+    client: httpx2.AsyncClient, name: str, *edges: tuple[str, str], **fields: Any
+) -> None:
+    """Create a graph and, for each node, an agent that says who it is."""
+    listed = [{"source": source, "target": target} for source, target in edges]
+    for agent in dict.fromkeys(end for edge in edges for end in edge):
+        body = {"name": agent, "description": agent, "system_message": f"You are {agent}."}
+        assert (await client.post("/v1/agents", json=body)).status_code == 201
+    created = await client.post("/v1/graphs", json={"name": name, "edges": listed, **fields})
+    assert created.status_code == 201, created.text
+
+
 async def start(client: httpx2.AsyncClient, **changes: Any) -> str:
     """Start a run of the team; answers its id."""
     answer = await client.post("/v1/runs", json=RUN | changes)

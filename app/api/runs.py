@@ -11,7 +11,7 @@ from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import problems
 from app.api.pages import PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
-from app.api.schemas.runs import NewRun, Run, RunGraph, Status, Task
+from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, Status, Task
 from app.api.stream import until_final
 from app.runs import read
 from app.runs import submit as submitting
@@ -27,6 +27,7 @@ class RunQuery(PageQuery):
 
     status: Status | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
+    session_id: SessionName | None = None
 
 
 @router.post(
@@ -85,6 +86,7 @@ async def list_(
         tenant,
         status=query.status,
         agent=query.agent,
+        session_id=query.session_id,
         after=query.place(UUID),
         descending=query.descending,
         limit=query.limit + 1,
@@ -138,3 +140,19 @@ async def tasks(
 )
 async def graph(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     return await read.graph(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/context/{agent}",
+    operation_id="get_run_context",
+    summary="What an agent received from others, and why",
+    response_model=Context,
+    responses=problems(404),
+)
+async def context(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    agent: Annotated[str, Path(pattern=NAME_PATTERN)],
+) -> Any:
+    return {"items": await read.context(tx, tenant, run_id, agent)}

@@ -10,15 +10,14 @@ import asyncpg
 import structlog
 from pydantic_core import from_json
 
-from app.agents import AgentFactory, AssistantResponse, BaseAgent
-from app.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
-from app.agents.provider import LLMProvider
-from app.definitions.graphs import to_graph
+from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import EventType, RunStatus
+from app.runs.build import Workshop, build, query_of
+from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
-from app.runs.journal import Journal
+from app.runs.journal import End, Journal
 from app.runs.recorder import JournalRecorder
 
 logger = structlog.get_logger(__name__)
@@ -35,13 +34,13 @@ class Executor:
     """What executing runs needs.
 
     Attributes:
-        provider_for: the provider of a model name; ``None`` is the default model.
+        workshop: what agents are built with.
         wake: told a run's id after each commit to its log.
         max_crashes: a run whose worker died more often than this ends as failed.
     """
 
     pool: asyncpg.Pool
-    provider_for: Callable[[str | None], LLMProvider]
+    workshop: Workshop
     wake: Callable[[UUID], None]
     max_crashes: int
 
@@ -66,7 +65,7 @@ class Executor:
         )
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
         try:
-            await _execute(journal, claim, self.provider_for, self.max_crashes)
+            await _execute(journal, claim, self.workshop, self.max_crashes)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
@@ -89,104 +88,56 @@ class Executor:
 
 
 async def _execute(
-    journal: Journal,
-    claim: dict[str, Any],
-    provider_for: Callable[[str | None], LLMProvider],
-    max_crashes: int,
+    journal: Journal, claim: dict[str, Any], workshop: Workshop, max_crashes: int
 ) -> None:
     """Take the claimed run to its final event."""
     if claim["crashes"] >= max_crashes:
         detail = f"its worker died {claim['crashes']} times while executing it"
-        await journal.finish(RunStatus.FAILED, error={"code": "crashed", "message": detail})
+        await journal.finish(End(RunStatus.FAILED, error={"code": "crashed", "message": detail}))
         return
-    recorder = JournalRecorder(journal)
     try:
         async with asyncio.timeout(max(0.0, claim["remaining_s"])):
-            agent, warnings = build(claim, provider_for)
-            for code, message in warnings:
-                journal.add(EventType.WARNING, {"code": code, "message": message})
-            response = await agent.execute_query_async(_query(claim["input"]), recorder=recorder)
+            end = await _work(journal, claim, workshop)
     except TimeoutError:
         detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
-        await journal.finish(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail})
-        return
+        end = End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail})
     except FencedError:
         raise
     except BottegaError as error:
-        failure = {"code": error.code, "message": error.detail}
-        await journal.finish(RunStatus.FAILED, error=failure)
-        return
+        end = End(RunStatus.FAILED, error={"code": error.code, "message": error.detail})
     except Exception:
         logger.exception("run.broken", run_id=str(journal.run_id))
-        failure = {"code": "internal", "message": "the run broke on an internal error; see the log"}
-        await journal.finish(RunStatus.FAILED, error=failure)
-        return
-    await _finish(journal, recorder, response)
+        detail = "the run broke on an internal error; the worker's log says more"
+        end = End(RunStatus.FAILED, error={"code": "internal", "message": detail})
+    await journal.finish(end)
 
 
-async def _finish(journal: Journal, recorder: JournalRecorder, response: AssistantResponse) -> None:
-    """Write the end that the root's response means."""
+async def _work(journal: Journal, claim: dict[str, Any], workshop: Workshop) -> End:
+    """Let the run's agents work; answers how it ended."""
+    recorder = JournalRecorder(journal, in_session=claim["session_id"] is not None)
+    team = build(claim, workshop)
+    for code, message in team.warnings:
+        journal.add(EventType.WARNING, {"code": code, "message": message})
+    question = query_of(claim["input"])
+    if claim["mode"] == "dag" and team.graph is not None:
+        dag = await run_dag(team.graph, team.agents, question, recorder)
+        return End(dag.status, output=dag.output, error=dag.error, usage=dag.usage)
+    (agent,) = team.agents.values()
+    response = await agent.execute_query_async(question, recorder=recorder)
+    return end_of(response, recorder.answer_seq)
+
+
+def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
+    """The end that the root's response means for the run. Pure."""
     if response.error is not None and not response.content:
         error = {"code": response.error_code or "agent_failed", "message": response.error}
-        await journal.finish(
+        return End(
             RunStatus.FAILED, error=error, stop_reason=response.stop_reason, usage=response.usage
         )
-        return
-    await journal.finish(
+    return End(
         RunStatus.COMPLETED,
         output=response.content,
         stop_reason=response.stop_reason,
         usage=response.usage,
-        answer_seq=recorder.answer_seq,
+        answer_seq=answer_seq,
     )
-
-
-def build(
-    claim: dict[str, Any], provider_for: Callable[[str | None], LLMProvider]
-) -> tuple[BaseAgent, list[tuple[str, str]]]:
-    """The run's root agent with its sub-agents and its own copy of the graph.
-
-    Args:
-        claim: ``agent`` is the root's name, ``agents`` the pinned definitions by name, ``graph``
-            the pinned graph's definition or ``None``.
-
-    Returns:
-        the root, and warnings as (code, message).
-    """
-    factory = AgentFactory()
-    definitions: dict[str, dict[str, Any]] = claim["agents"]
-    for name, definition in definitions.items():
-        factory.register(
-            name,
-            BaseAgent,
-            subagent_description=definition["description"] or None,
-            stateless=definition["stateless"],
-            defaults={
-                "system_message": definition["system_message"],
-                "description": definition["description"] or None,
-                "agent_name": name,
-                "max_iterations": definition["max_iterations"],
-                "provider": provider_for(definition["model"]),
-            },
-        )
-    if claim["graph"] is not None:
-        factory.with_memory_graph(to_graph(claim["graph"]))
-
-    def create(name: str) -> BaseAgent:
-        children = definitions[name]["subagents"]["names"] if definitions[name]["subagents"] else []
-        return factory.create(name, subagents=[create(child) for child in children])
-
-    return create(claim["agent"]), list(factory.warnings)
-
-
-_ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
-    "system": SystemMessage,
-    "user": HumanMessage,
-    "assistant": AssistantMessage,
-}
-
-
-def _query(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
-    if isinstance(value, str):
-        return value
-    return [_ROLES[message["role"]](content=message["content"]) for message in value]

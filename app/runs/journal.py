@@ -10,6 +10,7 @@ A step is everything since the last commit, stored by one statement. Steps are c
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,23 @@ from app.events.types import FINAL_EVENT, EventType, RunStatus
 from app.runs.fold import Fold, key_of
 
 SHOW_AFTER_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        output: the answer, or what there is of one.
+        answer_seq: of the event that holds the answer.
+    """
+
+    status: RunStatus
+    output: Any = None
+    stop_reason: str | None = None
+    error: dict[str, str] | None = None
+    usage: AgentUsage | None = None
+    answer_seq: int | None = None
 
 
 class Journal:
@@ -156,30 +174,21 @@ class Journal:
         if self._shower is not None:
             await asyncio.gather(self._shower, return_exceptions=True)
 
-    async def finish(
-        self,
-        status: RunStatus,
-        *,
-        output: Any = None,
-        stop_reason: str | None = None,
-        error: dict[str, Any] | None = None,
-        usage: AgentUsage | None = None,
-        answer_seq: int | None = None,
-    ) -> None:
+    async def finish(self, end: End) -> None:
         """Write the final event and the run's end, in one step with all that is still open."""
-        spent = None if usage is None else usage.model_dump()
-        data: dict[str, Any] = {"stop_reason": stop_reason, "usage": spent}
-        if error is not None:
-            data["error"] = error
-        if answer_seq is not None:
-            data["answer_seq"] = answer_seq
-        self.add(FINAL_EVENT[status], data)
+        usage = None if end.usage is None else end.usage.model_dump()
+        data: dict[str, Any] = {"stop_reason": end.stop_reason, "usage": usage}
+        if end.error is not None:
+            data["error"] = end.error
+        if end.answer_seq is not None:
+            data["answer_seq"] = end.answer_seq
+        self.add(FINAL_EVENT[end.status], data)
         await self.commit(
             {
-                "status": status,
-                "output": output,
-                "stop_reason": stop_reason,
-                "error": error,
-                "usage": spent,
+                "status": end.status,
+                "output": end.output,
+                "stop_reason": end.stop_reason,
+                "error": end.error,
+                "usage": usage,
             }
         )

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.db.tables import graph_snapshots, run_events, runs, tasks
 from app.definitions import store
 from app.errors import NotFoundError
+from app.events.types import EventType
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
@@ -30,6 +31,7 @@ async def page(
     *,
     status: str | None,
     agent: str | None,
+    session_id: str | None,
     after: UUID | None,
     descending: bool,
     limit: int,
@@ -39,6 +41,7 @@ async def page(
         runs.c.tenant_id == tenant_id,
         true() if status is None else runs.c.status == status,
         true() if agent is None else runs.c.agent == agent,
+        true() if session_id is None else runs.c.session_id == session_id,
     )
     if after is not None:
         query = query.where(runs.c.id < after if descending else runs.c.id > after)
@@ -86,7 +89,8 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
     Raises:
         NotFoundError: unknown run, or (code ``no_graph``) one without a graph.
     """
-    pinned = (await get(connection, tenant_id, run_id))["pinned"]["graph"]
+    run = await get(connection, tenant_id, run_id)
+    pinned = run["pinned"]["graph"]
     if pinned is None:
         raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
     definition = (
@@ -111,6 +115,57 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
         )
         .where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
     )
-    rows = {row["agent"]: row for row in (await connection.execute(published)).mappings()}
+    rows: dict[str, Any] = {
+        item["agent"]: {**item, "task_id": None} for item in run["session_base"] or ()
+    }
+    rows |= {row["agent"]: row for row in (await connection.execute(published)).mappings()}
     nodes = [{**node, "published": rows.get(node["agent"])} for node in definition["nodes"]]
     return {**pinned, "nodes": nodes, "edges": definition["edges"]}
+
+
+async def context(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
+) -> list[dict[str, Any]]:
+    """What an agent received from others in a run, in the order it did.
+
+    Raises:
+        NotFoundError: unknown run, or an agent that is not in it.
+    """
+    run = await get(connection, tenant_id, run_id)
+    if agent not in run["pinned"]["agents"]:
+        raise NotFoundError(f"run {run_id} has no agent '{agent}'")
+    answer = run_events.alias("answer")
+    query = (
+        select(
+            run_events.c.seq,
+            run_events.c.task_id,
+            run_events.c.data,
+            answer.c.data["output"].astext.label("output"),
+        )
+        .join_from(
+            run_events,
+            answer,
+            and_(
+                answer.c.tenant_id == run_events.c.tenant_id,
+                answer.c.run_id == run_events.c.run_id,
+                answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
+            ),
+            isouter=True,
+        )
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.run_id == run_id,
+            run_events.c.type == EventType.MEMORY_INJECTED,
+            run_events.c.agent == agent,
+        )
+        .order_by(run_events.c.seq)
+    )
+    return [
+        {
+            **row.data,
+            "seq": row.seq,
+            "task_id": row.task_id,
+            "content": row.output or row.data["content"],
+        }
+        for row in await connection.execute(query)
+    ]

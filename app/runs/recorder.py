@@ -18,7 +18,7 @@ from app.agents.tools import ToolBase
 from app.clock import monotonic
 from app.errors import ModelError
 from app.events.types import EventType, RunStatus
-from app.graph.shared_memory import MemoryItem, Publication
+from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.fold import Key
 from app.runs.journal import Journal
 
@@ -26,14 +26,19 @@ from app.runs.journal import Journal
 class JournalRecorder(Recorder):
     """Writes what the agents of a run do into its journal, and answers from it what was done.
 
+    Args:
+        in_session: publications go into the run's session too.
+
     Attributes:
         answer_seq: of the root's accepted answer, once there is one.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, in_session: bool = False) -> None:
         self.journal = journal
         self.answer_seq: int | None = None
+        self._in_session = in_session
         self._published: dict[int, Publication] = {}
+        self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}
 
     def task_id(self, query: Query) -> UUID | None:
@@ -63,8 +68,8 @@ class JournalRecorder(Recorder):
             self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
             if published := self._published.pop(id(query), None):
                 # A hook on QUERY_END took the answer back; others can read it all the same.
-                data = {"version": published.version, "content": published.content}
-                self._add(query, EventType.MEMORY_PUBLISHED, data)
+                taken_back = {"version": published.version, "content": published.content}
+                self._add(query, EventType.MEMORY_PUBLISHED, taken_back)
             self._task(query, RunStatus.FAILED, error=error, usage=usage)
             return
         seq = self._add(
@@ -77,16 +82,19 @@ class JournalRecorder(Recorder):
             self._answers[call] = seq
         self._task(query, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
         if published := self._published.pop(id(query), None):
-            data = {"version": published.version, "answer_seq": seq}
-            self._add(query, EventType.MEMORY_PUBLISHED, data)
+            data: dict[str, Any] = {"version": published.version, "answer_seq": seq}
+            self._add(query, EventType.MEMORY_PUBLISHED, data.copy())
+            if self._in_session:
+                data |= {"content": published.content}
             self.journal.publication(published.agent_id, task_id=self.task_id(query), **data)
+            self._publications[published.agent_id, published.version] = seq
 
     def _task(self, query: Query, status: RunStatus, **fields: Any) -> None:
         task_id = self.task_id(query)
-        if task_id is not None and query.parent is not None:
+        if task_id is not None:
             self.journal.task(
                 task_id,
-                parent_id=self.task_id(query.parent),
+                parent_id=None if query.parent is None else self.task_id(query.parent),
                 agent=_name(query),
                 depth=query.depth - 1,
                 status=status,
@@ -178,16 +186,18 @@ class JournalRecorder(Recorder):
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         for item in items:
-            self._add(
-                query,
-                EventType.MEMORY_INJECTED,
-                {
-                    "source": item.source_id,
-                    "version": item.version,
-                    "edge": [item.source_id, _name(query)],
-                    "policy": item.policy,
-                },
-            )
+            data = {
+                "source": item.source_id,
+                "version": item.version,
+                "edge": [item.source_id, _name(query)],
+                "policy": item.policy,
+            }
+            answer = self._publications.get((item.source_id, item.version))
+            if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
+                data["answer_seq"] = answer
+            else:  # it is more than that answer, or comes from an earlier run of the session
+                data["content"] = item.content
+            self._add(query, EventType.MEMORY_INJECTED, data)
 
     def published(self, query: Query, publication: Publication) -> None:
         self._published[id(query)] = publication

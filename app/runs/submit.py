@@ -16,7 +16,7 @@ from app.definitions import store
 from app.definitions.agents import reachable
 from app.errors import InvalidInputError, NotFoundError, UnknownAgentError
 from app.events.types import EventType
-from app.runs import queue
+from app.runs import queue, sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ class NewRun:
     """What a client asks for. ``timeout_s`` is wall time from the first start on."""
 
     mode: str
-    agent: str
+    agent: str | None
     graph: str | None
+    session_id: str | None
     input: str | list[dict[str, Any]]
     priority: int
     timeout_s: float
@@ -41,6 +42,8 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> U
             nothing of itself (``missing_description``).
     """
     pinned = await _pin(connection, tenant_id, new)
+    if new.session_id is not None:
+        await sessions.ensure(connection, tenant_id, new.session_id)
     run_id: UUID | None = await connection.scalar(
         insert(tables.runs)
         .values(
@@ -48,6 +51,7 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> U
             mode=new.mode,
             agent=new.agent,
             graph=new.graph,
+            session_id=new.session_id,
             input=new.input,
             pinned=pinned,
             priority=new.priority,
@@ -66,7 +70,13 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> U
             attempt=0,
             type=EventType.RUN_QUEUED,
             at=func.now(),
-            data={"agent": new.agent, "graph": new.graph, "priority": new.priority},
+            data={
+                "mode": new.mode,
+                "agent": new.agent,
+                "graph": new.graph,
+                "session_id": new.session_id,
+                "priority": new.priority,
+            },
         )
     )
     raw = await connection.get_raw_connection()
@@ -85,8 +95,10 @@ async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dic
             raise InvalidInputError(error.detail, code="unknown_graph", pointer="/graph") from error
         nodes = [node["agent"] for node in found.content["nodes"]]
         graph = {"name": found.name, "version": found.version}
-    agents = await reachable(connection, tenant_id, [new.agent, *nodes])
-    named_by = {new.agent: "/agent"} | dict.fromkeys(nodes, "/graph")
+    named_by = dict.fromkeys(nodes, "/graph")
+    if new.agent is not None:
+        named_by = {new.agent: "/agent"} | named_by
+    agents = await reachable(connection, tenant_id, list(named_by))
     for name, agent in agents.items():
         named_by |= {
             child: f"sub-agent of {name}" for child in agent.children if child not in named_by

@@ -39,6 +39,12 @@ BEGIN
         attempts = attempts || jsonb_build_array(jsonb_build_object(
             'number', attempt + 1, 'cause', v_cause, 'started_at', v_now, 'ended_at', NULL)),
         started_at = coalesce(started_at, v_now),
+        session_base = coalesce(session_base, (
+            SELECT jsonb_agg(jsonb_build_object(
+                'agent', m.agent, 'version', m.version, 'content', m.content,
+                'published_at', m.published_at))
+            FROM session_memory m
+            WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id), '[]'),
         deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s)),
         last_seq = last_seq + 1
     WHERE tenant_id = p_tenant AND id = p_run
@@ -49,7 +55,8 @@ BEGIN
         v_now, jsonb_build_object('attempt', r.attempt, 'cause', v_cause));
     RETURN jsonb_build_object(
         'mode', r.mode, 'agent', r.agent, 'input', r.input,
-        'attempt', r.attempt, 'last_seq', r.last_seq,
+        'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
+        'session_id', r.session_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - v_now),
         'timeout_s', r.timeout_s,
         'crashes', jsonb_array_length(jsonb_path_query_array(
@@ -76,11 +83,13 @@ CREATE FUNCTION append_step(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_count integer := jsonb_array_length(p_events);
+    v_session text;
     v_now timestamptz;
 BEGIN
     UPDATE runs SET last_seq = p_after + v_count
     WHERE tenant_id = p_tenant AND id = p_run
-      AND attempt = p_attempt AND last_seq = p_after AND status = 'running';
+      AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
+    RETURNING session_id INTO v_session;
     IF NOT FOUND THEN
         PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run
             AND attempt = p_attempt AND last_seq = p_after + v_count AND v_count > 0;
@@ -118,6 +127,18 @@ BEGIN
         ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
             version = excluded.version, task_id = excluded.task_id,
             answer_seq = excluded.answer_seq, published_at = excluded.published_at;
+        -- Nothing is left in a session that was deleted meanwhile. The order of the rows is fixed,
+        -- so that two runs of one session wait for each other and never deadlock.
+        UPDATE sessions SET updated_at = v_now WHERE tenant_id = p_tenant AND id = v_session;
+        IF FOUND THEN
+            INSERT INTO session_memory AS m
+                (tenant_id, session_id, agent, version, content, run_id, published_at)
+            SELECT p_tenant, v_session, p.agent, 1, p.content, p_run, v_now
+            FROM jsonb_to_recordset(p_publications) AS p(agent text, content text)
+            ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
+                version = m.version + 1, content = excluded.content,
+                run_id = excluded.run_id, published_at = excluded.published_at;
+        END IF;
     END IF;
     IF p_outcome IS NOT NULL THEN
         UPDATE runs SET
@@ -232,6 +253,8 @@ def upgrade() -> None:
         sa.Column("mode", sa.Text(), nullable=False),
         sa.Column("agent", sa.Text(), nullable=True),
         sa.Column("graph", sa.Text(), nullable=True),
+        sa.Column("session_id", sa.Text(), nullable=True),
+        sa.Column("session_base", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("input", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("pinned", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("output", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
@@ -272,6 +295,44 @@ def upgrade() -> None:
         ["tenant_id", "id"],
         unique=False,
         postgresql_where=sa.text("status IN ('queued', 'running')"),
+    )
+    op.create_table(
+        "sessions",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column(
+            "created_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+        ),
+        sa.Column(
+            "updated_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_sessions_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "id", name=op.f("pk_sessions")),
+    )
+    op.create_table(
+        "session_memory",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("agent", sa.Text(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id", "session_id"],
+            ["sessions.tenant_id", "sessions.id"],
+            name=op.f("fk_session_memory_tenant_id_session_id_sessions"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "session_id", "agent", name=op.f("pk_session_memory")),
     )
     op.create_table(
         "agent_versions",
@@ -404,4 +465,6 @@ def downgrade() -> None:
     op.drop_table("graphs")
     op.drop_table("api_keys")
     op.drop_table("agents")
+    op.drop_table("session_memory")
+    op.drop_table("sessions")
     op.drop_table("tenants")

@@ -180,7 +180,13 @@ async def test_paths_and_queries_that_lead_nowhere(
         ({"input": [{"role": "tool", "content": "x"}]}, "invalid"),
         ({"priority": 11}, "invalid"),
         ({"timeout_s": -1}, "invalid"),
-        ({"session_id": "s"}, "invalid"),
+        ({"session_id": "a b"}, "invalid"),
+        ({"session_id": ""}, "invalid"),
+        ({"agent": None}, "invalid"),
+        ({"mode": "dag", "graph": "holey"}, "invalid"),
+        ({"mode": "dag", "agent": None}, "invalid"),
+        ({"mode": "dag", "agent": None, "graph": "holey"}, "unknown_agent"),
+        ({"token_budget": 5}, "invalid"),
     ],
 )
 async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(

@@ -118,7 +118,7 @@ async def test_a_subscriber_that_goes_away_leaves_nothing_behind(
     gate.set()
     await bottega.frames(f"/v1/runs/{run_id}/ws")
     while bottega.service.feed.watched():  # the server's side of the last one is ending
-        await asyncio.sleep(0)  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 async def test_a_server_about_to_stop_tells_its_subscribers(

@@ -57,37 +57,37 @@ def postmaster(folder: Path) -> psutil.Process | None:
         return None
 
 
-def test_processes_share_one_server_and_the_last_one_out_stops_it(tmp_path: Path) -> None:
-    with holder(tmp_path) as first, holder(tmp_path) as second:
-        server = postmaster(tmp_path)
+def test_processes_share_one_server_and_the_last_one_out_stops_it(folder: Path) -> None:
+    with holder(folder) as first, holder(folder) as second:
+        server = postmaster(folder)
         assert server is not None
         leave(first)
-        assert postmaster(tmp_path) == server
+        assert postmaster(folder) == server
         leave(second)
-        assert postmaster(tmp_path) is None
+        assert postmaster(folder) is None
         psutil.wait_procs([server], timeout=10)
         assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_killed_process_neither_takes_the_server_away_nor_keeps_it_up(tmp_path: Path) -> None:
-    with holder(tmp_path) as first, holder(tmp_path) as second:
+def test_a_killed_process_neither_takes_the_server_away_nor_keeps_it_up(folder: Path) -> None:
+    with holder(folder) as first, holder(folder) as second:
         first.send_signal(signal.SIGKILL)
         first.wait()
-        assert postmaster(tmp_path) is not None
+        assert postmaster(folder) is not None
         leave(second)
-        assert postmaster(tmp_path) is None
+        assert postmaster(folder) is None
 
 
-def test_a_server_that_all_left_by_force_is_used_again(tmp_path: Path) -> None:
-    with holder(tmp_path) as first:
+def test_a_server_that_all_left_by_force_is_used_again(folder: Path) -> None:
+    with holder(folder) as first:
         first.send_signal(signal.SIGKILL)
         first.wait()
-    server = postmaster(tmp_path)
+    server = postmaster(folder)
     assert server is not None
-    with holder(tmp_path) as second:
-        assert postmaster(tmp_path) == server
+    with holder(folder) as second:
+        assert postmaster(folder) == server
         leave(second)
-    assert postmaster(tmp_path) is None
+    assert postmaster(folder) is None
 
 
 def test_a_folder_that_cannot_be_is_an_error_that_says_what_to_do() -> None:
@@ -98,17 +98,17 @@ def test_a_folder_that_cannot_be_is_an_error_that_says_what_to_do() -> None:
         pass
 
 
-def test_a_folder_with_something_else_in_it_is_an_error_that_says_why(tmp_path: Path) -> None:
-    data = tmp_path / "postgres"
+def test_a_folder_with_something_else_in_it_is_an_error_that_says_why(folder: Path) -> None:
+    data = folder / "postgres"
     data.mkdir()
     (data / "PG_VERSION").write_text("9.1\n")
-    with pytest.raises(DataFolderError, match="does not start"), embedded.running(tmp_path):
+    with pytest.raises(DataFolderError, match="does not start"), embedded.running(folder):
         pass
 
 
-def test_a_path_too_long_for_its_socket_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 30)
-    with pytest.raises(DataFolderError, match="shorter"), embedded.running(folder):
+def test_a_path_too_long_for_its_socket_is_refused(folder: Path) -> None:
+    long = folder / ("long" * 30)
+    with pytest.raises(DataFolderError, match="shorter"), embedded.running(long):
         pass
 
 

@@ -20,6 +20,15 @@ class SubAgents(Body):
     ]
 
 
+class ToolRule(Body):
+    """A tool that must have been called before an answer counts."""
+
+    tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    min_calls: Annotated[int, Field(ge=1, le=100)] = 1
+    require_success: bool = False
+    error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
+
+
 class AgentContent(Body):
     """What an agent is, apart from its name."""
 
@@ -42,6 +51,17 @@ class AgentContent(Body):
         Field(description="As a sub-agent: forget the conversation after each call."),
     ] = True
     subagents: SubAgents | None = None
+    tool_policy: Annotated[
+        list[ToolRule],
+        Field(max_length=50, description="An answer that breaks it goes back to the model."),
+    ] = Field(default_factory=list)
+    exit_on_success: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
+        Field(max_length=50, description="Tools whose success ends the query with their result."),
+    ] = Field(default_factory=list)
+    agent_comment: Annotated[
+        bool, Field(description="Ask the model again once its tools have answered.")
+    ] = True
     metadata: Metadata = Field(default_factory=dict)
 
 
@@ -74,5 +94,8 @@ class Agent(Answer):
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None
+    tool_policy: list[ToolRule]
+    exit_on_success: list[str]
+    agent_comment: bool
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="When this version was stored.")]

@@ -1,15 +1,16 @@
 """Runs, their tasks and events on the wire."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
 
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
+SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 
 
@@ -26,17 +27,27 @@ class NewRun(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"agent": "coordinator", "graph": "software", "input": "Build a todo app."}
+                {"agent": "coordinator", "graph": "software", "input": "Build a todo app."},
+                {"mode": "dag", "graph": "software", "input": "Build a todo app."},
             ]
         }
     )
 
     mode: Annotated[
-        Literal["orchestrated"],
-        Field(description="`orchestrated`: the agent calls the others as it sees fit."),
+        Literal["orchestrated", "dag"],
+        Field(
+            description=(
+                "`orchestrated`: `agent` calls the others as it sees fit. `dag`: the agents of "
+                "`graph` are all asked, each as soon as those it depends on have answered."
+            )
+        ),
     ] = "orchestrated"
-    agent: Name
+    agent: Name | None = None
     graph: Name | None = None
+    session_id: Annotated[
+        SessionName | None,
+        Field(description="Shared memory that outlives the run; created when first named."),
+    ] = None
     input: Annotated[
         Text | list[InputMessage],
         Field(description="The question, or messages of which exactly one has the role `user`."),
@@ -51,6 +62,16 @@ class NewRun(Body):
         ),
     ] = None
     metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if self.mode == "dag" and (self.graph is None or self.agent is not None):
+            raise PydanticCustomError(
+                "mode", "mode 'dag' needs a graph, and no agent: the graph's agents run"
+            )
+        if self.mode == "orchestrated" and self.agent is None:
+            raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
+        return self
 
     @field_validator("input")
     @classmethod
@@ -95,6 +116,7 @@ class Run(Answer):
     mode: str
     agent: str | None
     graph: str | None
+    session_id: str | None
     input: str | list[InputMessage]
     output: Annotated[Any, Field(description="The final answer; null while there is none.")]
     stop_reason: str | None
@@ -142,7 +164,7 @@ class Published(Answer):
 
     version: int
     content: str
-    task_id: UUID | None
+    task_id: Annotated[UUID | None, Field(description="Null: from an earlier run of the session.")]
     published_at: datetime
 
 
@@ -152,6 +174,48 @@ class RunNode(Answer):
     agent: str
     ttl_s: float | None
     published: Published | None
+
+
+class ContextItem(Answer):
+    """Something that an agent received from another."""
+
+    seq: Annotated[int, Field(description="Of the event that says so.")]
+    task_id: UUID | None
+    source: str
+    version: int
+    edge: list[str]
+    policy: str
+    content: str
+
+
+class Context(Answer):
+    """Why an agent saw what it saw."""
+
+    items: list[ContextItem]
+
+
+class Session(Answer):
+    """Shared memory that outlives a run."""
+
+    id: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class SessionItem(Answer):
+    """What an agent published last in a session."""
+
+    agent: str
+    version: int
+    content: str
+    run_id: UUID
+    published_at: datetime
+
+
+class SessionMemory(Session):
+    """A session with all it holds."""
+
+    memory: list[SessionItem]
 
 
 class RunGraph(Answer):

@@ -4,6 +4,7 @@ every table can be partitioned or distributed by it.
 
 from app.db.tables.definitions import agent_versions, agents, graph_versions, graphs
 from app.db.tables.runs import graph_snapshots, run_events, runs, tasks
+from app.db.tables.sessions import session_memory, sessions
 from app.db.tables.tenants import api_keys, tenants
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "graphs",
     "run_events",
     "runs",
+    "session_memory",
+    "sessions",
     "tasks",
     "tenants",
 ]

@@ -32,6 +32,9 @@ runs = Table(
     Column("mode", Text, nullable=False),
     Column("agent", Text),
     Column("graph", Text),
+    Column("session_id", Text),
+    # What the session held when the run first started: a resumed run must see the same.
+    Column("session_base", JSONB),
     Column("input", JSONB, nullable=False),
     # {"agents": {name: version}, "graph": {"name", "version"} | null}
     Column("pinned", JSONB, nullable=False),

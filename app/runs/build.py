@@ -1,0 +1,118 @@
+"""Build a run's agents from the definitions it pinned."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from app.agents import AgentFactory, BaseAgent, SharedMemoryGraph, ToolRequirement
+from app.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
+from app.agents.provider import LLMProvider
+from app.definitions.graphs import to_graph
+from app.graph.shared_memory import Publication
+
+ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
+"""A plugin's: given an agent that the factory made, and its definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What agents are built with, the same for every run.
+
+    Attributes:
+        provider_for: the provider of an agent's definition.
+        configure: called in order after the factory, for each agent.
+    """
+
+    provider_for: Callable[[Mapping[str, Any]], LLMProvider]
+    configure: tuple[ConfigureAgent, ...] = ()
+
+
+@dataclass(slots=True)
+class Team:
+    """A run's agents.
+
+    Attributes:
+        agents: the root alone, or in a DAG one per node of the graph.
+        graph: the run's own copy, or ``None``.
+        warnings: (code, message) of what was odd but no error.
+    """
+
+    agents: dict[str, BaseAgent]
+    graph: SharedMemoryGraph | None
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+
+
+def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
+    """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+
+    Args:
+        claim: ``mode``, ``agent`` (the root's name), ``agents`` (pinned definitions by name),
+            ``graph`` (the pinned graph's definition or ``None``) and ``session_base``.
+    """
+    definitions: Mapping[str, Mapping[str, Any]] = claim["agents"]
+    factory = AgentFactory()
+    for name, definition in definitions.items():
+        factory.register(
+            name,
+            BaseAgent,
+            subagent_description=definition["description"] or None,
+            stateless=definition["stateless"],
+            defaults=_arguments(name, definition, workshop),
+        )
+    graph = None if claim["graph"] is None else to_graph(claim["graph"])
+    if graph is not None:
+        _restore(graph, claim["session_base"])
+        factory.with_memory_graph(graph)
+
+    def create(name: str) -> BaseAgent:
+        subagents = definitions[name]["subagents"]
+        children = [create(child) for child in subagents["names"]] if subagents else []
+        agent = factory.create(name, subagents=children)
+        for configure in workshop.configure:
+            configure(agent, definitions[name])
+        return agent
+
+    in_dag = claim["mode"] == "dag" and graph is not None
+    names = graph.get_topological_order() if in_dag and graph is not None else [claim["agent"]]
+    return Team({name: create(name) for name in names}, graph, factory.warnings)
+
+
+def _arguments(name: str, definition: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
+    return {
+        "system_message": definition["system_message"],
+        "description": definition["description"] or None,
+        "agent_name": name,
+        "max_iterations": definition["max_iterations"],
+        "provider": workshop.provider_for(definition),
+        "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
+        "exit_on_success": definition["exit_on_success"],
+        "agent_comment": definition["agent_comment"],
+    }
+
+
+def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:
+    """Start from what the session's earlier runs published; other runs' nodes are ignored."""
+    for row in session_base:
+        graph.restore(
+            Publication(
+                agent_id=row["agent"],
+                content=row["content"],
+                version=row["version"],
+                timestamp=datetime.fromisoformat(row["published_at"]),
+            )
+        )
+
+
+_ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
+    "system": SystemMessage,
+    "user": HumanMessage,
+    "assistant": AssistantMessage,
+}
+
+
+def query_of(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
+    """A run's input as a query."""
+    if isinstance(value, str):
+        return value
+    return [_ROLES[message["role"]](content=message["content"]) for message in value]

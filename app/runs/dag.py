@@ -1,0 +1,95 @@
+"""DAG mode (spec page 2, G16): a graph's agents by themselves, each once its sources are done.
+
+No orchestrator decides anything here: every agent is asked the run's own question, and what its
+predecessors answered reaches it along the graph.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.agents import AgentUsage, AssistantResponse, BaseAgent, Query, Recorder, SharedMemoryGraph
+from app.agents.current import next_query
+from app.agents.history import QueryInput
+from app.events.types import RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class DagOutcome:
+    """How a DAG ended.
+
+    Attributes:
+        output: of the sinks: the one sink's text, or texts by sink. If something failed: the
+            texts of all agents that finished.
+        error: which agents failed and which were not asked because of that.
+    """
+
+    status: RunStatus
+    output: str | dict[str, str]
+    usage: AgentUsage
+    error: dict[str, str] | None = None
+
+
+async def run_dag(
+    graph: SharedMemoryGraph,
+    agents: Mapping[str, BaseAgent],
+    question: QueryInput,
+    recorder: Recorder,
+) -> DagOutcome:
+    """Ask every agent of the graph, in parallel where the graph allows.
+
+    Args:
+        agents: one for each node.
+
+    Raises:
+        Exception: what a query raises instead of answering (the recorder's, a hook's bug); all
+            agents under way are cancelled first.
+    """
+    asked: dict[str, asyncio.Task[AssistantResponse]] = {}
+    async with asyncio.TaskGroup() as group:
+        for index, name in enumerate(graph.get_topological_order()):
+            sources = {source: asked[source] for source in graph.predecessors(name)}
+            query = Query(agents[name], (), recorder, path=((0, index),))
+            asked[name] = group.create_task(_ask(query, question, sources))
+    return outcome(graph, {name: task.result() for name, task in asked.items()})
+
+
+async def _ask(
+    query: Query, question: QueryInput, sources: Mapping[str, asyncio.Task[AssistantResponse]]
+) -> AssistantResponse:
+    for source, task in sources.items():
+        if (await task).error is not None:
+            response = AssistantResponse(
+                error=f"not asked, because {source} has no answer",
+                error_code="predecessor_failed",
+                stop_reason="error",
+            )
+            query.recorder.query_ended(query, response)
+            return response
+    next_query.set(query)
+    return await query.agent.execute_query_async(question)
+
+
+def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> DagOutcome:
+    """What the agents' responses mean for the run. Pure."""
+    usage = sum((response.usage for response in responses.values()), AgentUsage())
+    texts = {name: answer.content for name, answer in responses.items() if answer.error is None}
+    failed = {name: answer for name, answer in responses.items() if answer.error is not None}
+    if failed:
+        return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed))
+    sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
+    output = texts[sinks[0]] if len(sinks) == 1 else {name: texts[name] for name in sinks}
+    return DagOutcome(RunStatus.COMPLETED, output, usage)
+
+
+def _explain(failed: Mapping[str, AssistantResponse]) -> dict[str, str]:
+    causes = [
+        f"{name} ({answer.error})"
+        for name, answer in failed.items()
+        if answer.error_code != "predecessor_failed"
+    ]
+    skipped = [name for name, answer in failed.items() if answer.error_code == "predecessor_failed"]
+    text = f"failed: {', '.join(causes)}"
+    if skipped:
+        text += f"; not asked because of that: {', '.join(skipped)}"
+    return {"code": "agent_failed", "message": text}

@@ -1,0 +1,104 @@
+"""What an agent can be told as data over HTTP, and as Python by a plugin."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, calls, text
+from tests.service import Running, running
+
+PLUGIN = """
+from app.agents import AgentEvent, HumanMessage
+
+def configure_agent(agent, definition):
+    agent.on(AgentEvent.QUERY_START).inject(
+        lambda status: HumanMessage(content=f"from the plugin of {definition['metadata']['team']}")
+    )
+"""
+
+
+async def create(bottega: Running, name: str, **fields: object) -> None:
+    body = {"name": name, "description": name, "system_message": f"You are {name}.", **fields}
+    answer = await bottega.client.post("/v1/agents", json=body)
+    assert answer.status_code == 201, answer.text
+    assert {key: answer.json()[key] for key in fields if key != "subagents"} == {
+        key: value for key, value in fields.items() if key != "subagents"
+    }
+
+
+async def ask(bottega: Running, agent: str) -> dict[str, object]:
+    answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": agent, "input": "x"})
+    run: dict[str, object] = answer.json()
+    return run
+
+
+async def test_a_tool_policy_sends_an_early_answer_back(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "helper")
+    rule = {
+        "tool_name": "helper",
+        "min_calls": 1,
+        "require_success": True,
+        "error_message": "Ask the helper first.",
+    }
+    await create(bottega, "boss", subagents={"names": ["helper"]}, tool_policy=[rule])
+    model.script(
+        text("too early"), calls(("helper", {"query": "help"})), text("helped"), text("now")
+    )
+    run = await ask(bottega, "boss")
+    assert (run["status"], run["output"]) == ("completed", "now")
+    assert "Ask the helper first." in str(model.requests[1]["messages"][-1])
+
+
+async def test_exit_on_success_ends_with_the_tool_s_result(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "helper")
+    await create(bottega, "boss", subagents={"names": ["helper"]}, exit_on_success=["helper"])
+    model.script(calls(("helper", {"query": "help"})), text("the helper's word"))
+    run = await ask(bottega, "boss")
+    assert (run["output"], run["stop_reason"]) == ("the helper's word", "exit_on_success")
+    assert len(model.requests) == 2
+
+
+async def test_without_agent_comment_tool_results_are_the_answer(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "helper")
+    await create(bottega, "boss", subagents={"names": ["helper"]}, agent_comment=False)
+    model.script(calls(("helper", {"query": "help"})), text("the helper's word"))
+    run = await ask(bottega, "boss")
+    assert "the helper's word" in str(run["output"])
+    assert len(model.requests) == 2
+
+
+async def test_iterations_run_out_with_a_reason(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "helper")
+    await create(bottega, "boss", subagents={"names": ["helper"]}, max_iterations=1)
+    model.script(calls(("helper", {"query": "help"})), text("helped"))
+    run = await ask(bottega, "boss")
+    assert run["status"] == "failed"
+    assert run["stop_reason"] == "max_iterations"
+
+
+async def test_a_plugin_s_hooks_reach_agents_of_the_service(
+    settings: Settings,
+    database_url: str,
+    model: FakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "shop_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "shop_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[bottega.plugins]\nshop = shop_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url, worker=True) as bottega:
+        await create(bottega, "solo", metadata={"team": "crew"})
+        model.script(text("done"))
+        assert (await ask(bottega, "solo"))["output"] == "done"
+    assert model.requests[0]["messages"][-1]["content"] == "from the plugin of crew"
+    sys.modules.pop("shop_plugin", None)
