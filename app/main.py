@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 
 import app as package
@@ -26,13 +27,14 @@ and watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events
 
 def create_app(service: Service) -> FastAPI:
     """The API over an open service."""
-    app = FastAPI(
+    # FastAPI's own /docs loads its scripts from a network that may not be there.
+    app = FastAPIOffline(
         title="Bottega",
         version=package.__version__,
         description=_DESCRIPTION,
         redirect_slashes=False,
         redoc_url=None,
-        telemetry=None,
+        static_url="/docs-assets",
     )
     app.state.service = service
     app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -241,3 +242,12 @@ async def test_two_definitions_at_once_cannot_close_a_circle(client: httpx2.Asyn
         )
     )
     assert sorted(answer.status_code for answer in answers) == [200, 409]
+
+
+async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClient) -> None:
+    page = (await client.get("/docs")).text
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert assets
+    for asset in assets:
+        assert asset.startswith("/"), asset
+        assert (await client.get(asset)).status_code == 200
