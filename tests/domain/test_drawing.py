@@ -1,0 +1,396 @@
+"""What the SVG drawing of a graph shows, its geometry read back from the SVG itself."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import combinations, pairwise
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.graph import layout
+from app.graph.drawing import FONT_SIZE, draw_svg, printable, text_width, wrapped
+from app.graph.layout import HEAD
+from app.graph.publication import PropagationPolicy, Publication
+from app.graph.shared_memory import SharedMemoryGraph
+
+SVG = "{http://www.w3.org/2000/svg}"
+POLICIES = list(PropagationPolicy)
+TEAM = [("requirements", "designer"), ("designer", "implementer"), ("requirements", "implementer")]
+SLACK = 0.11  # px; what rounding to one decimal may cost on two sides
+
+Point = tuple[float, float]
+Links = Sequence[tuple[str, str] | tuple[str, str, PropagationPolicy]]
+
+
+class Rect(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def holds(self, point: Point, margin: float = SLACK) -> bool:
+        x, y = point
+        across = self.left + margin < x < self.right - margin
+        return across and self.top + margin < y < self.bottom - margin
+
+    def overlaps(self, other: "Rect") -> bool:
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
+
+
+class Node(NamedTuple):
+    box: Rect
+    lines: list[str]
+    published: bool
+    badge: str
+
+
+def graph_of(
+    links: Links, nodes: Sequence[str] = (), versions: Mapping[str, int] | None = None
+) -> SharedMemoryGraph:
+    graph = SharedMemoryGraph()
+    for name in nodes:
+        graph.add_agent(name)
+    for link in links:
+        graph.add_edge(*link)
+    for name, version in (versions or {}).items():
+        graph.restore(Publication(name, "text", version, datetime(2026, 1, 1, tzinfo=UTC)))
+    return graph
+
+
+def random_graph(nodes: int, edges: int, seed: int) -> SharedMemoryGraph:
+    dice = random.Random(seed)
+    pairs: set[tuple[int, int]] = set()
+    while len(pairs) < edges:
+        low, high = sorted(dice.sample(range(nodes), 2))
+        pairs.add((low, high))
+    links = [(f"agent {a}", f"agent {b}", dice.choice(POLICIES)) for a, b in sorted(pairs)]
+    return graph_of(links, [f"agent {number}" for number in range(nodes)])
+
+
+def parsed(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def rect_of(element: ElementTree.Element) -> Rect:
+    x, y, width, height = (float(element.attrib[key]) for key in ("x", "y", "width", "height"))
+    return Rect(x, y, x + width, y + height)
+
+
+def nodes_of(root: ElementTree.Element) -> list[Node]:
+    """The nodes, in topological order."""
+    found = {}
+    for group in root.findall(f"{SVG}g[@data-node]"):
+        (box,) = group.findall(f"{SVG}rect[@class='box']")
+        lines = [text.text or "" for text in group.findall(f"{SVG}text[@class='middle']")]
+        badge = group.findtext(f"{SVG}text[@class='version']", "")
+        published = group.attrib["class"].split() == ["node", "published"]
+        found[int(group.attrib["data-node"])] = Node(rect_of(box), lines, published, badge)
+    return [found[number] for number in range(len(found))]
+
+
+def curves_of(root: ElementTree.Element) -> dict[tuple[int, int], list[list[Point]]]:
+    """Each edge's way: per line or curve its two or four points."""
+    found = {}
+    for path in root.iterfind(f".//{SVG}path[@data-edge]"):
+        source, target = map(int, path.attrib["data-edge"].split("-"))
+        assert (source, target) not in found
+        found[source, target] = pieces(path.attrib["d"])
+    return found
+
+
+def pieces(data: str) -> list[list[Point]]:
+    found: list[list[Point]] = []
+    at: Point = (0.0, 0.0)
+    for letter, text in re.findall(r"([MCH])([-\d. ]+)", data):
+        numbers = [float(number) for number in text.split()]
+        if letter == "H":
+            numbers.append(at[1])
+        points = list(zip(numbers[::2], numbers[1::2], strict=True))
+        if letter != "M":
+            found.append([at, *points])
+        at = points[-1]
+    return found
+
+
+def hull(piece: Sequence[Point]) -> Rect:
+    (*across,), (*down,) = zip(*piece, strict=True)
+    return Rect(min(across), min(down) - SLACK, max(across), max(down) + SLACK)
+
+
+def sampled(piece: list[Point]) -> Iterator[Point]:
+    for step in range(25):
+        share, points = step / 24, piece
+        while len(points) > 1:  # de Casteljau
+            points = [
+                (ax + (bx - ax) * share, ay + (by - ay) * share)
+                for (ax, ay), (bx, by) in pairwise(points)
+            ]
+        yield points[0]
+
+
+def check_boxes(root: ElementTree.Element, nodes: Sequence[Node]) -> None:
+    for one, other in combinations(nodes, 2):
+        assert not one.box.overlaps(other.box)
+    x, y, width, height = map(float, root.attrib["viewBox"].split())
+    assert (width, height) == (float(root.attrib["width"]), float(root.attrib["height"]))
+    for node in nodes:
+        assert x <= node.box.left < node.box.right <= x + width
+        assert y <= node.box.top < node.box.bottom <= y + height
+
+
+def check_labels(nodes: Sequence[Node]) -> None:
+    for box, lines, *_ in nodes:
+        assert max(map(text_width, lines)) <= box.right - box.left - FONT_SIZE
+        assert len(lines) * FONT_SIZE * 1.3 <= box.bottom - box.top
+
+
+def check_edges(graph: SharedMemoryGraph, root: ElementTree.Element) -> None:
+    nodes, curves = nodes_of(root), curves_of(root)
+    number = {name: index for index, name in enumerate(graph.get_topological_order())}
+    edges = graph.get_edges_for_nodes(graph.nodes)
+    assert set(curves) == {(number[source], number[target]) for source, target in edges}
+    for (source, target), way in curves.items():
+        begin, end = way[0][0], way[-1][-1]
+        assert nodes[source].box.right < nodes[target].box.left
+        assert end[0] + HEAD == pytest.approx(nodes[target].box.left, abs=SLACK)
+        assert nodes[target].box.top < end[1] < nodes[target].box.bottom
+        for a, *_, b in way:
+            assert a[0] < b[0]
+        for piece in way:
+            near = [node.box for node in nodes if node.box.overlaps(hull(piece))]
+            assert not any(box.holds(point) for box in near for point in sampled(piece))
+        if begin[0] == pytest.approx(nodes[source].box.right, abs=SLACK):
+            assert nodes[source].box.top < begin[1] < nodes[source].box.bottom
+        else:  # it leaves a longer edge of the same agent
+            others = [other for key, other in curves.items() if key[0] == source and other != way]
+            assert any(on_line(begin, piece) for other in others for piece in other)
+
+
+def on_line(point: Point, piece: Sequence[Point]) -> bool:
+    """Whether the point lies on a level piece, or at the end of a curve."""
+    if point in (piece[0], piece[-1]):
+        return True
+    return piece[0][1] == piece[-1][1] == point[1] and piece[0][0] <= point[0] <= piece[-1][0]
+
+
+ODD_NAMES = [
+    "",
+    " two  spaces ",
+    "line\nbreak\r\tand \x00\x1b\x7f\x85\u2028 controls",
+    "\ud800 lone surrogate \udfff\ufffe",
+    "</text></svg><script>alert(1)</script>&amp;\"']]>",
+    "\u202eright to left\u202c المحلل",
+    "要件定義エージェントと非常に長い日本語の名前を持つ担当者です",
+    "\U0001f469\u200d\U0001f680" * 20,
+    "e" + "\u0301" * 100,
+    "W" * 200,
+    "customer_requirements_and_constraints_collector-for.the/european:market",
+]
+
+
+@given(st.lists(st.text(st.characters(), max_size=60), min_size=1, max_size=6, unique=True))
+@example(ODD_NAMES)
+@settings(deadline=None)
+def test_any_names_give_well_formed_xml_with_every_label_in_its_own_box(names: list[str]) -> None:
+    graph = graph_of(list(pairwise(names)), names, {names[0]: 1})
+    root = parsed(draw_svg(graph))
+    nodes = nodes_of(root)
+    assert ["".join(node.lines) for node in nodes] == [printable(name) for name in names]
+    check_boxes(root, nodes)
+    check_labels(nodes)
+    check_edges(graph, root)
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_what_xml_cannot_hold_is_replaced() -> None:
+    assert printable("a\tb\r\nc\u2028d") == "a b  c d"
+    assert printable("\x00\x1b\x7f\x9f\ud800\uffff") == "\ufffd" * 6
+    assert printable("\xa0é要\U0001f680") == "\xa0é要\U0001f680"
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> SharedMemoryGraph:
+    count = draw(st.integers(1, 14))
+    names = [f"{number} {draw(st.sampled_from(ODD_NAMES))}" for number in range(count)]
+    pair = st.tuples(*[st.integers(0, count - 1)] * 2, st.sampled_from(POLICIES))
+    pairs = draw(st.lists(pair, max_size=30))
+    links = [(names[min(a, b)], names[max(a, b)], policy) for a, b, policy in pairs if a != b]
+    return graph_of(links, names)
+
+
+@given(graphs())
+@settings(deadline=None)
+def test_edges_lead_to_the_right_and_round_every_box(graph: SharedMemoryGraph) -> None:
+    root = parsed(draw_svg(graph))
+    check_boxes(root, nodes_of(root))
+    check_labels(nodes_of(root))
+    check_edges(graph, root)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_so_it_is_in_a_crowded_graph(seed: int) -> None:
+    graph = random_graph(40, 160, seed)
+    root = parsed(draw_svg(graph))
+    check_boxes(root, nodes_of(root))
+    check_edges(graph, root)
+
+
+def test_edges_too_many_and_too_long_for_lanes_lead_round_the_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "_MAX_LANES", 20)
+    graph = random_graph(40, 160, 5)
+    root = parsed(draw_svg(graph))
+    outside = min(node.box.top for node in nodes_of(root)) - FONT_SIZE
+    assert any(piece[0][1] < outside for way in curves_of(root).values() for piece in way)
+    check_boxes(root, nodes_of(root))
+    check_edges(graph, root)
+
+
+def test_a_chain_is_one_level_line_and_what_skips_an_agent_leads_round_it() -> None:
+    chain = draw_svg(graph_of([("a", "b"), ("b", "c")]))
+    assert "C" not in "".join(re.findall(r' d="(M[^"]*)"', chain.split("head")[0]))
+    boxes = [node.box for node in nodes_of(parsed(draw_svg(graph_of(TEAM))))]
+    assert boxes[0].right < boxes[1].left < boxes[1].right < boxes[2].left
+
+
+def test_unconnected_agents_stand_beside_one_another_under_the_rest() -> None:
+    root = parsed(draw_svg(graph_of(TEAM, nodes=[f"lone {number}" for number in range(30)])))
+    order = graph_of(TEAM, nodes=[f"lone {number}" for number in range(30)]).get_topological_order()
+    nodes = dict(zip(order, nodes_of(root), strict=True))
+    check_boxes(root, list(nodes.values()))
+    team = max(nodes[name].box.bottom for name in ("requirements", "designer", "implementer"))
+    lone = [node.box for name, node in nodes.items() if name.startswith("lone")]
+    assert all(box.top > team for box in lone)
+    assert 1 < len({box.top for box in lone}) < 10
+
+
+def test_who_has_published_is_marked_by_more_than_colour() -> None:
+    graph = graph_of(TEAM, versions={"requirements": 3, "designer": 1})
+    svg = draw_svg(graph)
+    marks = [(node.published, node.badge) for node in nodes_of(parsed(svg))]
+    assert marks == [(True, "v3"), (True, "v1"), (False, "")]
+    assert svg.count('class="check"') == 2
+    assert "<title>published, version 3</title>" in svg
+    assert svg.count("<title>not published yet</title>") == 1
+
+
+def test_publishing_moves_nothing() -> None:
+    before, after = graph_of(TEAM), graph_of(TEAM, versions={"requirements": 99_999_999})
+    first, second = (parsed(draw_svg(graph)) for graph in (before, after))
+    assert [node.box for node in nodes_of(first)] == [node.box for node in nodes_of(second)]
+    assert curves_of(first) == curves_of(second)
+    assert first.attrib == second.attrib
+
+
+def test_badges_stay_clear_of_boxes_and_edges() -> None:
+    graph = random_graph(30, 50, 4)
+    for name in graph.nodes:
+        graph.restore(Publication(name, "text", 12_345, datetime(2026, 1, 1, tzinfo=UTC)))
+    root = parsed(draw_svg(graph))
+    badges = [rect_of(badge) for badge in root.iterfind(f".//{SVG}rect[@class='badge']")]
+    points = [p for way in curves_of(root).values() for piece in way for p in sampled(piece)]
+    assert len(badges) == 30
+    for badge in badges:
+        assert sum(badge.overlaps(node.box) for node in nodes_of(root)) == 1
+        assert not any(badge.holds(point) for point in points)
+
+
+def test_policies_have_lines_of_their_own_and_a_legend_where_needed() -> None:
+    plain = draw_svg(graph_of(TEAM))
+    assert 'class="legend"' not in plain
+    mixed = draw_svg(graph_of([("a", "b", PropagationPolicy.TOOL_RESULTS), ("a", "c")]))
+    legend = parsed(mixed).find(f"{SVG}g[@class='legend']")
+    assert legend is not None
+    words = [text.text for text in legend.findall(f"{SVG}text")]
+    assert words == ["final answer", "with tool results"]
+    assert "with full history</text>" not in mixed
+    style = parsed(mixed).findtext(f"{SVG}style", "")
+    dashes = re.findall(r"\.(\w+) path\{stroke-dasharray:([^;]+)", style)
+    assert [kind for kind, _ in dashes] == ["tools", "history"]
+    assert len({dash for _, dash in dashes}) == 2
+    assert mixed.count('<g class="edge tools"><title>a \u2192 b: with tool results</title>') == 1
+
+
+def test_it_says_in_words_what_it_shows() -> None:
+    root = parsed(draw_svg(graph_of(TEAM, versions={"requirements": 2})))
+    assert root.attrib["role"] == "img"
+    assert root[0].tag == f"{SVG}title"
+    assert root.findtext(f"{SVG}desc") == (
+        "Agents: 3, edges: 3. Order: requirements, designer, implementer."
+        " Published: requirements (version 2)."
+    )
+
+
+def test_an_empty_graph_says_so() -> None:
+    root = parsed(draw_svg(SharedMemoryGraph()))
+    assert root.findtext(f"{SVG}text") == "No agents in this graph yet"
+    assert float(root.attrib["width"]) < 500
+
+
+def test_the_same_graph_gives_the_same_drawing() -> None:
+    graph = random_graph(30, 60, 7)
+    assert draw_svg(graph) == draw_svg(graph)
+    assert draw_svg(SharedMemoryGraph.from_dict(graph.to_dict())) == draw_svg(graph)
+
+
+def test_a_large_graph_gives_a_file_of_bounded_size() -> None:
+    svg = draw_svg(random_graph(500, 5000, 1))
+    root = parsed(svg)
+    assert len(nodes_of(root)) == 500
+    assert len(curves_of(root)) == 5000
+    assert len(svg) < 3_000_000
+
+
+def test_a_long_chain_whose_end_reads_from_all_gives_a_small_file() -> None:
+    names = [f"step {number}" for number in range(300)]
+    svg = draw_svg(graph_of([*pairwise(names), *((name, names[-1]) for name in names[:-2])]))
+    assert len(svg) < 1_000_000
+
+
+@given(st.text(st.characters(), max_size=400))
+@settings(deadline=None)
+def test_wrapping_loses_nothing(text: str) -> None:
+    assert "".join(wrapped(text)) == text
+
+
+def test_names_are_wrapped_behind_separators_and_inner_capitals() -> None:
+    assert wrapped("short_name") == ("short_name",)
+    assert wrapped("customer_requirements_and_constraints_collector") == (
+        "customer_requirements_",
+        "and_constraints_collector",
+    )
+    assert wrapped("DecisionDocumentationAssistantForLargeSystems") == (
+        "DecisionDocumentation",
+        "AssistantForLargeSystems",
+    )
+    assert len(wrapped("x" * 3000)) < 60
+
+
+def luminance(colour: str) -> float:
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 has it, from 1 to 21."""
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_text_and_lines_have_contrast_on_any_page(mode: int) -> None:
+    style = parsed(draw_svg(graph_of(TEAM))).findtext(f"{SVG}style", "")
+    colours = dict(re.findall(r"--([\w-]+):(#\w{6})", style.split("@media")[mode]))
+    for text, ground in [("ink", "surface"), ("on-accent", "accent"), ("mark", "surface")]:
+        assert contrast(colours[text], colours[ground]) >= 4.5
+    for line in ("rule", "accent", "final", "tools", "history"):
+        for page in ("#ffffff", "#0d1117"):  # whatever the mode: the page may not follow it
+            assert contrast(colours[line], page) >= 3.0
