@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import Feed, Notifier, background
 from app.runs import queue
-from app.settings import Settings
+from app.settings import Settings, secrets
 
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
@@ -61,19 +62,25 @@ async def open_service(
 @asynccontextmanager
 async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
+    from app.memory.embeddings import BuiltinEmbedder
     from app.runs.build import Workshop
     from app.runs.execute import Executor
     from app.runs.plugins import configure_agent
+    from app.tools.builtin import ToolDeps
+    from app.tools.egress import Egress
 
     settings, database = service.settings, service.database
     notifier = Notifier(database.connect)
-    async with _model(settings) as provider:
+    async with _model(settings) as provider, aclosing(Egress(settings.egress_allow)) as egress:
         executor = Executor(
             pool=database.pool,
             workshop=Workshop(
                 provider_for=lambda definition: provider.for_model(
                     definition["model"] or settings.default_model
                 ),
+                tool_deps=ToolDeps(egress),
+                secrets=secrets().get,
+                embedder=functools.cache(BuiltinEmbedder),
                 configure=configure_agent(),
             ),
             wake=notifier.wake,

@@ -1,11 +1,13 @@
 """Settings: read once, at the three entry points, and passed down from there."""
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Self
 
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEMO_MODEL_NAME = "demo"
 
@@ -82,9 +84,21 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576
+    egress_allow: Annotated[
+        list[str],
+        NoDecode,
+        Field(description="Hosts, addresses, CIDRs that tools may reach though not public."),
+    ] = []
     log_level: Annotated[
         str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
     ] = "info"
+
+    @field_validator("egress_allow", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [entry.strip() for entry in value.split(",") if entry.strip()]
+        return value
 
     @field_validator("host")
     @classmethod
@@ -110,3 +124,14 @@ class Settings(BaseSettings):
     def default_model(self) -> str:
         """Model of agents that name none."""
         return DEMO_MODEL_NAME if self.uses_demo_model else self.model
+
+
+def secrets() -> dict[str, str]:
+    """The values that definitions may refer to: ``BOTTEGA_SECRET_NAME`` by ``NAME``."""
+    prefix = "BOTTEGA_SECRET_"
+    found = {**dotenv_values(".env"), **os.environ}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in found.items()
+        if name.startswith(prefix) and value
+    }

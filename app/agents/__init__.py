@@ -21,6 +21,7 @@ from app.agents.messages import (
 )
 from app.agents.policy import ToolRequirement
 from app.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
+from app.agents.recall import Recall
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase, tool
@@ -59,6 +60,7 @@ __all__ = [
     "PropagationPolicy",
     "Publication",
     "Query",
+    "Recall",
     "Recorder",
     "SharedMemoryGraph",
     "StandardMessage",

@@ -10,6 +10,7 @@ from app.agents.loop import QueryLoop
 from app.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
 from app.agents.policy import ToolRequirement
 from app.agents.provider import LLMProvider, default_provider
+from app.agents.recall import Recall
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase
@@ -35,6 +36,7 @@ class BaseAgent:
         conversation_history: live; starts with the system message.
         hooks: by event; only events that have some.
         memory_graph, agent_id: the shared memory and the agent's name in it, if it has them.
+        recall: gives it, besides, what it does not read directly; needs the two above.
         usage: of all its queries, sub-agents included.
     """
 
@@ -67,6 +69,7 @@ class BaseAgent:
         self.hooks: dict[AgentEvent, list[Hook]] = {}
         self.memory_graph: SharedMemoryGraph | None = None
         self.agent_id: str | None = None
+        self.recall: Recall | None = None
         self.usage = AgentUsage()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         for tool in tools or ():

@@ -124,6 +124,8 @@ class QueryLoop:
         query, agent = self.query, self.agent
         if agent.memory_graph is not None and not query.memory_pulled:
             inject_shared_memory(query)
+            if agent.recall is not None and (recalled := await agent.recall.inject(query)):
+                query.recorder.recalled(query, recalled)
         if AgentEvent.BEFORE_LLM_CALL in agent.hooks:
             outcome = await fire(query, AgentEvent.BEFORE_LLM_CALL)
             if outcome.decision is HookDecision.STOP:

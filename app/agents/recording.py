@@ -100,6 +100,9 @@ class Recorder:
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Shared memory was put into the query's history, in this order."""
 
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
+        """What other ancestors published was too: each with its nearness to the query, -1 to 1."""
+
     def published(self, query: Query, publication: Publication) -> None:
         """The query's accepted answer was published to the graph."""
 

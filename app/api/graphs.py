@@ -1,6 +1,6 @@
 """Routes of graphs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Query, Response
@@ -15,6 +15,9 @@ from app.api.schemas.graphs import Edge, Graph, GraphContent, NewGraph, Order
 from app.definitions import store
 from app.definitions.graphs import normalised, to_graph, with_edge, without_edge
 from app.definitions.store import GRAPHS
+from app.graph.drawing import draw_svg
+from app.graph.shared_memory import SharedMemoryGraph
+from app.runs import read
 
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
 
@@ -73,6 +76,51 @@ async def remove_edge(
     current = await store.get(tx, GRAPHS, tenant, name, lock=True)
     content = without_edge(current.content, source, target)
     return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+
+
+_MEDIA = {
+    "svg": "image/svg+xml",
+    "mermaid": "text/vnd.mermaid; charset=utf-8",
+    "dot": "text/vnd.graphviz; charset=utf-8",
+}
+
+
+@router.get(
+    "/{name}/drawing",
+    operation_id="get_graph_drawing",
+    summary="The graph as a picture",
+    response_class=Response,
+    responses={
+        **problems(404),
+        200: {
+            "description": "The drawing.",
+            "content": {
+                media.split(";")[0]: {"schema": {"type": "string"}} for media in _MEDIA.values()
+            },
+        },
+    },
+)
+async def drawing(
+    tx: Transaction,
+    tenant: Tenant,
+    name: DefinitionName,
+    format: Annotated[Literal["svg", "mermaid", "dot"], Query()] = "svg",  # noqa: A002
+    run_id: Annotated[
+        UUID | None, Query(description="Draw it as this run has it: who has published what.")
+    ] = None,
+) -> Response:
+    if run_id is None:
+        graph = to_graph((await store.get(tx, GRAPHS, tenant, name)).content)
+    else:
+        graph = await read.published_graph(tx, tenant, run_id, name)
+    draw = {
+        "svg": draw_svg,
+        "mermaid": SharedMemoryGraph.to_mermaid,
+        "dot": SharedMemoryGraph.to_dot,
+    }
+    # A picture that is opened by itself must not be able to load or run anything.
+    headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+    return Response(draw[format](graph), media_type=_MEDIA[format], headers=headers)
 
 
 @router.get(

@@ -27,6 +27,7 @@ class EventType(StrEnum):
     TOOL_FAILED = "tool.failed"
     MEMORY_INJECTED = "memory.injected"
     MEMORY_PUBLISHED = "memory.published"
+    CONTEXT_RECALLED = "context.recalled"
     WARNING = "warning"
 
 

@@ -5,11 +5,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from app.agents import AgentFactory, BaseAgent, SharedMemoryGraph, ToolRequirement
+from app.agents import (
+    AgentFactory,
+    BaseAgent,
+    Recall,
+    SharedMemoryGraph,
+    ToolBase,
+    ToolRequirement,
+)
 from app.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
 from app.agents.provider import LLMProvider
+from app.agents.recall import Embedder
 from app.definitions.graphs import to_graph
 from app.graph.shared_memory import Publication
+from app.tools.builtin import ToolDeps, builtin_tool
+from app.tools.http import HttpTool, HttpToolDefinition, Secrets
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's: given an agent that the factory made, and its definition."""
@@ -21,10 +31,15 @@ class Workshop:
 
     Attributes:
         provider_for: the provider of an agent's definition.
+        tool_deps, secrets: what built-in and HTTP tools work with.
+        embedder: of agents that recall.
         configure: called in order after the factory, for each agent.
     """
 
     provider_for: Callable[[Mapping[str, Any]], LLMProvider]
+    tool_deps: ToolDeps
+    secrets: Secrets
+    embedder: Callable[[], Embedder]
     configure: tuple[ConfigureAgent, ...] = ()
 
 
@@ -69,6 +84,8 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
         subagents = definitions[name]["subagents"]
         children = [create(child) for child in subagents["names"]] if subagents else []
         agent = factory.create(name, subagents=children)
+        if recall := definitions[name]["recall"]:
+            agent.recall = Recall(workshop.embedder(), recall["k"])
         for configure in workshop.configure:
             configure(agent, definitions[name])
         return agent
@@ -85,10 +102,21 @@ def _arguments(name: str, definition: Mapping[str, Any], workshop: Workshop) -> 
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
         "provider": workshop.provider_for(definition),
+        "tools": [_tool(tool, workshop) for tool in definition["tools"]],
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
     }
+
+
+def _tool(definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
+    if definition["type"] == "builtin":
+        return builtin_tool(definition["name"], workshop.tool_deps)
+    return HttpTool(
+        HttpToolDefinition.model_validate(definition),
+        secrets=workshop.secrets,
+        egress=workshop.tool_deps.egress,
+    )
 
 
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:

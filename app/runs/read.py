@@ -8,8 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import graph_snapshots, run_events, runs, tasks
 from app.definitions import store
+from app.definitions.graphs import to_graph
 from app.errors import NotFoundError
 from app.events.types import EventType
+from app.graph.shared_memory import Publication, SharedMemoryGraph
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
@@ -123,6 +125,31 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
     return {**pinned, "nodes": nodes, "edges": definition["edges"]}
 
 
+async def published_graph(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
+) -> SharedMemoryGraph:
+    """The graph of a run with what was published in it.
+
+    Raises:
+        NotFoundError: unknown run, or one that works on no graph of this name.
+    """
+    found = await graph(connection, tenant_id, run_id)
+    if found["name"] != name:
+        raise NotFoundError(f"run {run_id} works on the graph '{found['name']}', not '{name}'")
+    shared = to_graph({"ttl_s": None, **found})
+    for node in found["nodes"]:
+        if published := node["published"]:
+            shared.restore(
+                Publication(
+                    agent_id=node["agent"],
+                    content=published["content"],
+                    version=published["version"],
+                    timestamp=published["published_at"],
+                )
+            )
+    return shared
+
+
 async def context(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
 ) -> list[dict[str, Any]]:
@@ -155,7 +182,7 @@ async def context(
         .where(
             run_events.c.tenant_id == tenant_id,
             run_events.c.run_id == run_id,
-            run_events.c.type == EventType.MEMORY_INJECTED,
+            run_events.c.type.in_((EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)),
             run_events.c.agent == agent,
         )
         .order_by(run_events.c.seq)

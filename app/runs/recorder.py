@@ -192,12 +192,20 @@ class JournalRecorder(Recorder):
                 "edge": [item.source_id, _name(query)],
                 "policy": item.policy,
             }
-            answer = self._publications.get((item.source_id, item.version))
-            if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
-                data["answer_seq"] = answer
-            else:  # it is more than that answer, or comes from an earlier run of the session
-                data["content"] = item.content
-            self._add(query, EventType.MEMORY_INJECTED, data)
+            self._add(query, EventType.MEMORY_INJECTED, data | self._text_of(item))
+
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
+        for item, score in items:
+            data = {"source": item.source_id, "version": item.version, "score": score}
+            self._add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
+
+    def _text_of(self, item: MemoryItem) -> dict[str, Any]:
+        """What an agent was given, by reference where the log has it."""
+        answer = self._publications.get((item.source_id, item.version))
+        if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
+            return {"answer_seq": answer}
+        # It is more than that answer, or comes from an earlier run of the session.
+        return {"content": item.content}
 
     def published(self, query: Query, publication: Publication) -> None:
         self._published[id(query)] = publication

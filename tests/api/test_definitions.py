@@ -161,3 +161,21 @@ async def test_a_graph_takes_and_loses_edges(client: httpx2.AsyncClient) -> None
     missing = await client.delete("/v1/graphs/g/edges", params={"source": "b", "target": "c"})
     assert missing.status_code == 404
     assert (await client.get("/v1/graphs/g")).json()["version"] == 3
+
+
+async def test_a_graph_is_drawn_in_three_ways(client: httpx2.AsyncClient) -> None:
+    edges = [{"source": "first-one", "target": "second-one"}]
+    await client.post("/v1/graphs", json={"name": "g", "edges": edges})
+    for kind, media, part in (
+        ("svg", "image/svg+xml", "</svg>"),
+        ("mermaid", "text/vnd.mermaid", "flowchart"),
+        ("dot", "text/vnd.graphviz", "digraph"),
+    ):
+        answer = await client.get("/v1/graphs/g/drawing", params={"format": kind})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(media)
+        assert part in answer.text
+        assert "first-one" in answer.text
+        assert "second-one" in answer.text
+    assert (await client.get("/v1/graphs/g/drawing?format=png")).status_code == 422
+    assert (await client.get("/v1/graphs/none/drawing")).status_code == 404

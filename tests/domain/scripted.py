@@ -160,6 +160,9 @@ class Notes(Recorder):
     def injected(self, query: Query, items: Any) -> None:
         self.note(query, "injected", *(f"{item.source_id}@{item.version}" for item in items))
 
+    def recalled(self, query: Query, items: Any) -> None:
+        self.note(query, "recalled", *(f"{item.source_id}@{item.version}" for item, _ in items))
+
     def published(self, query: Query, publication: Any) -> None:
         self.note(query, "published", f"{publication.agent_id}@{publication.version}")
 

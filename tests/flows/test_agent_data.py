@@ -82,6 +82,94 @@ async def test_iterations_run_out_with_a_reason(bottega: Running, model: FakeMod
     assert run["stop_reason"] == "max_iterations"
 
 
+async def test_a_built_in_tool_answers(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "clerk", tools=[{"type": "builtin", "name": "calculator"}])
+    model.script(calls(("calculator", {"expression": "6 * 7"})), text("42"))
+    run = await ask(bottega, "clerk")
+    assert run["output"] == "42"
+    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["calculator"]
+    result = model.requests[1]["messages"][-1]
+    assert (result["role"], result["content"]) == ("tool", "42")
+    events = await bottega.frames(f"/v1/runs/{run['id']}/ws")
+    (done,) = [event["data"] for event in events if event["type"] == "tool.completed"]
+    assert done["result"] == 42
+
+
+HTTP_TOOL = {
+    "type": "http",
+    "name": "stock",
+    "description": "How many are in stock.",
+    "method": "GET",
+    "url": "http://127.0.0.1:{port}/v1/models?item={{item}}",
+    "headers": {"authorization": {"secret": "STOCK_KEY"}},
+    "parameters": {
+        "type": "object",
+        "properties": {"item": {"type": "string"}},
+        "required": ["item"],
+    },
+}
+
+
+async def test_an_http_tool_is_refused_a_private_address_and_hides_its_secret(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_SECRET_STOCK_KEY", "Bearer very-secret")
+    port = model.base_url.split(":")[2].split("/")[0]
+    tool = HTTP_TOOL | {"url": str(HTTP_TOOL["url"]).format(port=port)}
+    for allow, succeeds in (([], False), (["127.0.0.1"], True)):
+        update = {"openai_base_url": model.base_url, "egress_allow": allow}
+        configured = settings.model_copy(update=update)
+        async with running(configured, database_url, worker=True) as bottega:
+            if not succeeds:
+                body = {"name": "keeper", "system_message": "x", "tools": [tool]}
+                assert (await bottega.client.post("/v1/agents", json=body)).status_code == 201
+            model.script(calls(("stock", {"item": "nails"})), text("done"))
+            run = await ask(bottega, "keeper")
+            assert run["output"] == "done"
+            events = await bottega.frames(f"/v1/runs/{run['id']}/ws")
+            kinds = [event["type"] for event in events]
+            assert ("tool.completed" in kinds, "tool.failed" in kinds) == (succeeds, not succeeds)
+            shown = (await bottega.client.get("/v1/agents/keeper")).text
+            assert "STOCK_KEY" in shown
+            assert "very-secret" not in str(events) + str(model.requests) + shown
+
+
+async def test_recall_brings_what_lies_further_up(bottega: Running, model: FakeModel) -> None:
+    for name in ("far", "other", "middle"):
+        await create(bottega, name)
+    await create(bottega, "last", recall={"mode": "semantic", "k": 1})
+    edges = [("far", "middle"), ("other", "middle"), ("middle", "last")]
+    await bottega.client.post(
+        "/v1/graphs",
+        json={"name": "g", "edges": [{"source": a, "target": b} for a, b in edges]},
+    )
+    replies = {
+        "far": "Payment by invoice within thirty days.",
+        "other": "The garden has roses and tulips.",
+        "middle": "A summary.",
+        "last": "The end.",
+    }
+    model.decide = lambda request: text(
+        replies[request["messages"][0]["content"].removeprefix("You are ").removesuffix(".")]
+    )
+    answer = await bottega.client.post(
+        "/v1/runs?wait=30",
+        json={"mode": "dag", "graph": "g", "input": "How are invoices and payment handled?"},
+    )
+    run_id = answer.json()["id"]
+    assert answer.json()["status"] == "completed"
+    given = [message["content"] for message in model.requests[-1]["messages"]]
+    assert "A summary." in given[1]
+    assert "invoice within thirty" in given[2]
+    items = (await bottega.client.get(f"/v1/runs/{run_id}/context/last")).json()["items"]
+    assert [(item["source"], item["edge"]) for item in items] == [
+        ("middle", ["middle", "last"]),
+        ("far", None),
+    ]
+    assert items[1]["score"] > 0
+    assert items[1]["content"] == replies["far"]
+
+
 async def test_a_plugin_s_hooks_reach_agents_of_the_service(
     settings: Settings,
     database_url: str,

@@ -93,6 +93,10 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
     ]
     graph = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
     assert {node["agent"]: node["published"]["content"] for node in graph["nodes"]} == answers
+    path = f"/v1/graphs/{team.GRAPH}/drawing"
+    drawn = (await bottega.client.get(path, params={"run_id": run_id})).text
+    assert drawn.count("v1") >= 3
+    assert "v1" not in (await bottega.client.get(path)).text
 
 
 def published(frames: list[dict[str, Any]]) -> dict[str, str]:

@@ -1,11 +1,14 @@
 """Agents on the wire."""
 
+from collections import Counter
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
+from app.tools.http import HttpToolDefinition
 
 
 class SubAgents(Body):
@@ -18,6 +21,23 @@ class SubAgents(Body):
         list[Name],
         Field(max_length=50, description="They may be created later, but before the first run."),
     ]
+
+
+class BuiltinTool(Body):
+    """A tool that every server has."""
+
+    type: Literal["builtin"]
+    name: Annotated[
+        Literal["current_time", "calculator", "http_get", "read_shared_memory"],
+        Field(description="The model sees it under this name."),
+    ]
+
+
+class SemanticRecall(Body):
+    """Besides what it reads directly: the ancestors' answers nearest to the agent's query."""
+
+    mode: Literal["semantic"] = "semantic"
+    k: Annotated[int, Field(ge=1, le=50, description="How many at most.")] = 3
 
 
 class ToolRule(Body):
@@ -51,6 +71,11 @@ class AgentContent(Body):
         Field(description="As a sub-agent: forget the conversation after each call."),
     ] = True
     subagents: SubAgents | None = None
+    tools: Annotated[
+        list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]],
+        Field(max_length=50, description="What its model may call, besides sub-agents."),
+    ] = Field(default_factory=list)
+    recall: SemanticRecall | None = None
     tool_policy: Annotated[
         list[ToolRule],
         Field(max_length=50, description="An answer that breaks it goes back to the model."),
@@ -63,6 +88,23 @@ class AgentContent(Body):
         bool, Field(description="Ask the model again once its tools have answered.")
     ] = True
     metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        names += self.subagents.names if self.subagents else []
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise PydanticCustomError(
+                "duplicate_tool", f"tools and sub-agents share a name: {', '.join(twice)}"
+            )
+        needed = [*self.exit_on_success, *(rule.tool_name for rule in self.tool_policy)]
+        if unknown := sorted(set(needed) - set(names)):
+            raise PydanticCustomError(
+                "unknown_tool",
+                "exit_on_success and tool_policy name what is neither a tool nor a sub-agent of "
+                f"this agent: {', '.join(unknown)}",
+            )
+        return self
 
 
 class NewAgent(AgentContent):
@@ -94,6 +136,8 @@ class Agent(Answer):
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None
+    tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]
+    recall: SemanticRecall | None
     tool_policy: list[ToolRule]
     exit_on_success: list[str]
     agent_comment: bool

@@ -183,8 +183,13 @@ class ContextItem(Answer):
     task_id: UUID | None
     source: str
     version: int
-    edge: list[str]
-    policy: str
+    edge: Annotated[list[str] | None, Field(description="Null: recalled, not read directly.")] = (
+        None
+    )
+    policy: str | None = None
+    score: Annotated[
+        float | None, Field(description="Recalled: nearness to the query, -1 to 1.")
+    ] = None
     content: str
 
 

@@ -1,0 +1,351 @@
+"""What the agent core costs as a library, beside a bare ``chat.completions.create`` loop.
+
+    python -m benchmarks.agents
+
+The model is the demo model's server without latency, in a process of its own; CPU is that of this
+process alone. Absolute figures belong to the machine, ratios carry over.
+"""
+
+import asyncio
+import json
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+
+from app.agents import (
+    AgentFactory,
+    AssistantMessage,
+    BaseAgent,
+    SharedMemoryGraph,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    tool,
+)
+from app.llm.demo_process import demo_model
+from app.llm.openai_provider import OpenAIProvider
+
+STEPS = 20
+WORDS = "what the tool found out about this step, in a sentence or two of ordinary length. " * 2
+
+
+@tool(name="lookup", description="Looks something up.", timeout_s=None)
+async def lookup(query: str) -> str:
+    return WORDS
+
+
+async def cpu_and_wall(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    """CPU and wall seconds of one call, after one that warms up."""
+    await work()
+    cpu, wall = time.process_time(), time.perf_counter()
+    await work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+class Scripted:
+    """A real provider whose answers are replaced by a script, after the real round trip.
+
+    So each call costs what it costs, but the conversation goes where the benchmark wants it.
+    """
+
+    def __init__(self, provider: OpenAIProvider, steps: int) -> None:
+        self.provider = provider
+        self.steps = steps
+
+    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
+        await self.provider.invoke(messages, tools, **options)
+        done = sum(isinstance(message, ToolMessage) for message in messages)
+        if done < self.steps:
+            call = ToolCall(id=f"c{done}", name="lookup", arguments={"query": "more"})
+            return AssistantMessage(tool_calls=(call,), usage=Usage(input_tokens=1))
+        return AssistantMessage(content="done")
+
+
+async def sequential(provider: OpenAIProvider) -> None:
+    agent = BaseAgent(
+        "You are an assistant.",
+        provider=Scripted(provider, STEPS),
+        tools=[lookup],
+        max_iterations=STEPS + 1,
+    )
+    response = await agent.execute_query_async("Find out.")
+    assert response.content == "done", response
+
+
+async def bare_sequential(client: openai.AsyncOpenAI) -> None:
+    """The same calls by hand: history growing to 40 messages, streamed, chunks joined."""
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": "lookup",
+                "description": "Looks something up.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string"}},
+                    "required": ["query"],
+                },
+            },
+        }
+    ]
+    history: list[Any] = [
+        {"role": "system", "content": "You are an assistant."},
+        {"role": "user", "content": "Find out."},
+    ]
+    for step in range(STEPS + 1):
+        await bare_call(client, history, tools)
+        call = {"name": "lookup", "arguments": json.dumps({"query": "more"})}
+        history.append(
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": f"c{step}", "type": "function", "function": call}],
+            }
+        )
+        history.append({"role": "tool", "tool_call_id": f"c{step}", "content": WORDS})
+
+
+async def bare_call(client: openai.AsyncOpenAI, history: Any, tools: Any) -> str:
+    stream = await client.chat.completions.create(
+        model="demo",
+        messages=history,
+        tools=tools or openai.omit,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    parts = []
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            parts.append(chunk.choices[0].delta.content)
+    return "".join(parts)
+
+
+def team(provider: OpenAIProvider) -> BaseAgent:
+    graph = SharedMemoryGraph()
+    graph.add_edge("requirements", "designer")
+    graph.add_edge("requirements", "implementer")
+    graph.add_edge("designer", "implementer")
+    factory = AgentFactory({"provider": provider}).with_memory_graph(graph)
+    names = ["requirements", "designer", "implementer"]
+    for name in names:
+        factory.register(
+            name,
+            BaseAgent,
+            stateless=True,
+            defaults={"system_message": f"You are the {name} specialist.", "description": name},
+        )
+    factory.register("coordinator", BaseAgent, defaults={"system_message": "You coordinate."})
+    return factory.create("coordinator", subagents=names)
+
+
+async def teams(provider: OpenAIProvider, runs: int, concurrency: int) -> None:
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one() -> None:
+        async with slots:
+            response = await team(provider).execute_query_async("Build a todo app.")
+            assert response.usage.model_calls == 7, response
+
+    await asyncio.gather(*(one() for _ in range(runs)))
+
+
+async def bare_teams(client: openai.AsyncOpenAI, runs: int, concurrency: int) -> None:
+    """Seven calls a run, with histories and tools of the same kind, and nothing around them."""
+    slots = asyncio.Semaphore(concurrency)
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string"}, "context": {"type": "string"}},
+                    "required": ["query"],
+                },
+            },
+        }
+        for name in ("requirements", "designer", "implementer")
+    ]
+
+    async def one() -> None:
+        async with slots:
+            history: list[Any] = [
+                {"role": "system", "content": "You coordinate."},
+                {"role": "user", "content": "Build a todo app."},
+            ]
+            for step, function in enumerate(["requirements", "designer", "implementer"]):
+                await bare_call(client, history, tools)
+                text = await bare_call(
+                    client,
+                    [
+                        {"role": "system", "content": f"You are the {function} specialist."},
+                        {"role": "user", "content": "Build a todo app."},
+                    ],
+                    None,
+                )
+                call = {"name": function, "arguments": '{"query": "Build a todo app."}'}
+                history.append(
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": f"c{step}", "type": "function", "function": call}],
+                    }
+                )
+                history.append({"role": "tool", "tool_call_id": f"c{step}", "content": text})
+            await bare_call(client, history, tools)
+
+    await asyncio.gather(*(one() for _ in range(runs)))
+
+
+class Fan:
+    """Asks for ``width`` sub-agents in one message, then answers; for a model with latency."""
+
+    def __init__(self, provider: OpenAIProvider, width: int) -> None:
+        self.provider = provider
+        self.width = width
+
+    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
+        await self.provider.invoke(messages, tools, **options)
+        if any(isinstance(message, ToolMessage) for message in messages):
+            return AssistantMessage(content="done")
+        calls = tuple(
+            ToolCall(id=f"c{index}", name="helper", arguments={"query": f"part {index}"})
+            for index in range(self.width)
+        )
+        return AssistantMessage(tool_calls=calls)
+
+
+async def fan_out(provider: OpenAIProvider, width: int) -> None:
+    helper = BaseAgent("You help.", provider=provider, description="helps")
+    boss = BaseAgent("You lead.", provider=Fan(provider, width))
+    boss.register_agent(helper, name="helper", description="helps", stateless=True)
+    response = await boss.execute_query_async("Go.")
+    assert response.content == "done", response
+
+
+async def bare_fan_out(client: openai.AsyncOpenAI, width: int) -> None:
+    ask: Any = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Go."}]
+    await bare_call(client, ask, None)
+    await asyncio.gather(*(bare_call(client, ask, None) for _ in range(width)))
+    await bare_call(client, ask, None)
+
+
+class Instant:
+    """No model at all: what is left is the loop."""
+
+    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
+        done = sum(isinstance(message, ToolMessage) for message in messages)
+        if done < STEPS:
+            call = ToolCall(id=f"c{done}", name="lookup", arguments={"query": "more"})
+            return AssistantMessage(tool_calls=(call,))
+        return AssistantMessage(content="done")
+
+
+async def loop_us(graph: SharedMemoryGraph | None, rounds: int = 60) -> float:
+    """Microseconds of the loop per model call, the best of several batches."""
+    best = float("inf")
+    for _ in range(9):
+        began = time.process_time()
+        for _ in range(rounds):
+            agent = BaseAgent("You.", provider=Instant(), tools=[lookup], max_iterations=STEPS + 1)
+            agent.memory_graph = graph
+            agent.agent_id = "a" if graph is not None else None
+            await agent.execute_query_async("Go.")
+        best = min(best, (time.process_time() - began) / (rounds * (STEPS + 1)))
+    return best * 1e6
+
+
+def pull_us() -> float:
+    graph = SharedMemoryGraph()
+    for index in range(1000):
+        graph.add_agent(f"n{index}")
+    for index in range(20):
+        graph.add_edge(f"n{index}", "n999")
+        asyncio.run(graph.publish(f"n{index}", "text"))
+    graph.pull_for("n999")
+    began = time.process_time()
+    for _ in range(20_000):
+        graph.pull_for("n999")
+    return (time.process_time() - began) / 20_000 * 1e6
+
+
+def line(what: str, ours: float, bare: float | None, unit: str, budget: str) -> None:
+    ratio = "" if bare is None else f"{ours / bare:6.2f} x bare ({bare:.2f} {unit})"
+    print(f"{what:52} {ours:9.2f} {unit:3} {ratio:28} budget {budget}")
+
+
+async def with_model() -> None:
+    async with (
+        demo_model() as url,
+        openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client,
+    ):
+        provider = OpenAIProvider("demo", api_key="none", base_url=url)
+        calls = STEPS + 1
+        ours, _ = await cpu_and_wall(lambda: sequential(provider))
+        bare, _ = await cpu_and_wall(lambda: bare_sequential(client))
+        line(
+            "CPU per model call, 20 tool calls in a row",
+            ours / calls * 1e3,
+            bare / calls * 1e3,
+            "ms",
+            "0.9 ms, 0.17 x",
+        )
+        ours, _ = await cpu_and_wall(lambda: teams(provider, 100, 20))
+        bare, _ = await cpu_and_wall(lambda: bare_teams(client, 100, 20))
+        line(
+            "CPU per run, coordinator + 3, 20 at a time",
+            ours / 100 * 1e3,
+            bare / 100 * 1e3,
+            "ms",
+            "6 ms, 0.42 x",
+        )
+        await provider.aclose()
+    async with (
+        demo_model(latency_ms=50) as url,
+        openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client,
+    ):
+        provider = OpenAIProvider("demo", api_key="none", base_url=url)
+        _, ours = await cpu_and_wall(lambda: fan_out(provider, 100))
+        _, bare = await cpu_and_wall(lambda: bare_fan_out(client, 100))
+        line(
+            "wall, fan-out of 100, model latency 50 ms",
+            ours * 1e3,
+            bare * 1e3,
+            "ms",
+            "220 ms, 0.55 x",
+        )
+        await provider.aclose()
+    async with demo_model(latency_ms=1000) as url:
+        provider = OpenAIProvider("demo", api_key="none", base_url=url, timeout_s=60)
+        began = time.perf_counter()
+        await fan_out(provider, 1000)
+        line(
+            "wall, fan-out of 1,000, model latency 1 s",
+            time.perf_counter() - began,
+            None,
+            "s",
+            "3.6 s",
+        )
+        tracemalloc.start()
+        await fan_out(provider, 1000)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        line("  memory at its peak, per sub-agent", peak / 1000 / 1024, None, "KB", "30 KB")
+        await provider.aclose()
+
+
+def main() -> None:
+    asyncio.run(with_model())
+    without = asyncio.run(loop_us(None))
+    graph = SharedMemoryGraph()
+    graph.add_agent("a")
+    alone = asyncio.run(loop_us(graph))
+    line("loop alone per model call, no graph, no hooks", without, None, "us", "-")
+    line("  the same with a graph and nothing to read", alone, without, "us", "-")
+    line("pull_for, in-degree 20, 1,000 nodes", pull_us(), None, "us", "20 us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""An HTTP server on loopback that answers with the very bytes a test gives it."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+Writer = asyncio.StreamWriter
+Answer = bytes | Callable[[Writer], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as it arrived."""
+
+    line: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def target(self) -> str:
+        return self.line.split(" ")[1]
+
+
+def answer(
+    body: bytes | str = b"",
+    *,
+    status: int = 200,
+    content_type: str = "text/plain; charset=utf-8",
+    headers: tuple[str, ...] = (),
+) -> bytes:
+    """A whole answer."""
+    content = body.encode() if isinstance(body, str) else body
+    lines = [f"HTTP/1.1 {status} X", f"content-type: {content_type}", *headers]
+    lines.append(f"content-length: {len(content)}")
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+@dataclass
+class RawServer:
+    """Answers every request with ``reply`` while the ``async with`` block lasts.
+
+    Attributes:
+        requests: that arrived.
+        connections: how many were opened.
+        greeting: sent at once, unasked.
+        keep_alive: whether a connection stays open after an answer.
+    """
+
+    reply: Answer = field(default_factory=lambda: answer("hello"))
+    tls: ssl.SSLContext | None = None
+    keep_alive: bool = True
+    greeting: bytes = b""
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __aenter__(self) -> Self:
+        self._writers: list[Writer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{path}"
+
+    def hang_up(self) -> None:
+        """Close the connections that are open."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.append(writer)
+        self.connections += 1
+        try:
+            writer.write(self.greeting)
+            while True:
+                self.requests.append(await _read(reader))
+                if isinstance(self.reply, bytes):
+                    writer.write(self.reply)
+                    await writer.drain()
+                else:
+                    await self.reply(writer)
+                if not self.keep_alive:
+                    break
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+            self.closed.set()
+
+
+async def _read(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii")
+    line, *fields = head.rstrip().split("\r\n")
+    headers = {name.lower(): value for name, value in (each.split(": ", 1) for each in fields)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Request(line, headers, body)
