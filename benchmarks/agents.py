@@ -115,11 +115,8 @@ async def bare_call(client: openai.AsyncOpenAI, history: Any, tools: Any) -> str
         stream=True,
         stream_options={"include_usage": True},
     )
-    parts = []
-    async for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
-            parts.append(chunk.choices[0].delta.content)
-    return "".join(parts)
+    parts = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+    return "".join(part for part in parts if part)
 
 
 def team(provider: OpenAIProvider) -> BaseAgent:

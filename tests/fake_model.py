@@ -277,13 +277,13 @@ async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]
     finally:
         for listening in server.servers:
             listening.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
         tasks = list(state.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in list(state.connections):
-            connection.transport.abort()
-        while state.connections:  # noqa: ASYNC110 - uvicorn tells nobody when the last is gone
+        while state.connections:  # uvicorn tells nobody when the last is gone
             await asyncio.sleep(0)
 
 

@@ -1,7 +1,7 @@
 """The agent: a system message, a history, tools, hooks (spec page 1, A2)."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from app.agents.current import take_next_query
 from app.agents.history import QueryInput, query_messages
@@ -147,11 +147,31 @@ class BaseAgent:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self.execute_query_async(query, recorder=recorder))
+            return asyncio.run(self._in_a_loop_of_its_own(query, recorder))
         raise RuntimeError(
             "execute_query() cannot run inside an event loop; there, "
             "`await agent.execute_query_async(...)`"
         )
+
+    async def _in_a_loop_of_its_own(
+        self, query: QueryInput, recorder: Recorder | None
+    ) -> AssistantResponse:
+        """Connections do not outlive the loop they belong to: close them while it runs."""
+        used = [agent.provider for agent in self.with_subagents()]
+        if None in used:
+            used.append(default_provider())
+        try:
+            return await self.execute_query_async(query, recorder=recorder)
+        finally:
+            for provider in {id(provider): provider for provider in used}.values():
+                if (close := getattr(provider, "aclose", None)) is not None:
+                    await close()
+
+    def with_subagents(self) -> Iterator["BaseAgent"]:
+        """This agent and all below it; one that stands in several places comes several times."""
+        yield self
+        for child in self.subagents:
+            yield from child.with_subagents()
 
     async def execute_query_async(
         self, query: QueryInput, *, recorder: Recorder | None = None

@@ -85,6 +85,6 @@ def default_provider() -> LLMProvider:
     if _default_provider is None:
         raise NoProviderError(
             "this agent has no model to ask: pass BaseAgent(provider=…), or once at start call "
-            "app.agents.set_default_provider(lambda: OpenAIProvider(model='…'))"
+            "provider = OpenAIProvider('…'); app.agents.set_default_provider(lambda: provider)"
         )
     return _default_provider()

@@ -1,5 +1,6 @@
 """What the provider makes of what servers send."""
 
+import gzip
 import json
 from typing import Any
 
@@ -309,13 +310,17 @@ async def test_an_answer_cut_by_its_length_says_so(model: FakeModel, asking: Ask
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"),
-    [("length", "model_output_limit"), ("content_filter", "model_content_filtered")],
+    ("text_before", "reason", "code"),
+    [
+        (None, "length", "model_output_limit"),
+        (None, "content_filter", "model_content_filtered"),
+        ("the begin", "content_filter", "model_content_filtered"),
+    ],
 )
 async def test_no_answer_because_of_a_limit(
-    model: FakeModel, asking: Asking, reason: str, code: str
+    model: FakeModel, asking: Asking, text_before: str | None, reason: str, code: str
 ) -> None:
-    model.script(sse(chunk(finish_reason=reason)))
+    model.script(sse(chunk(text_before), chunk(finish_reason=reason)))
 
     with pytest.raises(ModelError) as caught:
         await asking("hi")
@@ -341,6 +346,12 @@ async def test_a_server_that_does_not_stream(model: FakeModel, asking: Asking) -
     assert answer.content == "hello"
     assert [call.name for call in answer.tool_calls] == ["add", "sub"]
     assert answer.usage == Usage(input_tokens=3, output_tokens=4)
+
+
+async def test_a_compressed_answer(model: FakeModel, asking: Asking) -> None:
+    body = b"data: %b\n\n" % json.dumps(chunk("hello", finish_reason="stop")).encode()
+    model.script(http_reply(gzip.compress(body), headers={"content-encoding": "gzip"}))
+    assert (await asking("hi")).content == "hello"
 
 
 async def test_an_emoji_cut_in_half(model: FakeModel, asking: Asking) -> None:

@@ -71,9 +71,17 @@ async def test_cancelling_while_it_waits_for_the_next_try(model: FakeModel) -> N
 
 async def test_a_timeout_around_the_call_hangs_up_too(model: FakeModel, asking: Asking) -> None:
     model.script(gated_within(asyncio.Event(), ANSWER, events=2))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+    limit = asyncio.timeout(None)
+
+    async def ask() -> None:
+        async with limit:
             await asking("hi")
+
+    task = asyncio.ensure_future(ask())
+    await model.received()
+    limit.reschedule(0)
+    with pytest.raises(TimeoutError):
+        await task
     await model.disconnected()
 
 

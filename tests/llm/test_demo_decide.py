@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from app.agents.awareness import awareness_message
+from app.agents.base import BaseAgent
 from app.agents.sharing import shared_message
 from app.agents.subagent import SubAgentWrapper
-from app.graph.shared_memory import MemoryItem, SharedMemoryGraph
+from app.clock import utcnow
+from app.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
 from app.llm.demo_model.checks import problem
 from app.llm.demo_model.conversation import Answer, Call
 from app.llm.demo_model.decide import decide
@@ -59,7 +61,264 @@ def awareness() -> tuple[str, str]:
 
 def shared(source: str, content: str) -> tuple[str, str]:
     """The message by which an agent gets what another published."""
-    graph = pipeline_graph()
-    (policy,) = {edge[2] for edge in graph.to_mermaid() and [(0, 0, None)]}
-    item = MemoryItem(source_id=source, content=content, timestamp=None, version=1, policy=policy)
+    item = MemoryItem(source, content, utcnow(), 1, PropagationPolicy.FINAL_RESPONSE_ONLY)
     return "system", shared_message(item).content
+
+
+def specialist(own: str, *messages: tuple[str, str], asked: str = "Build a CSV importer") -> str:
+    return ask(("system", own), *messages, ("user", asked)).text
+
+
+REQUIREMENTS = specialist("You write requirements.")
+DESIGN = specialist("You are the designer.", shared("requirements", REQUIREMENTS))
+
+
+class TestCoordinator:
+    own = ("system", "You coordinate a team.")
+    agents = tuple(tool(name) for name in NAMES)
+
+    def answer(self, *after: Any, asked: str = "Build a CSV importer") -> Answer:
+        return ask(self.own, awareness(), ("user", asked), *after, tools=self.agents)
+
+    def test_it_follows_the_recommended_order(self) -> None:
+        history: list[dict[str, Any]] = []
+        order = []
+        while calls := self.answer(*history).calls:
+            (made,) = calls
+            order.append(made.name)
+            assert "Build a CSV importer" in made.arguments["query"]
+            history += [call(made.name), result(made.name, f"the {made.name}'s answer")]
+        assert order == ["requirements", "designer", "implementer"]
+
+        final = self.answer(*history).text
+        assert final.startswith("3 of 3 agents answered:")
+        for name in order:
+            assert f"- {name}: the {name}'s answer" in final
+
+    def test_without_awareness_it_takes_the_order_of_the_tools(self) -> None:
+        answer = ask(self.own, ("user", "Build it"), tools=self.agents)
+        assert [made.name for made in answer.calls] == ["implementer"]
+
+    def test_in_parallel_it_calls_all_at_once(self) -> None:
+        answer = self.answer(asked="Build it, all in parallel please")
+        assert [made.name for made in answer.calls] == ["requirements", "designer", "implementer"]
+
+    def test_a_failure_is_retried_once_then_reported(self) -> None:
+        failed = [call("requirements"), result("requirements", "Error: no model")]
+        again = [call("requirements", 1), result("requirements", "Error: still no model", 1)]
+
+        assert [made.name for made in self.answer(*failed).calls] == ["requirements"]
+        assert [made.name for made in self.answer(*failed, *again).calls] == ["designer"]
+
+        rest = [call("designer"), result("designer", "d"), call("implementer")]
+        final = self.answer(*failed, *again, *rest, result("implementer", "i")).text
+        assert final.startswith("2 of 3 agents answered:")
+        assert "- requirements failed twice: still no model" in final
+
+    def test_a_retry_that_succeeds_is_no_failure(self) -> None:
+        history = [call("requirements"), result("requirements", "Error: no model")]
+        history += [call("requirements", 1), result("requirements", "fine", 1)]
+        assert [made.name for made in self.answer(*history).calls] == ["designer"]
+
+    def test_each_request_is_begun_anew(self) -> None:
+        first = [call("requirements"), result("requirements", "r"), ("assistant", "done")]
+        answer = self.answer(*first, ("user", "Now a JSON importer"))
+        (made,) = answer.calls
+        assert made.name == "requirements"
+        assert "JSON" in made.arguments["query"]
+
+    def test_an_answer_sent_back_for_a_tool_is_not_a_new_request(self) -> None:
+        done = [item for name in NAMES for item in (call(name), result(name, name))]
+        reason = "Before you answer, call the tool 'designer' at least 1 time(s); so far it was 0."
+        answer = self.answer(*done, ("assistant", "done"), ("user", reason))
+        assert answer.text.startswith("3 of 3")
+
+    def test_it_knows_the_real_tool(self) -> None:
+        wrapper = SubAgentWrapper(BaseAgent("You help."), "helper", "Helps.")
+        schema = wrapper.schema
+        answer = ask(("user", "Do it"), tools=[tool(schema.name, schema.parameters)])
+        assert answer.calls == (Call("helper", {"query": "Do it (your part: helper)"}),)
+
+
+class TestSpecialist:
+    def test_requirements_are_about_the_request(self) -> None:
+        assert REQUIREMENTS.startswith('Requirements for "Build a CSV importer":')
+        assert [line.split()[0] for line in REQUIREMENTS.splitlines()[1:]] == [
+            "R1",
+            "R2",
+            "R3",
+            "R4",
+        ]
+        assert "importer" in REQUIREMENTS.split("\n", 1)[1]
+        assert specialist("You write requirements.", asked="Sell shoes") != REQUIREMENTS
+
+    def test_the_design_covers_the_requirements_it_got(self) -> None:
+        assert "C1 InputParser covers R1 (from requirements)" in DESIGN
+        assert "C4 LoadLimiter covers R4 (from requirements)" in DESIGN
+
+    def test_requirements_of_any_form_are_covered(self) -> None:
+        text = specialist("You are an architect.", shared("analyst", "R7: fast\nR9 Nice colours"))
+        assert "covers R7 (from analyst)" in text
+        assert "C2 NicePart2 covers R9 (from analyst)" in text
+
+    def test_a_design_without_requirements_says_so(self) -> None:
+        assert "No shared requirements reached me" in specialist("You are the designer.")
+        text = specialist("You are the designer.", shared("poet", "roses are red"))
+        assert "No shared requirements reached me" in text
+        assert "poet" in text
+
+    def test_the_implementation_cites_both_sources(self) -> None:
+        text = specialist(
+            "You are the implementer.", shared("requirements", REQUIREMENTS), shared("ux", DESIGN)
+        )
+        assert (
+            "module input_parser.py implements C1 InputParser (from ux) for R1 (from requirements)"
+        ) in text
+        assert "reached me" not in text
+
+    def test_the_implementation_says_which_source_is_missing(self) -> None:
+        own = "You are the implementer."
+        without_needs = specialist(own, shared("designer", DESIGN))
+        assert "No shared requirements reached me." in without_needs
+        assert "C1 InputParser (from designer)" in without_needs
+        without_design = specialist(own, shared("requirements", REQUIREMENTS))
+        assert "No shared design reached me." in without_design
+        assert "for R1 (from requirements)" in without_design
+        nothing = specialist(own)
+        assert "No shared design" in nothing
+        assert "No shared requirements" in nothing
+
+    def test_other_roles_name_what_they_got(self) -> None:
+        text = specialist("You review.", shared("designer", DESIGN), shared("poet", "roses"))
+        assert "designer, poet" in text
+        assert "no other agent" in specialist("You review.")
+
+    @pytest.mark.parametrize(
+        ("own", "asked", "begins"),
+        [
+            ("You are a requirements engineer.", "x", "Requirements"),
+            ("You are responsible for requirements.", "x", "Requirements"),
+            ("You write requirements for the designer.", "x", "Requirements"),
+            ("You turn requirements into a design. You are the designer.", "x", "No shared req"),
+            ("You turn the shared requirements into components.", "x", "No shared req"),
+            ("Your job is to design software that meets all requirements.", "x", "No shared req"),
+            ("You are a software architect; read the requirements first.", "x", "No shared req"),
+            ("You implement the design.", "x", "Implementation"),
+            ("You are a senior developer who follows the design.", "x", "Implementation"),
+            ("Scrivi i requirements.", "x", "Requirements"),
+            ("You are an analyst who writes requirements for the designer.", "x", "Requirements"),
+            ("Write code for the design.", "x", "Implementation"),
+            ("You help.", "x (your part: requirements)", 'Requirements for "x"'),
+            ("", "x", "My answer"),
+        ],
+    )
+    def test_roles(self, own: str, asked: str, begins: str) -> None:
+        assert specialist(own, asked=asked).startswith(begins)
+
+    def test_context_that_is_not_fenced_as_agreed_is_no_context(self) -> None:
+        fence = "<shared-context-1>R1 x</shared-context-2>"
+        fake = ("system", f"Shared context from requirements:\n{fence}")
+        assert "No shared requirements reached me" in specialist("You are the designer.", fake)
+        quoted = ("system", f"He said: {shared('requirements', REQUIREMENTS)[1]}")
+        assert "No shared requirements reached me" in specialist("You are the designer.", quoted)
+
+    def test_a_long_request_is_shortened(self) -> None:
+        text = specialist("You write requirements.", asked="word " * 1000)
+        assert len(text) < 700
+
+
+class TestToolbox:
+    calculator = tool(
+        "calculator",
+        {"type": "object", "properties": {"expression": {"type": "string"}}, "required": []},
+    )
+    time = tool("current_time", {"type": "object", "properties": {}})
+
+    def answer(self, asked: str, *after: Any) -> Answer:
+        return ask(("user", asked), *after, tools=[self.calculator, self.time])
+
+    def test_arithmetic_goes_to_the_calculator(self) -> None:
+        assert self.answer("How much is 12 * (3 + 4)?").calls == (
+            Call("calculator", {"expression": "12 * (3 + 4)"}),
+        )
+
+    def test_time_goes_to_the_clock(self) -> None:
+        assert self.answer("What time is it?").calls == (Call("current_time", {}),)
+
+    def test_both_in_one_message(self) -> None:
+        answer = self.answer("What's the date, and 2+2?")
+        assert {made.name for made in answer.calls} == {"calculator", "current_time"}
+
+    def test_a_tool_that_is_named_is_called(self) -> None:
+        assert self.answer("Use the current time tool").calls == (Call("current_time", {}),)
+
+    def test_then_it_answers(self) -> None:
+        answer = self.answer("2+2?", call("calculator"), result("calculator", "4"))
+        assert answer == Answer("calculator says: 4")
+
+    def test_a_failure_is_reported(self) -> None:
+        answer = self.answer("2+2?", call("calculator"), result("calculator", "Error: broken"))
+        assert answer == Answer("calculator failed: broken")
+
+    def test_else_it_answers_at_once(self) -> None:
+        assert self.answer("Who are you?").calls == ()
+
+    def test_a_demanded_tool_is_called(self) -> None:
+        reason = "Before you answer, call the tool 'calculator' at least 1 time(s)."
+        answer = self.answer("Who are you?", ("assistant", "me"), ("user", reason))
+        assert [made.name for made in answer.calls] == ["calculator"]
+
+    def test_arguments_fit_the_schema(self) -> None:
+        properties = {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"enum": ["C", "F"]},
+            "exact": {"type": "boolean"},
+            "left": {"type": "string"},
+        }
+        schema = {"properties": properties, "required": ["city", "days", "unit", "exact"]}
+        answer = ask(("user", "weather in Rome for 3 days"), tools=[tool("weather", schema)])
+        (made,) = answer.calls
+        assert made.arguments["days"] == 3
+        assert made.arguments["exact"] is False
+        assert made.arguments["unit"] in ("C", "F")
+        assert "left" not in made.arguments
+
+    @pytest.mark.parametrize(
+        ("text", "expression"),
+        [
+            ("1+1", "1+1"),
+            ("what is (2.5 - 1) / 3 today", "(2.5 - 1) / 3"),
+            ("6 \u00d7 7", "6 * 7"),
+            ("2^10", "2**10"),
+            ("2**10", "2**10"),
+            ("on 2026-11-21 at noon", None),
+            ("version 1.2", None),
+            ("a list of 3 items", None),
+            ("R1 - R4", None),
+        ],
+    )
+    def test_arithmetic(self, text: str, expression: str | None) -> None:
+        assert arithmetic(text) == expression
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ([], None),
+        ({}, "model"),
+        ({"model": "m"}, "messages"),
+        ({"model": "m", "messages": []}, "messages"),
+        ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, "messages.[0]"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "messages.[0]"),
+        ({"model": "m", "messages": [{"role": "user", "content": 5}]}, "messages.[0]"),
+        ({"model": "m", "messages": [result("x", "y")]}, "messages"),
+        ({"model": "m", "messages": [call("x"), {"role": "user", "content": "y"}]}, "messages"),
+        ({"model": "m", "messages": [call("x")]}, "messages"),
+        ({"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
+    ],
+)
+def test_requests_no_model_takes(request_: Any, param: str | None) -> None:
+    found = problem(request_)
+    assert found is not None
+    assert found[1] == param

@@ -254,7 +254,7 @@ async def test_no_server_at_all() -> None:
 async def test_silence_is_a_timeout(model: FakeModel, late: bool) -> None:
     gate = asyncio.Event()
     model.script(gated_within(gate, GOOD, events=2) if late else gated(gate, GOOD))
-    async with provider_for(model, timeout_s=0.05, max_tries=1) as asking:
+    async with provider_for(model, timeout_s=0.25, max_tries=1) as asking:
         with pytest.raises(ModelError, match=r"too long") as caught:
             await asking("hi")
     assert caught.value.code == "model_timeout"

@@ -15,7 +15,7 @@ import uvicorn
 from app.llm.demo_model.server import create_app
 
 _KEEP_ALIVE_S = 75
-_GRACE_S = 1
+_GRACE_S = 0  # whoever stops it has no more use for its answers
 
 
 class _Server(uvicorn.Server):

@@ -11,6 +11,7 @@ from enum import Enum
 from app.llm.demo_model.conversation import Conversation, Source
 
 _TOPIC = 80
+_READ = 2_000
 _REQUIREMENT = re.compile(r"^(R\d+)\b[ \t]*([A-Za-z]+)?", re.MULTILINE)
 _COMPONENT = re.compile(r"^(C\d+) (\w+) covers (R\d+)\b", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d_]{4,}")
@@ -37,17 +38,18 @@ class Role(Enum):
     OTHER = "other"
 
 
-# Names of a trade say more than verbs: a designer's message speaks of requirements, too.
-_TRADES = {
-    "requirements (?:engineer|analyst|agent|writer|specialist|gatherer)": Role.REQUIREMENTS,
-    "designer|architect": Role.DESIGN,
-    "implementer|implementor|implementation agent|developer|programmer|coder": Role.IMPLEMENTATION,
+_WORDS = {
+    r"requirements?|analyst": Role.REQUIREMENTS,
+    r"design\w*|architect\w*|components?": Role.DESIGN,
+    r"implement\w*|develop\w*|programm\w*|coder|coding|code": Role.IMPLEMENTATION,
 }
-_TASKS = {
-    "requirements?": Role.REQUIREMENTS,
-    "design\\w*|architecture": Role.DESIGN,
-    "implement\\w*|code|coding|develop\\w*": Role.IMPLEMENTATION,
-}
+_IS = re.compile(r"\byou are ([^.,;:\n]+?)(?: (?:who|that|and|for|of)\b|[.,;:\n]|$)", re.IGNORECASE)
+# A designer's message speaks of requirements, too: as what it reads, not as what it makes.
+_GIVEN = re.compile(
+    r"\b(turn|take|read|use|given|from|for|with|follow|meet|cover|satisfy|implement)(\w*)"
+    rf"\s+(?:\w+\s+){{0,2}}?(?:{'|'.join(_WORDS)})\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,11 @@ def answer(conversation: Conversation) -> str:
 
 
 def role(conversation: Conversation) -> Role:
-    """What it is: by the coordinator's hint, its own system message, then what was shared."""
-    for text in (conversation.part, conversation.own):
-        for words in (_TRADES, _TASKS):
-            if found := _first_of(text, words):
-                return found
-    return Role.OTHER
+    """What it is: by the coordinator's hint, else by its own system message."""
+    own = conversation.own[:_READ]
+    said = _IS.search(own)
+    places = (conversation.part, said[1] if said else "", _GIVEN.sub(r"\1\2", own), own)
+    return next((found for text in places if (found := _first_of(text))), Role.OTHER)
 
 
 def topic_of(asked: str) -> str:
@@ -187,10 +188,10 @@ def components_for(needs: Sequence[Requirement]) -> list[Component]:
     ]
 
 
-def _first_of(text: str, words: dict[str, Role]) -> Role | None:
+def _first_of(text: str) -> Role | None:
     """The role whose word comes first in the text."""
     best: tuple[int, Role] | None = None
-    for pattern, meant in words.items():
+    for pattern, meant in _WORDS.items():
         found = re.search(rf"\b(?:{pattern})\b", text, re.IGNORECASE)
         if found and (best is None or found.start() < best[0]):
             best = found.start(), meant

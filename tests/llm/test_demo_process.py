@@ -1,0 +1,139 @@
+"""The demo model as a process of its own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.agents.messages import HumanMessage
+from app.errors import UnavailableError
+from app.llm.demo_process import demo_model
+from app.llm.openai_provider import OpenAIProvider
+
+PARENT = """
+import asyncio
+from app.llm.demo_process import demo_model
+
+async def main():
+    async with demo_model() as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = int(base_url.rsplit(":", 1)[1].split("/")[0])
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def closed(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+    """Wait until the other side has closed the connection."""
+    reader, writer = connection
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+    finally:
+        writer.close()
+
+
+async def test_it_answers_then_stops() -> None:
+    async with demo_model(latency_ms=1, token_delay_ms=1) as url:
+        assert url.startswith("http://127.0.0.1:")
+        provider = OpenAIProvider("demo", api_key="none", base_url=url)
+        deltas: list[str] = []
+        answer = await provider.invoke([HumanMessage(content="hello")], on_delta=deltas.append)
+        await provider.aclose()
+        connection = await connect(url)
+
+    assert "hello" in answer.content
+    assert len(deltas) > 1
+    assert await closed(connection)
+    with pytest.raises(ConnectionRefusedError):
+        await connect(url)
+
+
+async def test_it_stops_with_a_stream_still_open() -> None:
+    async with demo_model(token_delay_ms=600_000) as url:
+        provider = OpenAIProvider("demo", api_key="none", base_url=url, max_tries=1)
+        heard = asyncio.Event()
+        task = asyncio.ensure_future(
+            provider.invoke([HumanMessage(content="hello")], on_delta=lambda _: heard.set())
+        )
+        connection = await connect(url)
+    assert await closed(connection)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await provider.aclose()
+
+
+async def test_two_do_not_meet() -> None:
+    async with demo_model() as first, demo_model() as second:
+        assert first != second
+
+
+async def test_it_dies_with_a_parent_that_is_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    url = (await parent.stdout.readline()).decode().strip()
+    connection = await connect(url)
+
+    parent.kill()
+
+    assert await parent.wait() == -signal.SIGKILL
+    assert await closed(connection)  # it keeps idle connections open for as long as it lives
+
+
+async def test_it_is_found_from_a_folder_with_another_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong app')")
+    monkeypatch.chdir(tmp_path)
+    async with demo_model() as url:
+        assert url
+
+
+async def test_one_that_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(UnavailableError, match="demo-model"):
+        async with demo_model():
+            pass
+
+
+async def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    with pytest.raises(UnavailableError):
+        async with demo_model(start_timeout_s=0.05):
+            pass
+
+
+def test_the_client_side_loads_no_web_server() -> None:
+    code = (
+        "import app.llm.openai_provider, app.llm.demo_process, sys; "
+        "web = {'starlette', 'fastapi', 'uvicorn', 'app.llm.demo_model'}; "
+        "print(sorted(web & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--port", "x"], ["--latency-ms", "-1"], ["--what"]])
+def test_wrong_arguments(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "app.llm.demo_model", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "usage: bottega demo-model" in found.stderr
