@@ -206,26 +206,39 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
     """Per call of a message, the calls that must be over before it starts.
 
     A sub-agent waits for those from which a path of the graph leads to it, and a stateful one for
-    the earlier calls to itself, so that its history grows in the order of the calls.
+    the call to itself before, so that its history grows in the order of the calls. Costs a look
+    per pair of different tools, however often each is called.
     """
-    agents = {index: tool for index, tool in enumerate(tools) if isinstance(tool, SubAgentWrapper)}
-    return [
-        [other for other in agents if index in agents and _goes_first(agents, other, index)]
-        for index in range(len(tools))
-    ]
+    places: dict[SubAgentWrapper, list[int]] = {}
+    for index, tool in enumerate(tools):
+        if isinstance(tool, SubAgentWrapper):
+            places.setdefault(tool, []).append(index)
+    upstream = {
+        tool: [index for other in places if _leads_to(other, tool) for index in places[other]]
+        for tool in places
+    }
+    last: dict[int, int] = {}  # by agent, which may be a tool under several names
+    waits: list[list[int]] = []
+    for index, tool in enumerate(tools):
+        others: list[int] = []
+        if isinstance(tool, SubAgentWrapper):
+            others = upstream[tool]
+            if not tool.stateless:
+                before = last.get(id(tool.agent))
+                others = others if before is None else [*others, before]
+            last[id(tool.agent)] = index
+        waits.append(others)
+    return waits
 
 
-def _goes_first(agents: Mapping[int, SubAgentWrapper], first: int, then: int) -> bool:
-    tool, agent = agents[then], agents[then].agent
-    other = agents[first].agent
-    if other is agent and not tool.stateless:
-        return first < then
-    graph = agent.memory_graph
+def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
+    """Whether a path of the graph leads from one sub-agent to another."""
+    graph, agent_id = then.agent.memory_graph, then.agent.agent_id
     return (
         graph is not None
-        and graph is other.memory_graph
-        and agent.agent_id is not None
-        and other.agent_id in graph.ancestors(agent.agent_id)
+        and graph is first.agent.memory_graph
+        and agent_id is not None
+        and first.agent.agent_id in graph.ancestors(agent_id)
     )
 
 
