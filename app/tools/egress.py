@@ -1,37 +1,31 @@
 """The one way out for HTTP: never to an address inside, never without bounds (spec page 5).
 
-The guard stands where the socket is opened: names are resolved there, once, and the connection
-goes to an address that was judged. What DNS says a moment later does not matter. The name stays
-what ``Host``, SNI and the certificate are checked against. Nothing here follows redirects, keeps
-cookies, or asks the environment for a proxy.
+``app.tools.guard`` judges where each connection goes. Nothing here follows redirects, keeps cookies
+or asks the environment for a proxy.
 """
 
 import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from ipaddress import ip_address
+from functools import cached_property
 
 import httpcore2
 import httpx2
 
-from app.agents.threads import run_in_thread
-from app.errors import InvalidInputError, UnavailableError
-from app.tools.addresses import Address, AllowList, host_address, why_refused
+from app.errors import UnavailableError
+from app.tools.addresses import AllowList
+from app.tools.guard import EgressRefusedError, GuardedBackend, Resolver, address_in, resolve
 from app.tools.headers import check_header
 
-Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives the addresses of a host name (and port) as text. Raises ``OSError`` if there are none."""
+__all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url"]
 
-_CONNECT_S = 5.0
-_MOST_ADDRESSES = 8
 _IDLE_CONNECTIONS = 20
 _IDLE_S = 10.0
 _LONGEST_URL = 8192
-_ENCODINGS = ("", "identity", "gzip", "x-gzip", "deflate")
+_ENCODINGS = ("", "identity", "gzip", "deflate")
 _FAILURES = (
     httpcore2.NetworkError,
     httpcore2.ProtocolError,
@@ -40,12 +34,6 @@ _FAILURES = (
     httpx2.DecodingError,
     OSError,
 )
-
-
-class EgressRefusedError(InvalidInputError):
-    """An address that outgoing HTTP must not reach. Trying again does not help."""
-
-    code = "egress_refused"
 
 
 class EgressError(UnavailableError):
@@ -72,14 +60,6 @@ class Reply:
     truncated: bool = False
 
 
-async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver, in a thread that nobody has to wait for."""
-    found = await run_in_thread(
-        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    )
-    return [str(place[0]) for *_, place in found]
-
-
 def checked_url(url: str) -> httpx2.URL:
     """An http(s) URL with a host, and without user, password and fragment.
 
@@ -98,15 +78,8 @@ def checked_url(url: str) -> httpx2.URL:
         raise EgressRefusedError("a URL must not hold a user name or password")
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise EgressRefusedError(f"{parsed.port} is no port")
-    _literal(parsed.raw_host.decode("ascii"))
+    address_in(parsed.raw_host.decode("ascii"))
     return parsed.copy_with(fragment=None)
-
-
-def _literal(host: str) -> Address | None:
-    try:
-        return host_address(host)
-    except InvalidInputError as error:
-        raise EgressRefusedError(error.detail) from None
 
 
 class Egress:
@@ -132,7 +105,7 @@ class Egress:
         resolve: Resolver = resolve,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        self._backend = _GuardedBackend(AllowList.parse(allow), resolve)
+        self._backend = GuardedBackend(AllowList.parse(allow), resolve)
         self._ssl_context = ssl_context
 
     @cached_property
@@ -270,53 +243,3 @@ class _Stream(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._answer.aiter_stream():
             yield part
-
-
-class _GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens sockets, to allowed addresses only."""
-
-    def __init__(self, allowed: AllowList, resolve: Resolver) -> None:
-        self._allowed = allowed
-        self._resolve = resolve
-        self._sockets = httpcore2.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        failure: Exception = socket.gaierror(f"{host} has no address")
-        for address in await self._addresses(host, port):
-            try:
-                return await self._sockets.connect_tcp(
-                    str(address), port, timeout=_CONNECT_S, socket_options=socket_options
-                )
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failure = error
-        raise failure
-
-    async def _addresses(self, host: str, port: int) -> list[Address]:
-        """The addresses that a connection to ``host`` may go to; any bad one spoils them all."""
-        literal = _literal(host)
-        found = [literal] if literal is not None else await self._looked_up(host, port)
-        if not self._allowed.has_name(host):
-            for address in found:
-                self._check(host, address)
-        return found[:_MOST_ADDRESSES]
-
-    async def _looked_up(self, host: str, port: int) -> list[Address]:
-        try:
-            return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
-        except ValueError:  # UnicodeError too, of a name that DNS cannot hold
-            raise EgressRefusedError(f"the name {host} does not resolve to addresses") from None
-
-    def _check(self, host: str, address: Address) -> None:
-        reason = why_refused(address)
-        if reason is not None and not self._allowed.has_address(address):
-            raise EgressRefusedError(
-                f"{host} is not a public address ({reason}), and no other may be requested unless "
-                "the operator of this server allows it in BOTTEGA_EGRESS_ALLOW"
-            )

@@ -1,8 +1,11 @@
 """Header fields a tool may send, and keeping secrets out of what comes back. Pure."""
 
+import json
 import re
 from collections.abc import Iterable
+from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from app.errors import InvalidInputError
 
@@ -56,16 +59,24 @@ def carries_credentials(name: str) -> bool:
     return name.lower() in _CREDENTIALS
 
 
+def _forms(text: str) -> set[str]:
+    in_json = json.dumps(text)[1:-1]
+    return {text, in_json, in_json.replace("/", r"\/"), escape(text), quote(text, safe="")}
+
+
 class Redactor:
     """Takes secrets out of text, should a server send them back.
 
-    Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second.
+    Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second. So do
+    the ways in which JSON, HTML and URLs would write it.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found: set[str] = set()
         for secret in secrets:
-            found |= {secret, *(word for word in secret.split() if len(word) >= _SHORTEST_WORD)}
+            for word in (secret, *secret.split()):
+                if word == secret or len(word) >= _SHORTEST_WORD:
+                    found |= _forms(word)
         longest_first = sorted(found - {""}, key=lambda text: (-len(text), text))
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 

@@ -20,8 +20,8 @@ from app.errors import InvalidInputError
 from app.tools.json_values import count_values, depth_of
 
 MAX_DEPTH = 16
-MAX_VALUES = 2000
-MAX_WORK = 250_000
+MAX_VALUES = 1000
+MAX_WORK = 100_000
 """Values of a schema times values of the arguments it checks."""
 
 _LONGEST_PATTERN = 1000
@@ -91,7 +91,7 @@ class ArgumentSchema:
         try:
             errors = self._validator.iter_errors(arguments)
             problems = [_told(error) for error in islice(errors, _MOST_PROBLEMS)]
-        except (ArithmeticError, RecursionError):
+        except (ArithmeticError, RecursionError, ValueError):
             problems = ["numbers too large or nesting too deep to be checked"]
         if problems:
             raise InvalidInputError(f"invalid arguments: {'; '.join(problems)}")
@@ -131,8 +131,8 @@ class _Inlined:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._left = MAX_VALUES
-        self._open: list[str] = []
-        self._known: dict[str, Schema] = {}
+        self._open: list[tuple[str, ...]] = []
+        self._known: dict[tuple[str, ...], Schema] = {}
         self.schema = self._of(root)
 
     def _of(self, schema: Schema) -> Schema:
@@ -170,25 +170,26 @@ class _Inlined:
             raise InvalidInputError("the schema is too large once its $refs are followed")
 
     def _target(self, reference: str) -> Schema:
-        if reference in self._open:
+        if not reference.startswith("#/"):
+            raise InvalidInputError(f"$ref '{reference[:100]}' must look like #/$defs/name")
+        steps = unquote(reference[2:]).split("/")
+        path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
+        if path in self._open:
             raise InvalidInputError(f"$ref '{reference[:100]}' leads back to itself")
-        self._open.append(reference)
+        if path not in self._known:
+            self._known[path] = self._found(path)
+        self._open.append(path)
         try:
-            if reference not in self._known:
-                self._known[reference] = self._found(reference)
-            return self._of(self._known[reference])
+            return self._of(self._known[path])
         finally:
             self._open.pop()
 
-    def _found(self, reference: str) -> Schema:
-        if not reference.startswith("#/"):
-            raise InvalidInputError(f"$ref '{reference[:100]}' must look like #/$defs/name")
+    def _found(self, path: tuple[str, ...]) -> Schema:
         place: Any = self._root
-        for step in unquote(reference[1:]).split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
+        for name in path:
             place = place.get(name) if isinstance(place, dict) else None
         if not isinstance(place, dict | bool):
-            raise InvalidInputError(f"$ref '{reference[:100]}' leads to no schema")
+            raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' leads to no schema")
         _check_form(place)
         return place
 

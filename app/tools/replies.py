@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from app.tools.egress import Reply
+from app.tools.egress import EgressRefusedError, Reply, checked_url
 from app.tools.json_values import depth_of
 
 MAX_DEPTH = 64
@@ -97,9 +97,9 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Where a redirect leads, without user, password and fragment; ``None`` if it is no URL."""
+    """Where a redirect leads, without user, password and fragment; ``None`` if nowhere."""
     try:
-        target = httpx2.URL(url).join(reply.headers["location"])
-        return target.copy_with(userinfo=b"", fragment=None) if target.host else None
-    except (httpx2.InvalidURL, ValueError):
+        target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
+        return checked_url(str(target))
+    except (httpx2.InvalidURL, EgressRefusedError):
         return None

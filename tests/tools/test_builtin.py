@@ -1,0 +1,260 @@
+"""Built-in tools as a model meets them (spec page 5, Agent, Tools)."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from app.agents import (
+    AgentEvent,
+    AgentStatus,
+    BaseAgent,
+    MemoryItem,
+    Recorder,
+    SharedMemoryGraph,
+    ToolCall,
+)
+from app.agents.current import CurrentCall, current_call
+from app.agents.recording import Query
+from app.agents.sharing import inject_shared_memory
+from app.agents.tools import ToolBase
+from app.errors import InvalidInputError
+from app.tools.builtin import BUILTIN, ToolDeps, builtin_tool
+from app.tools.egress import Egress
+from tests.domain.scripted import agent
+from tests.tools.helpers import error_of, result_of
+from tests.tools.raw_server import RawServer, answer
+
+NOON = datetime(2026, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
+
+
+def made(name: str, egress: Egress | None = None) -> ToolBase:
+    return builtin_tool(name, ToolDeps(egress or Egress(), clock=lambda: NOON))
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_each_tells_the_model_what_it_is(name: str) -> None:
+    tool = made(name)
+    assert tool.name == name
+    assert tool.idempotent
+    assert tool.description
+    assert tool.schema.parameters["additionalProperties"] is False
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(InvalidInputError, match="there are: current_time, calculator") as caught:
+        made("rm_rf")
+    assert caught.value.code == "unknown_tool"
+
+
+# current_time
+
+
+async def test_the_time_is_told_in_the_zone_that_was_asked_for() -> None:
+    tool = made("current_time")
+    assert await result_of(tool) == {
+        "time": "2026-07-01T12:00:00+00:00",
+        "weekday": "Wednesday",
+        "timezone": "UTC",
+    }
+    there = await result_of(tool, timezone="Pacific/Auckland")
+    assert there == {
+        "time": "2026-07-02T00:00:00+12:00",
+        "weekday": "Thursday",
+        "timezone": "Pacific/Auckland",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["Europe/Roma", "", "Europe", "../../etc/passwd", "/etc/passwd", "a\x00", "UTC+25", "ü"]
+)
+async def test_an_unknown_zone_is_an_error_that_helps(name: str) -> None:
+    assert f"there is no time zone '{name}'" in await error_of(made("current_time"), timezone=name)
+
+
+async def test_near_names_of_zones_are_offered() -> None:
+    said = await error_of(made("current_time"), timezone="Europe/Roma")
+    assert "did you mean Europe/Rome" in said
+
+
+# http_get
+
+
+async def test_a_page_is_fetched_as_text(web: RawServer, egress: Egress) -> None:
+    web.reply = answer("grüß", content_type="text/html; charset=utf-8")
+    assert await result_of(made("http_get", egress), url=web.url()) == {
+        "status": 200,
+        "content_type": "text/html; charset=utf-8",
+        "text": "grüß",
+        "truncated": False,
+    }
+
+
+async def test_a_long_page_is_cut_off_and_says_so(web: RawServer, egress: Egress) -> None:
+    web.reply = answer("x" + "ü" * 100_000)
+    page = await result_of(made("http_get", egress), url=web.url())
+    assert isinstance(page, dict)
+    assert page["truncated"]
+    assert page["text"] == "x" + "ü" * 49_999  # not half a letter
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "text"),
+    [
+        ("text/plain; charset=iso-8859-1", b"gr\xfc\xdf", "grüß"),
+        ("text/plain; charset=windows-1252", b"\x80", "€"),
+        ("text/plain; charset=no-such", "ü".encode(), "ü"),
+        ("text/plain; charset=idna", b"a", "a"),
+        ("text/plain; charset=zip", b"a", "a"),
+        ("text/plain; charset=utf-8", b"a\xff", "a\ufffd"),
+        ("application/json", b"\xef\xbb\xbf{}", "{}"),
+        ("application/octet-stream", b"plain after all", "plain after all"),
+    ],
+)
+async def test_text_is_decoded_as_it_says(
+    web: RawServer, egress: Egress, content_type: str, body: bytes, text: str
+) -> None:
+    web.reply = answer(body, content_type=content_type)
+    page = await result_of(made("http_get", egress), url=web.url())
+    assert isinstance(page, dict)
+    assert page["text"] == text
+
+
+@pytest.mark.parametrize("body", [b"\x89PNG\r\n\x1a\n\x00", b"a\x00b"])
+async def test_what_is_no_text_is_an_error(web: RawServer, egress: Egress, body: bytes) -> None:
+    web.reply = answer(body, content_type="image/png")
+    assert await error_of(made("http_get", egress), url=web.url()) == (
+        "the answer is no text (image/png)"
+    )
+
+
+async def test_another_status_is_an_error_with_what_was_said(
+    web: RawServer, egress: Egress
+) -> None:
+    tool = made("http_get", egress)
+    web.reply = answer("no such page", status=404)
+    assert await error_of(tool, url=web.url()) == (
+        "the server answered 404 Not Found: no such page"
+    )
+    web.reply = answer(status=503, headers=("retry-after: 7",))
+    assert await error_of(tool, url=web.url()) == (
+        "the server answered 503 Service Unavailable and asks to wait 7 s"
+    )
+
+
+async def test_a_redirect_is_told_and_judged_like_any_address(
+    web: RawServer, egress: Egress
+) -> None:
+    tool = made("http_get", egress)
+    web.reply = answer(status=302, headers=("location: http://u:p@169.254.169.254/x#y",))
+    said = await error_of(tool, url=web.url())
+    assert said.endswith("it has moved to http://169.254.169.254/x; get that")
+    assert "not a public address" in await error_of(tool, url="http://169.254.169.254/x")
+    web.reply = answer(status=302, headers=("location: /there",))
+    assert web.url("/there") in await error_of(tool, url=web.url("/here"))
+    web.reply = answer(status=302, headers=("location: http://[",))
+    assert "an invalid address" in await error_of(tool, url=web.url())
+
+
+async def test_addresses_inside_are_an_error_the_model_can_read() -> None:
+    tool = made("http_get")
+    assert "not a public address (loopback)" in await error_of(tool, url="http://127.0.0.1/")
+    assert "only URLs of the form" in await error_of(tool, url="file:///etc/passwd")
+
+
+# read_shared_memory
+
+
+class Noted(Recorder):
+    def __init__(self) -> None:
+        self.items: list[MemoryItem] = []
+
+    def injected(self, query: Query, items: object) -> None:
+        assert isinstance(items, list)
+        self.items += items
+
+
+async def team() -> SharedMemoryGraph:
+    """a → c, b → c, d → c; d is silent; x has nothing to do with c."""
+    graph = SharedMemoryGraph()
+    for source in ("a", "b", "d"):
+        graph.add_edge(source, "c")
+    graph.add_edge("c", "x")
+    await graph.publish("a", "from a")
+    await graph.publish("b", "from b </shared-context>")
+    await graph.publish("x", "secret of x")
+    return graph
+
+
+def asking(graph: SharedMemoryGraph | None, agent_id: str | None = "c") -> Query:
+    agent = BaseAgent("You are c.")
+    agent.memory_graph, agent.agent_id = graph, agent_id
+    query = Query(agent=agent, messages=(), recorder=Noted())
+    current_call.set(CurrentCall(query, 0))
+    return query
+
+
+def noted(query: Query) -> list[str]:
+    assert isinstance(query.recorder, Noted)
+    return [item.source_id for item in query.recorder.items]
+
+
+async def test_shared_memory_is_read_as_it_would_be_injected() -> None:
+    query = asking(await team())
+    text = await result_of(made("read_shared_memory"))
+    assert noted(query) == ["a", "b"]
+    inject_shared_memory(query)
+    injected = [message.content for message in query.agent.conversation_history[1:]]
+    assert text == "\n\n".join(injected)
+
+
+async def test_an_agent_reads_what_was_published_while_it_worked() -> None:
+    graph = SharedMemoryGraph()
+    graph.add_edge("late", "reader")
+    reader = agent(
+        ToolCall(id="1", name="read_shared_memory"), "done", tools=[made("read_shared_memory")]
+    )
+    reader.memory_graph, reader.agent_id = graph, "reader"
+
+    async def publish(status: AgentStatus) -> None:
+        await graph.publish("late", "just in time")
+
+    reader.on(AgentEvent.BEFORE_TOOL_EXECUTION).do(publish)
+    response = await reader.execute_query_async("go")
+    assert response.content == "done"
+    assert "just in time" in response.tool_results[0].text
+
+
+async def test_one_source_is_read_alone() -> None:
+    query = asking(await team())
+    text = await result_of(made("read_shared_memory"), source_id="b")
+    assert isinstance(text, str)
+    assert "from b" in text
+    assert "from a" not in text
+    assert noted(query) == ["b"]
+
+
+async def test_a_source_that_has_said_nothing_is_no_error() -> None:
+    query = asking(await team())
+    said = await result_of(made("read_shared_memory"), source_id="d")
+    assert said == "Nothing has been published yet."
+    assert noted(query) == []
+
+
+@pytest.mark.parametrize("source", ["x", "c", "nobody", ""])
+async def test_only_direct_predecessors_can_be_read(source: str) -> None:
+    query = asking(await team())
+    said = await error_of(made("read_shared_memory"), source_id=source)
+    assert said == f"'{source}' cannot be read from here; these can: a, b, d"
+    assert noted(query) == []
+
+
+async def test_without_graph_or_query_there_is_nothing_to_read() -> None:
+    tool = made("read_shared_memory")
+    asking(None)
+    assert "no shared-memory graph" in await error_of(tool)
+    asking(await team(), None)
+    assert "no shared-memory graph" in await error_of(tool)
+    asking(await team(), "stranger")
+    assert "these can: none" in await error_of(tool, source_id="a")
+    current_call.set(None)
+    assert "within an agent's query" in await error_of(tool)

@@ -1,0 +1,198 @@
+"""Arguments against schemas that users write: obeyed, or refused, and never a burden."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidInputError
+from app.tools.json_schema import MAX_VALUES, MAX_WORK, ArgumentSchema, argument_schema
+
+
+def of(**properties: Any) -> ArgumentSchema:
+    return ArgumentSchema({"properties": properties})
+
+
+def accepts(schema: ArgumentSchema, **arguments: Any) -> bool:
+    try:
+        schema.check(arguments)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def test_what_it_does_not_name_is_refused_unless_it_says_so() -> None:
+    assert not accepts(of(a={"type": "string"}), b=1)
+    assert ArgumentSchema({}).schema == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+    assert accepts(ArgumentSchema({"additionalProperties": {"type": "integer"}}), b=1)
+
+
+def test_what_is_wrong_is_told_with_its_place() -> None:
+    schema = ArgumentSchema(
+        {
+            "properties": {"a": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["a", "b"],
+        }
+    )
+    with pytest.raises(InvalidInputError) as caught:
+        schema.check({"a": [1, "x"]})
+    assert caught.value.detail == (
+        "invalid arguments: a.1: 'x' is not of type 'integer'; 'b' is a required property"
+    )
+
+
+def test_a_long_story_is_cut_short() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        of(a={"enum": ["x"]}).check({"a": "y" * 10_000, **{str(n): 1 for n in range(1000)}})
+    assert len(caught.value.detail) < 1000
+
+
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(-3, 3), st.text("ab")),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.text("ab"), inner, max_size=2)
+        ),
+        max_leaves=6,
+    ).map(lambda value: [value, value, 1] if isinstance(value, list) else [value, 1, True])
+)
+def test_uniqueness_is_what_the_library_says(items: list[Any]) -> None:
+    plain = jsonschema.Draft202012Validator({"uniqueItems": True})
+    assert accepts(of(a={"uniqueItems": True}), a=items) == plain.is_valid(items)
+
+
+def test_a_pattern_is_searched_in_linear_time() -> None:
+    schema = of(a={"type": "string", "pattern": "^(a+)+$"})
+    assert accepts(schema, a="aaa")
+    assert not accepts(schema, a="a" * 200_000 + "b")
+    assert accepts(of(a={"pattern": "b"}), a="abc")
+    assert accepts(of(a={"pattern": "b"}), a=5)
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)", r"(a)\1", "(", "a" * 1001, "(a{1000}){1000}"])
+def test_a_pattern_that_is_not_linear_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidInputError, match="pattern"):
+        of(a={"pattern": pattern})
+
+
+def test_references_lead_within_the_schema() -> None:
+    schema = ArgumentSchema(
+        {
+            "properties": {
+                "a": {"$ref": "#/$defs/id"},
+                "b": {"$ref": "#/definitions/x~1y", "maxLength": 3},
+                "c": {"$ref": "#/properties/a"},
+            },
+            "$defs": {"id": {"type": "string", "minLength": 2, "description": "an id"}},
+            "definitions": {"x/y": {"$ref": "#/$defs/id"}},
+        }
+    )
+    assert accepts(schema, a="ab", b="abc", c="ab")
+    for wrong in ({"a": "a"}, {"b": "a"}, {"b": "abcd"}, {"c": 1}):
+        assert not accepts(schema, **wrong)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "https://evil.example/schema",
+        "http://169.254.169.254/",
+        "file:///etc/passwd",
+        "other.json",
+        "#anchor",
+        "#",
+        "#/$defs/missing",
+        "#/$defs/loop",
+        "#/$defs/ping",
+        "#/$defs",
+        "#/properties/a",
+        "#/$defs/odd/default",
+    ],
+)
+def test_references_that_lead_out_or_round_are_refused(reference: str) -> None:
+    with pytest.raises(InvalidInputError):
+        ArgumentSchema(
+            {
+                "properties": {"a": {"$ref": reference}},
+                "$defs": {
+                    "loop": {"items": {"$ref": "#/$defs/loop"}},
+                    "ping": {"$ref": "#/$defs/pong"},
+                    "pong": {"$ref": "#/$defs/ping"},
+                    "odd": {"default": {"properties": 5}},
+                },
+            }
+        )
+
+
+def test_a_schema_that_grows_when_its_references_are_followed_is_refused() -> None:
+    twice = {
+        str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}, {"$ref": f"#/$defs/{n + 1}"}]}
+        for n in range(13)
+    }
+    with pytest.raises(InvalidInputError, match="too large"):
+        ArgumentSchema({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**twice, "13": True}})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "array"}, "type 'object'"),
+        ({"type": ["object"]}, "type 'object'"),
+        ({"properties": {"a": {"type": "strng"}}}, "no JSON Schema: properties.a.type"),
+        ({"properties": {"a": {"minimum": "1"}}}, "no JSON Schema"),
+        ({"properties": {"a": {"items": [{}]}}}, "no JSON Schema"),
+        ({"properties": {"a": 5}}, "no JSON Schema"),
+        ({"properties": []}, "no JSON Schema"),
+        ({"required": "a"}, "no JSON Schema"),
+        ({"patternProperties": {}}, "'patternProperties' is not supported"),
+        ({"properties": {"a": {"unevaluatedItems": False}}}, "is not supported"),
+        ({"$id": "https://a.example/"}, "'$id' is not supported"),
+        ({"properties": {"a": {"$dynamicRef": "#a"}}}, "is not supported"),
+        ({"properties": {"a": {"nullable": True}}}, "'nullable' is not supported"),
+        ({"properties": {"a": nested(20)}}, "nested deeper"),
+        ({"properties": {"a": {"enum": [str(n) for n in range(MAX_VALUES)]}}}, "more than"),
+    ],
+)
+def test_what_is_no_schema_or_would_not_be_obeyed_is_refused(
+    schema: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        ArgumentSchema(schema)
+    assert reason in caught.value.detail
+
+
+def test_remarks_are_left_in_peace() -> None:
+    schema = of(a={"x-order": 1, "title": "A", "examples": [1], "format": "date", "$comment": ""})
+    assert accepts(schema, a="no date")
+
+
+def test_arguments_that_would_take_long_are_refused() -> None:
+    schema = of(a={"type": "array", "uniqueItems": True, "items": {"type": ["object", "string"]}})
+    assert accepts(schema, a=[{"n": n} for n in range(1000)])
+    with pytest.raises(InvalidInputError, match="too many values"):
+        schema.check({"a": ["x"] * MAX_WORK})
+
+
+def test_numbers_beyond_measure_are_no_crash() -> None:
+    schema = of(a={"multipleOf": 0.5}, b={"maximum": 5})
+    assert accepts(schema, a=1.5, b=2)
+    for huge in (10**400, -(10**400), float("inf"), float("nan")):
+        accepts(schema, a=huge, b=huge)
+
+
+def test_a_text_is_compiled_once() -> None:
+    text = '{"properties": {"once": {"type": "string"}}}'
+    assert argument_schema(text) is argument_schema(text)
