@@ -64,6 +64,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.memory.embeddings import BuiltinEmbedder
     from app.runs.build import Workshop
+    from app.runs.control import CancelWatch
     from app.runs.execute import Executor
     from app.runs.plugins import configure_agent
     from app.tools.builtin import ToolDeps
@@ -87,7 +88,8 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             max_crashes=settings.max_crashes,
         )
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
-        async with background(notifier.run, lambda: sweeping):
+        watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
+        async with background(notifier.run, watch.run, lambda: sweeping):
             working = asyncio.ensure_future(
                 queue.work(
                     database.connect,

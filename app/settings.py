@@ -9,6 +9,8 @@ from dotenv import dotenv_values
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.errors import InvalidInputError
+
 DEMO_MODEL_NAME = "demo"
 
 
@@ -99,6 +101,17 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [entry.strip() for entry in value.split(",") if entry.strip()]
         return value
+
+    @field_validator("egress_allow")
+    @classmethod
+    def _addresses(cls, entries: list[str]) -> list[str]:
+        from app.tools.addresses import AllowList
+
+        try:
+            AllowList.parse(entries)
+        except InvalidInputError as error:
+            raise ValueError(error.detail) from None
+        return entries
 
     @field_validator("host")
     @classmethod

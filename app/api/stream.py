@@ -21,6 +21,7 @@ from app.db.base import DEFAULT_TENANT
 from app.errors import NotFoundError
 from app.events import log
 from app.events.types import Event
+from app.runs.control import request_cancel
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -148,7 +149,8 @@ async def _sse(
 async def watch(socket: WebSocket, run_id: str) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
-    A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``.
+    A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
+    and ``{"type": "cancel"}``.
     """
     service: Service = socket.app.state.service
     try:
@@ -166,7 +168,7 @@ async def watch(socket: WebSocket, run_id: str) -> None:
         await socket.send_denial_response(for_error(error))
         return
     await socket.accept()
-    reader = asyncio.ensure_future(_read_frames(socket))
+    reader = asyncio.ensure_future(_read_frames(socket, service, run))
     try:
         await _send_events(socket, service, run, after, reader)
     except WebSocketDisconnect:
@@ -196,7 +198,7 @@ async def _send_all(socket: WebSocket, service: Service, run_id: UUID, after: in
             await socket.send_text(to_json(event.envelope()).decode())
 
 
-async def _read_frames(socket: WebSocket) -> None:
+async def _read_frames(socket: WebSocket, service: Service, run_id: UUID) -> None:
     """Answer the client's frames until it goes away."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
@@ -204,12 +206,17 @@ async def _read_frames(socket: WebSocket) -> None:
             if message["type"] == "websocket.disconnect":
                 return
             frame = _frame(message.get("text"))
-            if frame.get("type") == "ping":
-                await socket.send_text('{"type":"pong"}')
+            if frame == {"type": "ping"}:
+                answer = '{"type":"pong"}'
+            elif frame == {"type": "cancel"}:
+                await request_cancel(service.database.pool, DEFAULT_TENANT, run_id)
+                answer = '{"type":"cancel.accepted"}'
             else:
-                await socket.send_text(
-                    '{"type":"error","code":"unknown_frame","detail":"known frames: ping"}'
+                answer = (
+                    '{"type":"error","code":"unknown_frame","detail":"known frames: '
+                    '{\\"type\\":\\"ping\\"} and {\\"type\\":\\"cancel\\"}"}'
                 )
+            await socket.send_text(answer)
 
 
 def _frame(text: str | None) -> dict[str, Any]:

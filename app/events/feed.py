@@ -43,7 +43,7 @@ class Notifier:
 
     async def run(self) -> None:
         """Send until cancelled; reconnects by itself."""
-        await _keep_connected(self._connect, self._send)
+        await keep_connected(self._connect, self._send)
 
     async def _send(self, connection: asyncpg.Connection) -> None:
         while True:
@@ -98,7 +98,7 @@ class Feed:
 
     async def run(self) -> None:
         """Listen until cancelled; reconnects by itself, and then wakes all: they missed some."""
-        await _keep_connected(self._connect, self._listen)
+        await keep_connected(self._connect, self._listen)
 
     async def _listen(self, connection: asyncpg.Connection) -> None:
         gone = asyncio.Event()
@@ -119,7 +119,7 @@ class Feed:
                 news.set()
 
 
-async def _keep_connected(
+async def keep_connected(
     connect: Connect, use: Callable[[asyncpg.Connection], Awaitable[None]]
 ) -> None:
     """Call ``use`` with a connection, and again with a new one whenever it is lost."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from app.agents import (
     AgentFactory,
     BaseAgent,
@@ -17,6 +19,7 @@ from app.agents.messages import AssistantMessage, HumanMessage, StandardMessage,
 from app.agents.provider import LLMProvider
 from app.agents.recall import Embedder
 from app.definitions.graphs import to_graph
+from app.errors import InvalidInputError
 from app.graph.shared_memory import Publication
 from app.tools.builtin import ToolDeps, builtin_tool
 from app.tools.http import HttpTool, HttpToolDefinition, Secrets
@@ -112,11 +115,15 @@ def _arguments(name: str, definition: Mapping[str, Any], workshop: Workshop) -> 
 def _tool(definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
     if definition["type"] == "builtin":
         return builtin_tool(definition["name"], workshop.tool_deps)
-    return HttpTool(
-        HttpToolDefinition.model_validate(definition),
-        secrets=workshop.secrets,
-        egress=workshop.tool_deps.egress,
-    )
+    try:
+        checked = HttpToolDefinition.model_validate(definition)
+    except ValidationError as error:  # it was stored by a version that took it
+        raise InvalidInputError(
+            f"the tool '{definition['name']}' cannot be used any more: "
+            f"{error.errors()[0]['msg']}; store the agent anew",
+            code="tool_outdated",
+        ) from None
+    return HttpTool(checked, secrets=workshop.secrets, egress=workshop.tool_deps.egress)
 
 
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:

@@ -46,11 +46,14 @@ async def run_dag(
             agents under way are cancelled first.
     """
     asked: dict[str, asyncio.Task[AssistantResponse]] = {}
-    async with asyncio.TaskGroup() as group:
-        for index, name in enumerate(graph.get_topological_order()):
-            sources = {source: asked[source] for source in graph.predecessors(name)}
-            query = Query(agents[name], (), recorder, path=((0, index),))
-            asked[name] = group.create_task(_ask(query, question, sources))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, name in enumerate(graph.get_topological_order()):
+                sources = {source: asked[source] for source in graph.predecessors(name)}
+                query = Query(agents[name], (), recorder, path=((0, index),))
+                asked[name] = group.create_task(_ask(query, question, sources))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the one that stopped the others
     return outcome(graph, {name: task.result() for name, task in asked.items()})
 
 

@@ -1,8 +1,9 @@
 """Execute one run: claim it, fold its journal, build its agents, let them work, write the end."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ UPDATE runs SET status = 'queued'
 WHERE tenant_id = $1 AND id = $2 AND attempt = $3 AND status = 'running'
 """
 _LOG_PAGE = 1000
+_CANCELLED = End(RunStatus.CANCELLED, stop_reason="cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,19 @@ class Executor:
     workshop: Workshop
     wake: Callable[[UUID], None]
     max_crashes: int
+    _under_way: dict[UUID, "asyncio.Task[Any]"] = field(default_factory=dict)
+    _cancelled: set[UUID] = field(default_factory=set)
+
+    def under_way(self) -> Collection[UUID]:
+        """The runs that are being executed here."""
+        return self._under_way.keys()
+
+    def cancel(self, run_id: UUID) -> None:
+        """End a run that is being executed here as cancelled. Once is enough."""
+        task = self._under_way.get(run_id)
+        if task is not None and run_id not in self._cancelled:
+            self._cancelled.add(run_id)
+            task.cancel()
 
     async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
         """Execute a run to its end, or until another worker takes it away.
@@ -64,17 +79,33 @@ class Executor:
             folded=await self._fold(tenant_id, run_id, claim),
         )
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[run_id] = task
         try:
-            await _execute(journal, claim, self.workshop, self.max_crashes)
+            if claim["cancel"]:
+                await journal.finish(_CANCELLED)
+            else:
+                await _execute(journal, claim, self.workshop, self.max_crashes)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
-            await journal.close()
-            await self.pool.execute(_HAND_BACK, tenant_id, run_id, journal.attempt)
-            bound.info("run.handed_back")
-            raise
+            if run_id not in self._cancelled:
+                await journal.close()
+                await self.pool.execute(_HAND_BACK, tenant_id, run_id, journal.attempt)
+                bound.info("run.handed_back")
+                raise
+            task.uncancel()
+            await self._end_cancelled(journal)
         finally:
+            self._under_way.pop(run_id, None)
+            self._cancelled.discard(run_id)
             await journal.close()
+
+    async def _end_cancelled(self, journal: Journal) -> None:
+        # Fenced: it is another worker's by now, who finds the wish when it claims the run.
+        with contextlib.suppress(FencedError):
+            await journal.finish(_CANCELLED)
 
     async def _fold(self, tenant_id: UUID, run_id: UUID, claim: dict[str, Any]) -> Fold:
         if claim["attempt"] == 1:
@@ -95,21 +126,27 @@ async def _execute(
         detail = f"its worker died {claim['crashes']} times while executing it"
         await journal.finish(End(RunStatus.FAILED, error={"code": "crashed", "message": detail}))
         return
+    limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
     try:
-        async with asyncio.timeout(max(0.0, claim["remaining_s"])):
+        async with limit:
             end = await _work(journal, claim, workshop)
-    except TimeoutError:
-        detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
-        end = End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail})
     except FencedError:
         raise
-    except BottegaError as error:
-        end = End(RunStatus.FAILED, error={"code": error.code, "message": error.detail})
-    except Exception:
-        logger.exception("run.broken", run_id=str(journal.run_id))
-        detail = "the run broke on an internal error; the worker's log says more"
-        end = End(RunStatus.FAILED, error={"code": "internal", "message": detail})
+    except Exception as error:
+        end = _broken(journal, claim, error, timed_out=limit.expired())
     await journal.finish(end)
+
+
+def _broken(journal: Journal, claim: dict[str, Any], error: Exception, *, timed_out: bool) -> End:
+    """The end of a run that raised instead of answering."""
+    if timed_out and isinstance(error, TimeoutError):
+        detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
+        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail})
+    if isinstance(error, BottegaError):
+        return End(RunStatus.FAILED, error={"code": error.code, "message": error.detail})
+    logger.error("run.broken", run_id=str(journal.run_id), exc_info=error)
+    detail = "the run broke on an internal error; the worker's log says more"
+    return End(RunStatus.FAILED, error={"code": "internal", "message": detail})
 
 
 async def _work(journal: Journal, claim: dict[str, Any], workshop: Workshop) -> End:

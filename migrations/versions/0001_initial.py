@@ -56,6 +56,7 @@ BEGIN
     RETURN jsonb_build_object(
         'mode', r.mode, 'agent', r.agent, 'input', r.input,
         'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
+        'cancel', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - v_now),
         'timeout_s', r.timeout_s,
@@ -150,6 +151,40 @@ BEGIN
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
         WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
     END IF;
+END $$
+"""
+
+# Somebody wants a run to end. One that waits is ended here; for one that is being executed the
+# wish is stored, and its worker told. NULL: unknown; 'final': it was over already.
+CANCEL_RUN = """
+CREATE FUNCTION cancel_run(p_tenant uuid, p_run uuid) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_now timestamptz;
+BEGIN
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF r.status NOT IN ('queued', 'running') THEN
+        RETURN 'final';
+    END IF;
+    v_now := clock_timestamp();
+    UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, v_now)
+    WHERE tenant_id = p_tenant AND id = p_run;
+    IF r.status = 'running' THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+        RETURN 'requested';
+    END IF;
+    UPDATE runs SET status = 'cancelled', ended_at = v_now, last_seq = last_seq + 1
+    WHERE tenant_id = p_tenant AND id = p_run;
+    UPDATE tasks SET status = 'cancelled', ended_at = v_now
+    WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
+    VALUES (p_tenant, p_run, r.last_seq + 1, r.attempt, 'run.cancelled', v_now,
+            '{"stop_reason": "cancelled", "usage": null}');
+    DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = p_run::text AND status = 'queued';
+    PERFORM pg_notify('bottega_events', p_run::text);
+    RETURN 'cancelled';
 END $$
 """
 
@@ -277,6 +312,7 @@ def upgrade() -> None:
             server_default=sa.text("now()"),
             nullable=False,
         ),
+        sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
@@ -444,9 +480,11 @@ def upgrade() -> None:
         )
     )
     run_script(QUEUE.build_install_query())
+    op.execute(CANCEL_RUN)
 
 
 def downgrade() -> None:
+    op.execute("DROP FUNCTION cancel_run")
     run_script(QUEUE.build_uninstall_query())
     op.execute("DROP SCHEMA pgqueuer")
     op.execute("DROP FUNCTION append_step")

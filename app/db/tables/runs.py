@@ -50,6 +50,7 @@ runs = Table(
     Column("attempts", JSONB, nullable=False, server_default="[]"),
     Column("last_seq", BigInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("cancel_requested_at", DateTime(timezone=True)),
     Column("started_at", DateTime(timezone=True)),
     Column("deadline", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
