@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
@@ -56,6 +57,7 @@ async def open_service(
                 stack.callback(service.feed.close)
             if worker:
                 await stack.enter_async_context(_worker(service))
+            gc.freeze()  # what was built now stays: collections need not look at it again
             yield service
 
 
@@ -72,13 +74,13 @@ async def _worker(service: Service) -> AsyncIterator[None]:
 
     settings, database = service.settings, service.database
     notifier = Notifier(database.connect)
-    async with _model(settings) as provider, aclosing(Egress(settings.egress_allow)) as egress:
+    async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
         executor = Executor(
             pool=database.pool,
             workshop=Workshop(
-                provider_for=lambda definition: provider.for_model(
-                    definition["model"] or settings.default_model
-                ),
+                provider_for=lambda definition: providers(
+                    definition["provider"] or settings.model_api
+                ).for_model(definition["model"] or settings.default_model),
                 tool_deps=ToolDeps(egress),
                 secrets=secrets().get,
                 embedder=functools.cache(BuiltinEmbedder),
@@ -108,8 +110,8 @@ async def _worker(service: Service) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _model(settings: Settings) -> "AsyncIterator[OpenAIProvider]":
-    """The model's client; with no model configured, of a demo model of our own."""
+async def _models(settings: Settings) -> "AsyncIterator[Callable[[str], OpenAIProvider]]":
+    """The model's client by the API it speaks; with no model configured, of our demo model."""
     from app.llm.openai_provider import OpenAIProvider
 
     async with contextlib.AsyncExitStack() as stack:
@@ -122,12 +124,18 @@ async def _model(settings: Settings) -> "AsyncIterator[OpenAIProvider]":
             base_url = await stack.enter_async_context(
                 demo_model(latency_ms=latency_ms, token_delay_ms=latency_ms / 25)
             )
-        provider = OpenAIProvider(
-            settings.default_model,
-            api_key=key,
-            base_url=base_url,
-            timeout_s=settings.model_timeout_s,
-            max_tries=settings.model_tries,
-        )
-        stack.push_async_callback(provider.aclose)
+
+        @functools.cache
+        def provider(api: Any) -> OpenAIProvider:
+            made = OpenAIProvider(
+                settings.default_model,
+                api=api,
+                api_key=key,
+                base_url=base_url,
+                timeout_s=settings.model_timeout_s,
+                max_tries=settings.model_tries,
+            )
+            stack.push_async_callback(made.aclose)
+            return made
+
         yield provider

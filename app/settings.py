@@ -3,7 +3,7 @@
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from dotenv import dotenv_values
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -57,6 +57,10 @@ class Settings(BaseSettings):
         Field(description="Allow listening beyond loopback although there are no keys yet."),
     ] = False
     model: Annotated[str, Field(description="Model of agents that name none.")] = "gpt-5-mini"
+    model_api: Annotated[
+        Literal["chat_completions", "responses"],
+        Field(description="Which API of the model's server agents speak that do not say."),
+    ] = "chat_completions"
     model_timeout_s: Annotated[
         float, Field(gt=0, description="Longest silence on a model's stream, in seconds.")
     ] = 120.0

@@ -1,12 +1,13 @@
-"""Put a streamed answer together (Chat Completions chunks to an ``AssistantMessage``)."""
+"""Put a streamed answer together: what the dialects of OpenAI's API have in common."""
 
 import json
 import math
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic_core import from_json
 
@@ -19,7 +20,7 @@ _UNNAMED = "unnamed"
 
 
 @dataclass(slots=True)
-class _Call:
+class PartialCall:
     """A tool call whose pieces are still coming in."""
 
     id: str = ""
@@ -27,19 +28,24 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
 
-class AnswerBuilder:
-    """Takes the chunks of one answer, then gives the message.
+class AnswerBuilder(ABC):
+    """Takes the events of one answer, then gives the message.
 
     Args:
         report: makes the errors.
+
+    Attributes:
+        complete: nothing at all follows, so that the stream need not be waited for.
+        usage_names: what the API calls tokens that it read, and that it wrote.
     """
+
+    complete = False
+    usage_names: ClassVar[tuple[str, str]]
 
     def __init__(self, report: Reporter) -> None:
         self._report = report
         self._text: list[str] = []
         self._half = ""
-        self._calls: list[_Call] = []
-        self._by_index: dict[Any, _Call] = {}
         self._usage: dict[str, Any] | None = None
         self._finish_reason: str | None = None
         self._refused = False
@@ -53,22 +59,22 @@ class AnswerBuilder:
         """Take one event of the stream; answers with the text that came with it.
 
         Raises:
-            ModelError: it is no chunk, or it reports an error.
+            ModelError: it is none of the API's, or it reports an error.
         """
         try:
-            chunk = from_json(data)
+            event = from_json(data)
         except ValueError:
-            chunk = self._decode_leniently(data)
-        return self.add(chunk)
+            event = self._decode_leniently(data)
+        return self.add(event)
 
-    def add(self, chunk: Any) -> str:
-        """Take one decoded chunk, or a whole completion of a server that does not stream."""
-        if not isinstance(chunk, dict):
+    def add(self, event: Any) -> str:
+        """Take one decoded event, or the whole answer of a server that does not stream."""
+        if not isinstance(event, dict):
             raise self._report.broken("a chunk was no JSON object")
-        if chunk.get("error") or "error" in (chunk.get("object"), chunk.get("type")):
-            raise self._report.failed_in_stream(chunk)
+        if event.get("error") or "error" in (event.get("object"), event.get("type")):
+            raise self._report.failed_in_stream(event)
         try:
-            return self._add(chunk)
+            return self._add(event)
         except (AttributeError, TypeError, LookupError):
             raise self._report.broken("a chunk had a shape that was not expected") from None
 
@@ -83,13 +89,14 @@ class AnswerBuilder:
         """
         reason = self._finish_reason
         if reason is None:
-            raise self._report.broken("the stream ended without a finish_reason")
+            raise self._report.broken("the stream ended without saying why")
         if reason == "content_filter":
             raise self._report.filtered()
         if reason == "error":
-            raise self._report.broken("finish_reason error")
+            raise self._report.broken("it says it stopped for an error")
         text = "".join(self._text)
-        if not text and not self._calls:
+        calls = self._tool_calls(new_id)
+        if not text and not calls:
             if reason == "length":
                 raise self._report.out_of_output()
             if reason == "tool_calls":
@@ -99,66 +106,35 @@ class AnswerBuilder:
             metadata["refusal"] = True
         return AssistantMessage(
             content=text,
-            tool_calls=self._tool_calls(new_id),
-            usage=_usage(self._usage),
-            metadata=metadata,
+            tool_calls=calls,
+            usage=_usage(self._usage, *self.usage_names),
+            metadata=metadata | self._own_metadata(),
             timestamp=now,
         )
 
-    def _add(self, chunk: dict[str, Any]) -> str:
-        if usage := chunk.get("usage"):
-            self._usage = usage
-        choices = chunk.get("choices")
-        if not choices:
-            return ""
-        choice = choices[0]
-        text = ""
-        delta = choice.get("delta") or choice.get("message")
-        if delta:
-            if piece := delta.get("content"):
-                text = self._whole(piece)
-            if refusal := delta.get("refusal"):
-                self._refused = True
-                text += self._whole(refusal)
-            if text:
-                self._text.append(text)
-            if calls := delta.get("tool_calls"):
-                for item in calls:
-                    self._add_call(item)
-        if reason := choice.get("finish_reason"):
-            self._finish_reason = str(reason)
-        return text
+    @abstractmethod
+    def _add(self, event: dict[str, Any]) -> str:
+        """Take an event that reports no error; answers with its text.
 
-    def _add_call(self, item: dict[str, Any]) -> None:
-        function = item.get("function") or {}
-        call_id, name, arguments = item.get("id"), function.get("name"), function.get("arguments")
-        call = self._call_of(item.get("index"), call_id, name)
-        if call_id and not call.id:
-            call.id = str(call_id)
-        if name and not call.name:
-            call.name = str(name)
-        if arguments:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            call.arguments.append(text)
+        Sets ``_finish_reason`` (``stop``, ``length``, ``tool_calls``, ``content_filter``,
+        ``error``, or another) once the server said why it stopped.
 
-    def _call_of(self, index: Any, call_id: Any, name: Any) -> _Call:
-        """The call that a piece belongs to: by its index, unless it plainly begins another.
-
-        Some servers number every call 0, or none at all, and send each in one piece.
+        Raises:
+            AttributeError, TypeError, LookupError: its shape is not the API's.
         """
-        call = self._by_index.get(index)
-        if call is None and index is None and self._calls and not (call_id or name):
-            call = self._calls[-1]
-        if call is None or _begins_another(call, call_id, name):
-            call = _Call()
-            self._calls.append(call)
-            self._by_index[index] = call
-        return call
+
+    @abstractmethod
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        """The tool calls, in order."""
+
+    def _own_metadata(self) -> dict[str, Any]:
+        """What the message's metadata holds besides the reason to stop."""
+        return {}
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []
         seen: set[str] = set()
-        for call in self._calls:
+        for call in self._partial_calls():
             call_id = call.id if call.id and call.id not in seen else new_id()
             seen.add(call_id)
             arguments, malformed = decode_arguments("".join(call.arguments))
@@ -212,16 +188,6 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     return {}, raw
 
 
-def _begins_another(call: _Call, call_id: Any, name: Any) -> bool:
-    if call_id and call.id:
-        return bool(call_id != call.id)
-    return bool(name and call.name) and _is_object("".join(call.arguments))
-
-
-def _is_object(raw: str) -> bool:
-    return bool(raw) and decode_arguments(raw)[1] is None
-
-
 def _is_finite(value: Any) -> bool:
     """Whether every number in ``value`` is one JSON can hold; 1e999 decodes to infinity."""
     if isinstance(value, float):
@@ -231,14 +197,14 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_is_finite, value))
 
 
-def _usage(reported: dict[str, Any] | None) -> Usage:
+def _usage(reported: Any, read: str, written: str) -> Usage:
     if not isinstance(reported, dict):
         return Usage()
     return Usage(
-        input_tokens=_count(reported, "prompt_tokens"),
-        output_tokens=_count(reported, "completion_tokens"),
-        cached_tokens=_count(reported.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_count(reported.get("completion_tokens_details"), "reasoning_tokens"),
+        input_tokens=_count(reported, f"{read}_tokens"),
+        output_tokens=_count(reported, f"{written}_tokens"),
+        cached_tokens=_count(reported.get(f"{read}_tokens_details"), "cached_tokens"),
+        reasoning_tokens=_count(reported.get(f"{written}_tokens_details"), "reasoning_tokens"),
     )
 
 

@@ -29,6 +29,9 @@ _BY_WORD = {
     "context_length_exceeded": "model_context_too_long",
     "content_filter": "model_content_filtered",
     "content_policy_violation": "model_content_filtered",
+    "invalid_prompt": "model_content_filtered",
+    "bio_policy": "model_content_filtered",
+    "misalignment_policy_violation": "model_content_filtered",
     "model_not_found": "model_not_found",
     "invalid_api_key": "model_unauthorized",
     "authentication_error": "model_unauthorized",
@@ -64,7 +67,7 @@ _ADVICE = {
     "model_rate_limited": "gets more requests than it allows; lower the concurrency",
     "model_timeout": "took too long",
     "model_unavailable": "is out of order or overloaded",
-    "model_bad_response": "answered with something that is no chat completion; check "
+    "model_bad_response": "answered with something that is no answer of a model; check "
     "OPENAI_BASE_URL (most end in /v1)",
 }
 
@@ -126,7 +129,7 @@ class Reporter:
         return self.broken(f"the connection failed ({_kind(error)})")
 
     def filtered(self) -> ModelError:
-        return self._error("model_content_filtered", "finish_reason content_filter", None)
+        return self._error("model_content_filtered", "content_filter", None)
 
     def out_of_output(self) -> ModelError:
         return ModelError(

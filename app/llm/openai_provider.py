@@ -1,40 +1,34 @@
-"""A model behind an OpenAI-compatible API (spec page 1, A8), by Chat Completions.
-
-The SDK's low-level door is used (``client.post`` with bytes in and the raw response out): its
-high-level one walks the whole history at every call. Authentication, base URL, proxies, timeouts
-and status errors stay the SDK's; encoding, reading the stream and retries are ours.
-"""
+"""A model behind an OpenAI-compatible API (spec page 1, A8), by Chat Completions or Responses."""
 
 import asyncio
 import contextlib
 import copy
-import os
 import random
-import ssl
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import cache
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Literal
 
-import aiohttp
 import httpx2
-from openai import APIStatusError, AsyncOpenAI, AsyncStream, DefaultAioHttpClient, Omit, OpenAIError
+from openai import APIStatusError
 
 from app.agents.messages import AssistantMessage, StandardMessage
 from app.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from app.clock import Clock, utcnow
 from app.errors import InvalidInputError, ModelError
 from app.llm.answer import AnswerBuilder
-from app.llm.failures import Reporter
+from app.llm.chat import chat_completions
+from app.llm.dialect import Dialect, NewDialect
+from app.llm.door import NETWORK_ERRORS, Door
+from app.llm.responses import responses
 from app.llm.sse import SSESplitter
-from app.llm.wire import request_body, request_head
 
-NO_KEY = "none"
-"""Stands for the key of a server that wants none; it is no secret."""
+Api = Literal["chat_completions", "responses"]
 
-_CONNECT_TIMEOUT_S = 10.0
+_DIALECTS: Mapping[str, NewDialect] = {
+    "chat_completions": chat_completions,
+    "responses": responses,
+}
 _DRAIN_S = 0.1
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 20.0
@@ -42,16 +36,6 @@ _LONGEST_RETRY_AFTER_S = 60.0
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
 _DONE = b"[DONE]"
-# Headers by which the SDK tells its maker about this machine; each costs time at every call.
-_LEFT_OUT = cast(
-    "Mapping[str, str]",
-    {
-        f"X-Stainless-{part}": Omit()
-        for part in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
-    },
-)
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-_NETWORK_ERRORS = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, ssl.SSLError, OSError)
 _DEFAULTS = ModelOptions()
 
 
@@ -61,18 +45,21 @@ def new_call_id() -> str:
 
 
 class OpenAIProvider:
-    """Asks a model by Chat Completions, always streaming.
+    """Asks a model, always streaming. Nothing is kept at the server between calls.
 
     Connections are opened at the first call and belong to its event loop; in another loop the
     provider opens new ones. After :meth:`aclose` it can still be used, and opens them again.
 
     Args:
         model: name of the model, for calls whose options name none.
+        api: ``chat_completions``, which most servers have, or ``responses``, by which models that
+            reason go on with their reasoning after tool calls.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
         timeout_s: longest silence of the server, in seconds, before and within an answer.
         max_tries: tries of one call, the first included.
-        extra_body: further fields of every request, such as ``{"temperature": 0}``.
+        extra_body: further fields of every request, such as ``{"temperature": 0}``. By
+            Responses ``{"include": []}`` is for models that have no reasoning to give.
         clock, sleep, random_unit, new_id: time and randomness; ``random_unit`` is in [0, 1).
 
     Raises:
@@ -83,6 +70,7 @@ class OpenAIProvider:
         self,
         model: str,
         *,
+        api: Api = "chat_completions",
         api_key: str | None = None,
         base_url: str | None = None,
         timeout_s: float = 300.0,
@@ -95,19 +83,23 @@ class OpenAIProvider:
     ) -> None:
         if timeout_s <= 0 or max_tries < 1:
             raise InvalidInputError("timeout_s must be positive and max_tries at least 1")
+        if api not in _DIALECTS:
+            raise InvalidInputError(f"api must be one of: {', '.join(_DIALECTS)}")
         self.model = model
+        self.api = api
         self._max_tries = max_tries
+        self._new_dialect = _DIALECTS[api]
         self._extra = dict(extra_body or {})
         self._clock = clock
         self._sleep = sleep
         self._random_unit = random_unit
         self._new_id = new_id
-        self._heads: dict[str, bytes] = {model: request_head(model, self._extra)}
-        self._door = _Door(api_key, base_url, timeout_s)
+        self._dialects: dict[str, Dialect] = {model: self._new_dialect(model, self._extra)}
+        self._door = Door(api_key, base_url, timeout_s)
         self._report = self._door.report
 
     def __repr__(self) -> str:
-        return f"OpenAIProvider({self.model!r}, base_url={self._door.address!r})"
+        return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
 
     def for_model(self, model: str) -> "OpenAIProvider":
         """The same provider with another default model; it shares (and closes) the connections."""
@@ -136,16 +128,19 @@ class OpenAIProvider:
                 beginning: ``options.on_failed_try`` tells that what came before is void.
 
         Returns:
-            The message. Its metadata holds ``finish_reason`` (``length``: cut off), and
-            ``refusal: True`` if its content is the model's refusal.
+            The message. Its metadata holds ``finish_reason`` (``length``: cut off),
+            ``refusal: True`` if its content is the model's refusal, and by Responses what goes
+            back to the model (:data:`~app.llm.responses_answer.REPLAY`).
 
         Raises:
             ModelError: the call failed for good.
+            HistoryError: a message cannot be sent.
         """
-        body = request_body(self._head(options.model or self.model), messages, tools)
+        dialect = self._dialect(options.model or self.model)
+        body = dialect.body(messages, tools)
         number = 1
         while True:
-            answer = await self._try(body, on_delta)
+            answer = await self._try(dialect, body, on_delta)
             if isinstance(answer, AssistantMessage):
                 return answer
             if not answer.retryable or number >= self._max_tries:
@@ -156,11 +151,11 @@ class OpenAIProvider:
             await self._sleep(delay_s)
             number += 1
 
-    def _head(self, model: str) -> bytes:
-        head = self._heads.get(model)
-        if head is None:
-            head = self._heads[model] = request_head(model, self._extra)
-        return head
+    def _dialect(self, model: str) -> Dialect:
+        dialect = self._dialects.get(model)
+        if dialect is None:
+            dialect = self._dialects[model] = self._new_dialect(model, self._extra)
+        return dialect
 
     def _delay_s(self, number: int, retry_after_s: float | None) -> float:
         """Seconds before the next try: full jitter, after what the server asked for."""
@@ -170,16 +165,18 @@ class OpenAIProvider:
         longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (number - 1))
         return self._random_unit() * longest
 
-    async def _try(self, body: bytes, on_delta: OnDelta | None) -> AssistantMessage | ModelError:
+    async def _try(
+        self, dialect: Dialect, body: bytes, on_delta: OnDelta | None
+    ) -> AssistantMessage | ModelError:
         """One try. Its error is a value: raised while the SDK's is handled, it would carry that
         along, and that one quotes the server without leaving out the key.
         """
         try:
-            response = await self._door.post(body)
-        except _NETWORK_ERRORS as error:
+            response = await self._door.post(dialect.path, body)
+        except NETWORK_ERRORS as error:
             return self._failure(error)
         try:
-            return await self._read(response, on_delta)
+            return await self._read(response, dialect.new_answer(self._report), on_delta)
         except ModelError as error:
             return error
         finally:
@@ -192,9 +189,10 @@ class OpenAIProvider:
             )
         return self._report.unreachable(error)
 
-    async def _read(self, response: httpx2.Response, on_delta: OnDelta | None) -> AssistantMessage:
+    async def _read(
+        self, response: httpx2.Response, builder: AnswerBuilder, on_delta: OnDelta | None
+    ) -> AssistantMessage:
         content_type = response.headers.get("content-type", "").lower()
-        builder = AnswerBuilder(self._report)
         if "html" in content_type:
             raise self._report.no_completion(content_type)
         async with aclosing(self._pieces(response, builder)) as pieces:
@@ -222,7 +220,7 @@ class OpenAIProvider:
                     if length > _LONGEST_ANSWER:
                         break
                     yield piece
-        except _NETWORK_ERRORS as error:
+        except NETWORK_ERRORS as error:
             failure = self._report.interrupted(error)
         if length > _LONGEST_ANSWER:
             failure = self._report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")
@@ -255,6 +253,9 @@ async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta |
             done = True
             break
         text += builder.add_event(event)
+        if builder.complete:
+            done = True
+            break
     await _tell(on_delta, text)
     return done
 
@@ -272,105 +273,3 @@ async def _tell(on_delta: OnDelta | None, text: str) -> None:
         waiting = on_delta(text)
         if waiting is not None:
             await waiting
-
-
-class _Door:
-    """The SDK's clients, one per event loop, since connections belong to their loop.
-
-    Attributes:
-        address: of the server, fit to be shown.
-    """
-
-    def __init__(self, api_key: str | None, base_url: str | None, timeout_s: float) -> None:
-        self._api_key = _checked_key(api_key)
-        self._base_url = base_url
-        self._timeout = httpx2.Timeout(timeout_s, connect=min(_CONNECT_TIMEOUT_S, timeout_s))
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = (
-            WeakKeyDictionary()
-        )
-        client = self._open()  # now, so that a wrong setting is found at the start
-        self._spare: AsyncOpenAI | None = client
-        self.address = _address(client.base_url)
-        self.report = Reporter(self.address, "" if client.api_key == NO_KEY else client.api_key)
-
-    async def post(self, body: bytes) -> httpx2.Response:
-        """Send a request; answers once the status is known, with the body still to be read.
-
-        Raises:
-            OpenAIError: as the SDK maps it.
-        """
-        response = await self._client().post(
-            "/chat/completions",
-            cast_to=httpx2.Response,
-            content=body,
-            stream=True,
-            stream_cls=AsyncStream[bytes],
-        )
-        # With this cast_to the SDK hands out the raw response, whatever stream_cls says.
-        return cast("httpx2.Response", response)
-
-    async def aclose(self) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
-
-    def _client(self) -> AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            client, self._spare = self._spare or self._open(), None
-            self._clients[loop] = client
-        return client
-
-    def _open(self) -> AsyncOpenAI:
-        # Proxies of the environment are not meant for a server on this machine.
-        url = self._base_url or os.environ.get("OPENAI_BASE_URL") or ""
-        local = httpx2.URL(url).host in _LOOPBACK
-        http_client = DefaultAioHttpClient(
-            timeout=self._timeout, trust_env=not local, verify=_certificates()
-        )
-        try:
-            return AsyncOpenAI(
-                api_key=self._api_key,
-                base_url=self._base_url,
-                max_retries=0,
-                default_headers=_LEFT_OUT,
-                timeout=self._timeout,
-                http_client=http_client,
-            )
-        except OpenAIError:
-            raise InvalidInputError(
-                "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; a "
-                f"server that wants none takes any text, such as '{NO_KEY}'",
-                code="model_unauthorized",
-            ) from None
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Whom to trust; loading that takes 20 ms, so all clients share it."""
-    return httpx2.create_ssl_context()
-
-
-def _checked_key(api_key: str | None) -> str | None:
-    """The key without the line end that it often has when it comes from a file."""
-    if api_key is None:
-        api_key = os.environ.get("OPENAI_API_KEY")
-    key = api_key.strip() if api_key is not None else None
-    if key and not (key.isascii() and key.isprintable()):
-        raise InvalidInputError(
-            "the API key holds characters that no key has; copy it again",
-            code="model_unauthorized",
-        )
-    return key
-
-
-def _address(url: httpx2.URL) -> str:
-    """The URL without credentials and query."""
-    if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidInputError(
-            "OPENAI_BASE_URL is no http(s) address; it looks like https://host/v1"
-        )
-    port = f":{url.port}" if url.port else ""
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    return f"{url.scheme}://{host}{port}{url.path.rstrip('/')}"

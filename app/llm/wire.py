@@ -1,111 +1,69 @@
-"""Chat Completions on the wire: messages, tools and the request body, as bytes.
-
-A message is encoded once, when it is first sent, and its bytes are joined into every later body.
-"""
+"""What the dialects of OpenAI's API share on the wire: JSON, names, arguments, tool outputs."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from app.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
-from app.agents.provider import ToolSchema
+from app.agents.messages import ToolCall, ToolMessage
 from app.errors import HistoryError, InvalidInputError
-
-DIALECT = "chat"
-
-OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
-"""Fields of the body that the provider sets by itself."""
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_NAME = 64
 
 
-def request_head(model: str, extra: Mapping[str, Any]) -> bytes:
-    """The body up to its messages.
+def encode_json(value: Any) -> bytes:
+    """``value`` as JSON, whatever it holds: what JSON does not have becomes text or null."""
+    try:
+        return to_json(value, inf_nan_mode="null", fallback=str)
+    except (PydanticSerializationError, UnicodeEncodeError):
+        return to_json(without_lone_surrogates(value), inf_nan_mode="null", fallback=str)
+
+
+def encode_head(fields: Mapping[str, Any], own: frozenset[str], extra: Mapping[str, Any]) -> bytes:
+    """The start of a request's body: an object that is not closed yet.
+
+    Args:
+        fields: all of the start, ``extra`` included.
+        own: names that only we set.
+        extra: the caller's part.
 
     Raises:
         InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
     """
-    if taken := OWN_FIELDS & extra.keys():
+    if taken := own & extra.keys():
         raise InvalidInputError(f"extra_body must not set: {', '.join(sorted(taken))}")
-    head = {"model": model, **extra, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        return to_json(head, inf_nan_mode="null")[:-1]
+        return to_json(fields, inf_nan_mode="null")[:-1]
     except PydanticSerializationError as error:
         raise InvalidInputError(f"extra_body cannot be sent as JSON: {error}") from None
 
 
-def request_body(
-    head: bytes, messages: Iterable[StandardMessage], tools: Iterable[ToolSchema]
-) -> bytes:
-    """The whole body: ``head`` (see :func:`request_head`), messages and tools."""
-    parts = [head, b',"messages":[']
-    parts.append(b",".join([message.encoded(DIALECT, encode_message) for message in messages]))
-    schemas = b",".join([_tool(schema) for schema in tools])
-    parts.append(b'],"tools":[%b]}' % schemas if schemas else b"]}")
-    return b"".join(parts)
+def function_of(call: ToolCall) -> dict[str, str]:
+    """Name and arguments of a call, as they may be sent back.
+
+    Servers that decode the arguments refuse the whole history over text that is no JSON, and
+    over names they do not allow. What the model wrote is quoted in the tool's error.
+    """
+    name = _NOT_IN_NAMES.sub("_", call.name)[:_MAX_NAME]
+    return {"name": name, "arguments": encode_json(call.arguments).decode()}
 
 
-def encode_message(message: StandardMessage) -> bytes:
-    """One message; a :class:`ToolMessage` of several results gives several, joined by commas.
+def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
+    """What the model reads of each result: the id of its call, and the text.
 
     Raises:
         HistoryError: a tool message without results, which answers no call.
     """
-    if isinstance(message, ToolMessage):
-        return _results(message)
-    wire: dict[str, Any] = {"role": message.role, "content": message.content}
-    if isinstance(message, AssistantMessage) and message.tool_calls:
-        wire["content"] = message.content or None
-        wire["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return _json(wire)
-
-
-def _results(message: ToolMessage) -> bytes:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
     # The content is what the model reads; only where one message holds several results does it
     # not say which text belongs to which.
-    texts = [result.text for result in results]
     if len(results) == 1 and message.content:
-        texts = [message.content]
-    return b",".join(
-        [
-            _json({"role": "tool", "tool_call_id": result.tool_call_id, "content": text})
-            for result, text in zip(results, texts, strict=True)
-        ]
-    )
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    # Servers that decode the arguments refuse the whole history over text that is no JSON, and
-    # over names they do not allow. What the model wrote is quoted in the tool's error.
-    name = _NOT_IN_NAMES.sub("_", call.name)[:_MAX_NAME]
-    arguments = _json(call.arguments).decode()
-    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _tool(schema: ToolSchema) -> bytes:
-    encoded = schema.encodings.get(DIALECT)
-    if encoded is None:
-        function = {
-            "name": schema.name,
-            "description": schema.description,
-            "parameters": schema.parameters,
-        }
-        encoded = _json({"type": "function", "function": function})
-        schema.encodings[DIALECT] = encoded
-    return encoded
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return to_json(value, inf_nan_mode="null", fallback=str)
-    except (PydanticSerializationError, UnicodeEncodeError):
-        return to_json(without_lone_surrogates(value), inf_nan_mode="null", fallback=str)
+        return [(results[0].tool_call_id, message.content)]
+    return [(result.tool_call_id, result.text) for result in results]
 
 
 def without_lone_surrogates(value: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from app.settings import Settings
 from tests.fake_model import FakeModel, calls, text
+from tests.fake_responses import FakeResponses
 from tests.service import Running, running
 
 PLUGIN = """
@@ -80,6 +81,17 @@ async def test_iterations_run_out_with_a_reason(bottega: Running, model: FakeMod
     run = await ask(bottega, "boss")
     assert run["status"] == "failed"
     assert run["stop_reason"] == "max_iterations"
+
+
+async def test_an_agent_may_speak_the_responses_api(settings: Settings, database_url: str) -> None:
+    async with FakeResponses() as model:
+        configured = settings.model_copy(update={"openai_base_url": model.base_url})
+        async with running(configured, database_url, worker=True) as bottega:
+            await create(bottega, "modern", provider="responses", model="some-model")
+            run = await ask(bottega, "modern")
+    assert run["status"] == "completed"
+    (request,) = model.requests
+    assert (request["store"], request["model"]) == (False, "some-model")
 
 
 async def test_a_built_in_tool_answers(bottega: Running, model: FakeModel) -> None:

@@ -63,6 +63,10 @@ class AgentContent(Body):
         StringConstraints(min_length=1, max_length=200),
         Field(description="Name of the model; null takes the server's default."),
     ] = None
+    provider: Annotated[
+        Literal["chat_completions", "responses"] | None,
+        Field(description="Which API of the model's server it speaks; null: the server's default."),
+    ] = None
     max_iterations: Annotated[
         int, Field(ge=1, le=100, description="Model calls of one query, at most.")
     ] = 15
@@ -133,6 +137,7 @@ class Agent(Answer):
     description: str
     system_message: str
     model: str | None
+    provider: Literal["chat_completions", "responses"] | None
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None

@@ -1,0 +1,142 @@
+"""Chat Completions: requests as bytes, and answers from the chunks of a stream."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from app.agents.provider import ToolSchema
+from app.llm.answer import AnswerBuilder, PartialCall, decode_arguments
+from app.llm.dialect import Dialect
+from app.llm.failures import Reporter
+from app.llm.wire import encode_head, encode_json, function_of, tool_outputs
+
+KEY = "chat"
+
+OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
+"""Fields of the body that the provider sets by itself."""
+
+
+def chat_completions(model: str, extra: Mapping[str, Any]) -> Dialect:
+    """Chat Completions with ``model``.
+
+    Raises:
+        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+    """
+    fields = {"model": model, **extra, "stream": True, "stream_options": {"include_usage": True}}
+    return Dialect(
+        path="/chat/completions",
+        head=encode_head(fields, OWN_FIELDS, extra) + b',"messages":[',
+        messages_key=KEY,
+        encode_message=encode_message,
+        tools_key=KEY,
+        encode_tool=encode_tool,
+        new_answer=ChatAnswer,
+    )
+
+
+def encode_message(message: StandardMessage) -> bytes:
+    """One message; a :class:`ToolMessage` of several results gives several, joined by commas.
+
+    Raises:
+        HistoryError: a tool message without results, which answers no call.
+    """
+    if isinstance(message, ToolMessage):
+        return b",".join(
+            [
+                encode_json({"role": "tool", "tool_call_id": call_id, "content": text})
+                for call_id, text in tool_outputs(message)
+            ]
+        )
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        wire["content"] = message.content or None
+        wire["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return encode_json(wire)
+
+
+def encode_tool(schema: ToolSchema) -> bytes:
+    function = {
+        "name": schema.name,
+        "description": schema.description,
+        "parameters": schema.parameters,
+    }
+    return encode_json({"type": "function", "function": function})
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": function_of(call)}
+
+
+class ChatAnswer(AnswerBuilder):
+    """Takes the chunks of one answer, or a whole completion of a server that does not stream."""
+
+    usage_names = ("prompt", "completion")
+
+    def __init__(self, report: Reporter) -> None:
+        super().__init__(report)
+        self._calls: list[PartialCall] = []
+        self._by_index: dict[Any, PartialCall] = {}
+
+    def _add(self, event: dict[str, Any]) -> str:
+        if usage := event.get("usage"):
+            self._usage = usage
+        choices = event.get("choices")
+        if not choices:
+            return ""
+        choice = choices[0]
+        text = ""
+        delta = choice.get("delta") or choice.get("message")
+        if delta:
+            if piece := delta.get("content"):
+                text = self._whole(piece)
+            if refusal := delta.get("refusal"):
+                self._refused = True
+                text += self._whole(refusal)
+            if text:
+                self._text.append(text)
+            if calls := delta.get("tool_calls"):
+                for item in calls:
+                    self._add_call(item)
+        if reason := choice.get("finish_reason"):
+            self._finish_reason = str(reason)
+        return text
+
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        return self._calls
+
+    def _add_call(self, item: dict[str, Any]) -> None:
+        function = item.get("function") or {}
+        call_id, name, arguments = item.get("id"), function.get("name"), function.get("arguments")
+        call = self._call_of(item.get("index"), call_id, name)
+        if call_id and not call.id:
+            call.id = str(call_id)
+        if name and not call.name:
+            call.name = str(name)
+        if arguments:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            call.arguments.append(text)
+
+    def _call_of(self, index: Any, call_id: Any, name: Any) -> PartialCall:
+        """The call that a piece belongs to: by its index, unless it plainly begins another.
+
+        Some servers number every call 0, or none at all, and send each in one piece.
+        """
+        call = self._by_index.get(index)
+        if call is None and index is None and self._calls and not (call_id or name):
+            call = self._calls[-1]
+        if call is None or _begins_another(call, call_id, name):
+            call = PartialCall()
+            self._calls.append(call)
+            self._by_index[index] = call
+        return call
+
+
+def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
+    if call_id and call.id:
+        return bool(call_id != call.id)
+    return bool(name and call.name) and _is_object("".join(call.arguments))
+
+
+def _is_object(raw: str) -> bool:
+    return bool(raw) and decode_arguments(raw)[1] is None

@@ -1,0 +1,58 @@
+"""How a model is spoken to: the one difference between the APIs that the provider knows.
+
+A message is encoded once, when it is first sent, and its bytes are joined into every later body.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.agents.messages import StandardMessage
+from app.agents.provider import ToolSchema
+from app.llm.answer import AnswerBuilder
+from app.llm.failures import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API, for one model.
+
+    Attributes:
+        path: of the endpoint, below the base URL.
+        head: the body up to its messages, the opening bracket of their list included.
+        messages_key: under it a message keeps its encoding; another one replaces it.
+        encode_message: one message; several items are joined by commas.
+        tools_key: under it a tool keeps its encoding.
+        encode_tool: one tool.
+        new_answer: makes what reads an answer.
+    """
+
+    path: str
+    head: bytes
+    messages_key: str
+    encode_message: Callable[[StandardMessage], bytes]
+    tools_key: str
+    encode_tool: Callable[[ToolSchema], bytes]
+    new_answer: Callable[[Reporter], AnswerBuilder]
+
+    def body(self, messages: Iterable[StandardMessage], tools: Iterable[ToolSchema]) -> bytes:
+        """The whole body of a request.
+
+        Raises:
+            HistoryError: a message that cannot be sent.
+        """
+        key, encode = self.messages_key, self.encode_message
+        items = b",".join([message.encoded(key, encode) for message in messages])
+        schemas = b",".join([self._tool(schema) for schema in tools])
+        end = b'],"tools":[%b]}' % schemas if schemas else b"]}"
+        return b"".join((self.head, items, end))
+
+    def _tool(self, schema: ToolSchema) -> bytes:
+        encoded = schema.encodings.get(self.tools_key)
+        if encoded is None:
+            encoded = schema.encodings[self.tools_key] = self.encode_tool(schema)
+        return encoded
+
+
+NewDialect = Callable[[str, Mapping[str, Any]], Dialect]
+"""Makes the dialect for a model (its name, and further fields of every request)."""

@@ -1,0 +1,123 @@
+"""The Responses API, without anything kept at the server: requests as bytes.
+
+Each request holds the whole conversation (``store: false``). What the API wants back with it and a
+message has no field for is in the message's metadata, see :data:`REPLAY`.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from app.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from app.agents.provider import ToolSchema
+from app.llm.dialect import Dialect
+from app.llm.responses_answer import REPLAY, ResponsesAnswer
+from app.llm.wire import encode_head, encode_json, function_of, tool_outputs
+
+KEY = "responses"
+
+OWN_FIELDS = frozenset(
+    {
+        "model",
+        "input",
+        "tools",
+        "stream",
+        "store",
+        # These would make the server keep the conversation.
+        "background",
+        "conversation",
+        "previous_response_id",
+    }
+)
+"""Fields of the body that the provider sets by itself, or that would contradict it."""
+
+
+def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
+    """The Responses API with ``model``.
+
+    Args:
+        extra: may set ``include``: some models without reasoning refuse the one that is sent.
+
+    Raises:
+        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+    """
+    include = {"include": ["reasoning.encrypted_content"]}
+    fields = {"model": model, **include, **extra, "store": False, "stream": True}
+    return Dialect(
+        path="/responses",
+        head=encode_head(fields, OWN_FIELDS, extra) + b',"input":[',
+        messages_key=f"{KEY} {model}",  # only the model that reasoned can read its reasoning
+        encode_message=partial(encode_message, model=model),
+        tools_key=KEY,
+        encode_tool=encode_tool,
+        new_answer=partial(ResponsesAnswer, model=model),
+    )
+
+
+def encode_message(message: StandardMessage, *, model: str) -> bytes:
+    """The items of one message, joined by commas.
+
+    Raises:
+        HistoryError: a tool message without results, which answers no call.
+    """
+    return b",".join([encode_json(item) for item in _items(message, model)])
+
+
+def encode_tool(schema: ToolSchema) -> bytes:
+    return encode_json(
+        {
+            "type": "function",
+            "name": schema.name,
+            "description": schema.description,
+            "parameters": schema.parameters,
+            "strict": False,
+        }
+    )
+
+
+def _items(message: StandardMessage, model: str) -> list[dict[str, Any]]:
+    if isinstance(message, ToolMessage):
+        return [
+            {"type": "function_call_output", "call_id": call_id, "output": text}
+            for call_id, text in tool_outputs(message)
+        ]
+    spoken = {"type": "message", "role": message.role, "content": message.content}
+    if isinstance(message, AssistantMessage):
+        return _answer_items(message, spoken, _output(message, model))
+    return [spoken]
+
+
+def _output(message: AssistantMessage, model: str) -> list[dict[str, Any]]:
+    """The items as the model put them, where it was this one."""
+    replay = message.metadata.get(REPLAY)
+    if not isinstance(replay, dict) or replay.get("model") != model:
+        return []
+    output: list[dict[str, Any]] = replay["output"]
+    if not message.tool_calls:  # their reasoning may not stand without them
+        output = [item for item in output if item["type"] != "reasoning"]
+    return output
+
+
+def _answer_items(
+    message: AssistantMessage, spoken: dict[str, Any], output: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Text and calls of an answer in the order of ``output``; hooks may have changed them."""
+    calls = [
+        {"type": "function_call", "call_id": call.id, **function_of(call)}
+        for call in reversed(message.tool_calls)
+    ]
+    texts = [spoken] if message.content or not calls else []
+    items: list[dict[str, Any]] = []
+    if not any(item["type"] == "message" for item in output):
+        items += texts
+    for item in output:
+        kind = item["type"]
+        if kind == "reasoning":
+            items.append(item)
+        elif kind == "message" and texts:
+            items.append(item | texts.pop())
+        elif kind == "function_call" and calls:
+            items.append(calls.pop())
+    while items and items[-1]["type"] == "reasoning":  # the API refuses what led to nothing
+        items.pop()
+    return items + calls[::-1]
