@@ -1,6 +1,7 @@
 """The ``bottega`` command."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ def _settings(**overrides: object) -> Settings:
 @contextmanager
 def _database(settings: Settings) -> Iterator[str]:
     """The URL of the database to use: the configured one, or our own, started and migrated."""
+    # Until the event loop takes over: a signal must not leave our server running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     if settings.database_url is not None:
         yield settings.database_url.get_secret_value()
         return
@@ -158,10 +162,10 @@ def main() -> None:
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"]) or "settings"
-            console.print(f"[bold red]error:[/] {name}: {problem['msg']}", highlight=False)
+            console.print(f"error: {name}: {problem['msg']}", style="red", markup=False)
         sys.exit(2)
     except BottegaError as error:
-        console.print(f"[bold red]error:[/] {error.detail}", highlight=False)
+        console.print(f"error: {error.detail}", style="red", markup=False, highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

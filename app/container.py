@@ -88,10 +88,12 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             ),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
+            takeover_s=settings.takeover_s,
         )
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
-        async with background(notifier.run, watch.run, lambda: sweeping):
+        renewing = queue.renew_leases(database.pool, executor.under_way, settings.takeover_s)
+        async with background(notifier.run, watch.run, lambda: sweeping, lambda: renewing):
             working = asyncio.ensure_future(
                 queue.work(
                     database.connect,
@@ -107,6 +109,9 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             finally:
                 service.stop_working.set()
                 await working
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await notifier.sent()
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 
 import app as package
 from app.api import agents, errors, graphs, operations, runs, sessions, stream
-from app.api.middleware import RefuseLongBody
+from app.api.middleware import OnlyFromHere, RefuseLongBody
 from app.container import Service, open_service
 from app.settings import Settings
 
@@ -38,6 +38,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)
+    settings = service.settings
+    app.add_middleware(OnlyFromHere, host=settings.host, any_host=settings.allow_open)
     errors.install(app)
     for routes in (agents, graphs, runs, stream, sessions, operations):
         app.include_router(routes.router)
@@ -113,6 +115,6 @@ async def serve(
             server.should_exit = True
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         await server.serve()

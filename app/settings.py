@@ -71,7 +71,7 @@ class Settings(BaseSettings):
         float, Field(ge=0, le=60_000, description="How long the demo model takes to answer.")
     ] = 250.0
     worker_concurrency: Annotated[
-        int, Field(ge=1, le=1000, description="Runs that one worker process executes at a time.")
+        int, Field(ge=2, le=1000, description="Runs that one worker process executes at a time.")
     ] = 50
     takeover_s: Annotated[
         float,

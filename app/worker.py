@@ -17,7 +17,7 @@ async def work(settings: Settings, url: str, on_ready: Callable[[], None] = lamb
     """
     async with open_service(settings, url, api=False, worker=True) as service:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, service.stop_working.set)
         on_ready()
         await service.stop_working.wait()

@@ -21,7 +21,7 @@ from app.agents.messages import (
 )
 from app.agents.policy import ToolRequirement
 from app.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
-from app.agents.recall import Recall
+from app.agents.recall import Embedder, Recall
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase, tool
@@ -34,6 +34,7 @@ from app.errors import (
     NoProviderError,
     UnknownAgentError,
 )
+from app.graph.drawing import draw_svg
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication, SharedMemoryGraph
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "AssistantResponse",
     "BaseAgent",
     "CycleError",
+    "Embedder",
     "EventContract",
     "HistoryError",
     "Hook",
@@ -75,6 +77,7 @@ __all__ = [
     "ToolStatus",
     "UnknownAgentError",
     "Usage",
+    "draw_svg",
     "set_default_provider",
     "tool",
 ]

@@ -1,7 +1,7 @@
 """The agent: a system message, a history, tools, hooks (spec page 1, A2)."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from app.agents.current import take_next_query
 from app.agents.history import QueryInput, query_messages
@@ -9,7 +9,7 @@ from app.agents.hooks import AgentEvent, Hook
 from app.agents.loop import QueryLoop
 from app.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
 from app.agents.policy import ToolRequirement
-from app.agents.provider import LLMProvider, default_provider
+from app.agents.provider import LLMProvider, collecting_providers, default_provider, using
 from app.agents.recall import Recall
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
@@ -125,12 +125,14 @@ class BaseAgent:
         """The agents among its tools."""
         return [tool.agent for tool in self.registered_tools if isinstance(tool, SubAgentWrapper)]
 
-    def path_to(self, other: "BaseAgent") -> list["BaseAgent"]:
+    def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
         """Agents from this one down to ``other``, each a sub-agent of the last; ``[]`` if none."""
+        passed = set() if passed is None else passed
         if self is other:
             return [self]
+        passed.add(id(self))
         for child in self.subagents:
-            if path := child.path_to(other):
+            if id(child) not in passed and (path := child.path_to(other, passed)):
                 return [self, *path]
         return []
 
@@ -157,21 +159,13 @@ class BaseAgent:
         self, query: QueryInput, recorder: Recorder | None
     ) -> AssistantResponse:
         """Connections do not outlive the loop they belong to: close them while it runs."""
-        used = [agent.provider for agent in self.with_subagents()]
-        if None in used:
-            used.append(default_provider())
-        try:
-            return await self.execute_query_async(query, recorder=recorder)
-        finally:
-            for provider in {id(provider): provider for provider in used}.values():
-                if (close := getattr(provider, "aclose", None)) is not None:
-                    await close()
-
-    def with_subagents(self) -> Iterator["BaseAgent"]:
-        """This agent and all below it; one that stands in several places comes several times."""
-        yield self
-        for child in self.subagents:
-            yield from child.with_subagents()
+        with collecting_providers() as used:
+            try:
+                return await self.execute_query_async(query, recorder=recorder)
+            finally:
+                for provider in used:
+                    if (close := getattr(provider, "aclose", None)) is not None:
+                        await close()
 
     async def execute_query_async(
         self, query: QueryInput, *, recorder: Recorder | None = None
@@ -189,7 +183,7 @@ class BaseAgent:
             Exception: what the recorder raises, but for ``ModelError``.
         """
         messages = query_messages(query)
-        provider = default_provider() if self.provider is None else self.provider
+        provider = using(default_provider() if self.provider is None else self.provider)
         state = take_next_query(self)
         if state is None:
             state = Query(agent=self, messages=messages, recorder=recorder or Recorder())

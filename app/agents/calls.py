@@ -162,10 +162,10 @@ async def _given(result: ToolResult) -> ToolResult:
 
 
 def paired(result: ToolResult, call: ToolCall) -> ToolResult:
-    """The result as the answer to ``call``, whatever id its maker gave it."""
-    if result.tool_call_id == call.id:
+    """The result as the answer to ``call``, whatever id and name its maker gave it."""
+    if result.tool_call_id == call.id and result.tool_name == call.name:
         return result
-    return result.model_copy(update={"tool_call_id": call.id})
+    return result.model_copy(update={"tool_call_id": call.id, "tool_name": call.name})
 
 
 async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) -> ToolResult:

@@ -167,16 +167,21 @@ class AgentFactory:
         self.warnings.append((code, message))
 
 
-def refuse_circle(agent: BaseAgent, above: tuple[BaseAgent, ...] = ()) -> None:
-    """Check that no agent stands below itself or one of its own id.
+def refuse_circle(
+    agent: BaseAgent, above: tuple[BaseAgent, ...] = (), checked: set[int] | None = None
+) -> None:
+    """Check that no agent stands below itself or one of its own id. Looks at each agent once.
 
     Raises:
         CycleError: one does.
     """
+    checked = set() if checked is None else checked
     line = (*above, agent)
     for index, member in enumerate(above):
         if member is agent or (agent.agent_id is not None and member.agent_id == agent.agent_id):
             names = [each.agent_id or each.agent_name for each in line[index:]]
             raise CycleError(names, what="sub-agent")
-    for child in agent.subagents:
-        refuse_circle(child, line)
+    if id(agent) not in checked:
+        checked.add(id(agent))
+        for child in agent.subagents:
+            refuse_circle(child, line, checked)

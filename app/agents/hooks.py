@@ -1,5 +1,6 @@
 """Hooks: code that watches and steers a query at fixed points (spec page 1, A4)."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -239,7 +240,10 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> O
             outcome, status = await hook.run(status, value)
         except (HookContractError, HistoryError, FencedError):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the query is cancelled; else something that the hook awaited was
             return Outcome(
                 HookDecision.FAIL,
                 f"a hook on {status.event} raised {type(error).__name__}: {error}",

@@ -134,7 +134,7 @@ class QueryLoop:
         deferred: list[StandardMessage] = []
         if AgentEvent.AFTER_LLM_CALL in agent.hooks:
             outcome = await self._reviewed(AgentEvent.AFTER_LLM_CALL, message, deferred)
-            message = outcome.value
+            message = with_distinct_ids(outcome.value)
             if outcome.decision is HookDecision.RETRY:
                 self._send_back(message, deferred)
                 return None

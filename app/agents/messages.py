@@ -5,11 +5,10 @@ encoding kept on a message safe to reuse at every later model call.
 """
 
 from collections.abc import Callable
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr
 
 from app.clock import utcnow
 from app.graph.rendering import as_text
@@ -99,10 +98,10 @@ class ToolResult(BaseModel):
 class Message(BaseModel):
     """Common part of every message. Use the subclasses."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     content: str = ""
-    timestamp: datetime = Field(default_factory=utcnow)
+    timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     _encoded: tuple[str, bytes] | None = PrivateAttr(default=None)

@@ -1,6 +1,8 @@
 """The port to a model (spec page 1, A8). ``app.llm`` has the real one; tests script their own."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,3 +90,25 @@ def default_provider() -> LLMProvider:
             "provider = OpenAIProvider('…'); app.agents.set_default_provider(lambda: provider)"
         )
     return _default_provider()
+
+
+_collected: ContextVar[list[LLMProvider] | None] = ContextVar("collected", default=None)
+
+
+def using(provider: LLMProvider) -> LLMProvider:
+    """Note that a query uses this provider, if somebody collects them."""
+    collected = _collected.get()
+    if collected is not None and not any(known is provider for known in collected):
+        collected.append(provider)
+    return provider
+
+
+@contextmanager
+def collecting_providers() -> Iterator[list[LLMProvider]]:
+    """The providers that queries use within the block, sub-agents' included."""
+    collected: list[LLMProvider] = []
+    token = _collected.set(collected)
+    try:
+        yield collected
+    finally:
+        _collected.reset(token)

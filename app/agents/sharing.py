@@ -29,7 +29,7 @@ def inject_shared_memory(query: Query) -> None:
         history[:] = [message for message in history if not _is_shared(message)]
     items = graph.pull_for(agent_id)
     if items:
-        place = _after_own(history)
+        place = _after_own(history, agent.system_message)
         history[place:place] = [shared_message(item) for item in items]
         query.recorder.injected(query, items)
     if query.parent is not None and (missing := graph.unpublished_predecessors(agent_id)):
@@ -101,10 +101,10 @@ def _is_shared(message: StandardMessage) -> bool:
     return isinstance(message, SystemMessage) and SHARED in message.metadata
 
 
-def _after_own(history: list[StandardMessage]) -> int:
+def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
     """The index right after the agent's own system message and its awareness."""
-    place = 1 if history and isinstance(history[0], SystemMessage) else 0
+    place = 0
     for index, message in enumerate(history):
-        if isinstance(message, SystemMessage) and AWARENESS in message.metadata:
-            place = max(place, index + 1)
+        if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):
+            place = index + 1
     return place

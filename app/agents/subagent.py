@@ -90,6 +90,7 @@ class SubAgentWrapper(ToolBase):
     def _copy(self) -> "BaseAgent":
         agent = copy.copy(self.agent)
         agent.conversation_history = list(agent.conversation_history)
+        agent.registered_tools = list(agent.registered_tools)
         agent.usage = AgentUsage()
         return agent
 

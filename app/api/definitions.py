@@ -114,10 +114,12 @@ def _add_writes(
         summary=f"Delete the {noun}",
         description="Runs that were accepted before keep the version they pinned.",
         status_code=204,
-        responses=problems(404),
+        responses=problems(404, 412),
     )
-    async def delete(tx: Transaction, tenant: Tenant, name: DefinitionName) -> None:
-        await store.delete(tx, kind, tenant, name)
+    async def delete(
+        tx: Transaction, tenant: Tenant, name: DefinitionName, if_match: IfMatch = None
+    ) -> None:
+        await store.delete(tx, kind, tenant, name, if_match_version(if_match))
 
 
 def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:

@@ -1,5 +1,6 @@
 """Errors as the API's clients see them: RFC 9457 problems. The only place that knows statuses."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ _STATUS = {
 }
 _CODES = {
     400: "bad_request",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
@@ -104,11 +106,25 @@ def for_error(error: BottegaError) -> Response:
     return problem_response(_STATUS[error.kind], error.code, error.detail, pointed, headers)
 
 
-def field_problem(error: Mapping[str, Any]) -> FieldProblem:
-    """One of Pydantic's errors, without the input it quotes."""
+def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
+    """One of Pydantic's errors, without the input it quotes.
+
+    Args:
+        body: as it was sent; tells which steps of the error's path are places in it, and which
+            are Pydantic's names for the members of a union.
+    """
     place, *path = error["loc"]
     if place == "body":
-        pointer = "".join(f"/{_escape(step)}" for step in path)
+        pointer = ""
+        for number, step in enumerate(path):
+            last = number == len(path) - 1
+            if isinstance(body, dict) and (step in body or (last and error["type"] == "missing")):
+                body = body.get(step)
+            elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+                body = body[step]
+            else:
+                continue
+            pointer += f"/{_escape(step)}"
         return FieldProblem(detail=error["msg"], pointer=pointer)
     return FieldProblem(detail=error["msg"], parameter=".".join(str(step) for step in path))
 
@@ -122,7 +138,11 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> Respon
     found = error.errors()
     if any(item["type"] == "json_invalid" for item in found):
         return problem_response(400, "bad_json", "the body is no valid JSON")
-    errors = [field_problem(item) for item in found[:20]]
+    sent = request.headers.get("content-type", "")
+    if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
+        detail = f"the body's content-type is '{sent[:60]}': send it as application/json"
+        return problem_response(415, "unsupported_media_type", detail)
+    errors = [field_problem(item, error.body) for item in found[:20]]
     first = errors[0]
     where = first.pointer if first.pointer is not None else first.parameter
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -170,7 +190,8 @@ async def _on_database(request: Request, error: Exception) -> Response:
         return problem_response(
             503,
             "database_unavailable",
-            "the database is out of reach at the moment; nothing was stored, try again",
+            "the database is out of reach at the moment: try again, and if this was to change "
+            "something, look first whether it did",
             headers={"Retry-After": "1"},
         )
     return await _on_bug(request, error)

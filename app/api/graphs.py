@@ -1,5 +1,6 @@
 """Routes of graphs."""
 
+import asyncio
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -7,7 +8,7 @@ from fastapi import Query, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.definitions import DefinitionName, IfMatch, answer, definition_router
-from app.api.deps import Tenant, Transaction
+from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import problems
 from app.api.etags import if_match_version
 from app.api.schemas.base import NAME_PATTERN
@@ -101,7 +102,7 @@ _MEDIA = {
     },
 )
 async def drawing(
-    tx: Transaction,
+    service: ServiceDep,
     tenant: Tenant,
     name: DefinitionName,
     format: Annotated[Literal["svg", "mermaid", "dot"], Query()] = "svg",  # noqa: A002
@@ -109,18 +110,21 @@ async def drawing(
         UUID | None, Query(description="Draw it as this run has it: who has published what.")
     ] = None,
 ) -> Response:
-    if run_id is None:
-        graph = to_graph((await store.get(tx, GRAPHS, tenant, name)).content)
-    else:
-        graph = await read.published_graph(tx, tenant, run_id, name)
+    async with service.database.engine.begin() as tx:
+        if run_id is None:
+            graph = to_graph((await store.get(tx, GRAPHS, tenant, name)).content)
+        else:
+            graph = await read.published_graph(tx, tenant, run_id, name)
     draw = {
         "svg": draw_svg,
         "mermaid": SharedMemoryGraph.to_mermaid,
         "dot": SharedMemoryGraph.to_dot,
     }
+    # A large one takes seconds: not in the loop that heartbeats and streams need.
+    picture = await asyncio.to_thread(draw[format], graph)
     # A picture that is opened by itself must not be able to load or run anything.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
-    return Response(draw[format](graph), media_type=_MEDIA[format], headers=headers)
+    return Response(picture, media_type=_MEDIA[format], headers=headers)
 
 
 @router.get(

@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import PydanticCustomError, from_json, to_json
 
+from app.api.schemas.base import check_storable
 from app.errors import InvalidInputError
+
+_MAX_NUMBER = 2**31 - 1
 
 
 class PageQuery(BaseModel):
@@ -41,8 +44,20 @@ class PageQuery(BaseModel):
             order, value = from_json(urlsafe_b64decode(self.cursor.encode() + b"=="))
             if order != self.order:
                 raise ValueError
-            return TypeAdapter(kind).validate_python(value, strict=False)
-        except (ValueError, TypeError, binascii.Error, ValidationError, UnicodeError):
+            check_storable(value)
+            found = TypeAdapter(kind).validate_python(value, strict=False)
+            if isinstance(found, int) and not 0 <= found <= _MAX_NUMBER:
+                raise ValueError
+            return found
+        except (
+            PydanticCustomError,
+            OverflowError,
+            ValueError,
+            TypeError,
+            binascii.Error,
+            ValidationError,
+            UnicodeError,
+        ):
             raise InvalidInputError(
                 "this cursor is not of this list: pass the next_cursor of its page before, "
                 "with the same order",

@@ -1,11 +1,12 @@
 """Routes of runs."""
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AwareDatetime, Field
 
 from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import problems
@@ -13,6 +14,7 @@ from app.api.pages import PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, Status, Task
 from app.api.stream import until_final
+from app.events.log import is_transient
 from app.runs import read
 from app.runs import submit as submitting
 from app.runs.control import request_cancel
@@ -21,6 +23,10 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
 MAX_WAIT_S = 60.0
+PlaceInTime = Annotated[
+    AwareDatetime,
+    Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
+]
 
 
 class RunQuery(PageQuery):
@@ -57,13 +63,19 @@ async def create(
     new = submitting.NewRun(**(asked | {"timeout_s": timeout_s}))
     async with service.database.engine.begin() as tx:
         run_id = await submitting.submit(tx, tenant, new)
-    if wait:
-        try:
-            async with asyncio.timeout(wait):
-                await until_final(service, tenant, run_id)
-        except TimeoutError:
-            pass
+        run = await read.get(tx, tenant, run_id)
     response.headers["Location"] = f"/v1/runs/{run_id}"
+    if not wait:
+        return run
+    try:
+        async with asyncio.timeout(wait):
+            await until_final(service, tenant, run_id)
+    except TimeoutError:
+        pass
+    except Exception as error:
+        if not is_transient(error):
+            raise
+        return run  # it is accepted; that it cannot be watched now is no reason to refuse it
     async with service.database.engine.begin() as tx:
         return await read.get(tx, tenant, run_id)
 
@@ -144,7 +156,7 @@ async def tasks(
         tx,
         tenant,
         run_id,
-        after=query.place(tuple[datetime, UUID]),
+        after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
         limit=query.limit + 1,
     )

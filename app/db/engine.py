@@ -9,9 +9,12 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import asyncpg
+from sqlalchemy import event
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from app.errors import InvalidInputError, UnavailableError
@@ -69,6 +72,10 @@ async def connect(url: str) -> asyncpg.Connection:
     """One connection; see :func:`open_database` for the errors."""
     try:
         return await asyncpg.connect(url, server_settings={"application_name": "bottega"})
+    except (ValueError, asyncpg.InterfaceError) as error:
+        raise InvalidInputError(
+            f"DATABASE_URL is not understood ({type(error).__name__}): check its port and options"
+        ) from None
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise UnavailableError(
             f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
@@ -78,6 +85,12 @@ async def connect(url: str) -> asyncpg.Connection:
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
     """Replace the pool's reset, a round trip per use: our statements leave nothing behind."""
+
+
+def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
+    """Let the pool replace a connection that the server closed meanwhile; costs no round trip."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
 
 
 @asynccontextmanager
@@ -95,6 +108,7 @@ async def open_database(url: str, *, pool_size: int = 10) -> AsyncIterator[Datab
         max_overflow=0,
         pool_timeout=10,
     )
+    event.listen(engine.sync_engine, "checkout", _refuse_closed)
     try:
         # Opened by hand first: a pool's own error would not say what to mend.
         await (await connect(url)).close()

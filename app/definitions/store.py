@@ -7,7 +7,7 @@ in :mod:`app.definitions.agents` and :mod:`app.definitions.graphs`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 from sqlalchemy import Row, Select, Table, and_, func, select, update
@@ -95,11 +95,7 @@ async def replace(
         .returning(table.c.version)
     )
     if version is None:
-        current = await get(connection, kind, tenant_id, name)
-        raise VersionConflictError(
-            f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
-            "read it again and repeat the change on what you find"
-        )
+        await _explain_none(connection, kind, tenant_id, name, if_version)
     return await _store_version(connection, kind, tenant_id, name, version, content)
 
 
@@ -140,20 +136,40 @@ async def page(
     return [_definition(row) for row in await connection.execute(query)]
 
 
-async def delete(connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str) -> None:
+async def delete(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    if_version: int | None = None,
+) -> None:
     """Forget a name; its versions stay for the runs that pinned them.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError, VersionConflictError: as :func:`replace`.
     """
+    condition = _live(kind, tenant_id, name)
+    if if_version is not None:
+        condition = and_(condition, kind.table.c.version == if_version)
     deleted = await connection.scalar(
         update(kind.table)
-        .where(_live(kind, tenant_id, name))
+        .where(condition)
         .values(deleted_at=func.now())
         .returning(kind.table.c.name)
     )
     if deleted is None:
-        raise NotFoundError(f"there is no {kind.noun} '{name}'")
+        await _explain_none(connection, kind, tenant_id, name, if_version)
+
+
+async def _explain_none(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, if_version: int | None
+) -> NoReturn:
+    """Raise for a change that found no row: no such name, or not at that version."""
+    current = await get(connection, kind, tenant_id, name)
+    raise VersionConflictError(
+        f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
+        "read it again and repeat the change on what you find"
+    )
 
 
 async def versions(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.panel import Panel
+from rich.text import Text
 
 from app.clock import utcnow
 from app.demo import team
@@ -39,7 +40,7 @@ async def run(settings: Settings, url: str, *, task: str, keep: bool) -> int:
             return 130
         return client.result()
     except DemoError as error:
-        _console.print(f"[bold red]error:[/] {error}", highlight=False)
+        _console.print(f"error: {error}", style="red", markup=False, highlight=False)
         return 1
     finally:
         if not serving.done():
@@ -132,4 +133,4 @@ def _show_end(settings: Settings, run: dict[str, Any]) -> None:
         _console.print(Panel(Markdown(str(run["output"])), title=f"The answer (model: {model})"))
     else:
         error = run["error"] or {"message": run["status"]}
-        _console.print(Panel(error["message"], title=f"The run {run['status']}", style="red"))
+        _console.print(Panel(Text(error["message"]), title=f"The run {run['status']}", style="red"))

@@ -35,11 +35,18 @@ class Notifier:
         self._connect = connect
         self._pending: dict[UUID, None] = {}
         self._news = asyncio.Event()
+        self._sent = asyncio.Event()
 
     def wake(self, run_id: UUID) -> None:
         """Tell every process that this run has news."""
         self._pending[run_id] = None
         self._news.set()
+
+    async def sent(self) -> None:
+        """Return when nothing is pending any more."""
+        while self._pending:
+            await self._sent.wait()
+            self._sent.clear()
 
     async def run(self) -> None:
         """Send until cancelled; reconnects by itself."""
@@ -60,6 +67,7 @@ class Notifier:
                     self._pending.update(dict.fromkeys(batch))
                     self._news.set()
                     raise
+            self._sent.set()
 
 
 class Feed:

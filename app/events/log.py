@@ -20,7 +20,7 @@ WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
 """
 _READ_BACK = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
-WHERE tenant_id = $1 AND run_id = $2 AND ($3 = 0 OR seq < $3) ORDER BY seq DESC LIMIT $4
+WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 AND seq < $5 ORDER BY seq DESC LIMIT $4
 """
 _APPEND = "SELECT append_step($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7::jsonb, $8::jsonb)"
 
@@ -32,13 +32,16 @@ async def read(
     after: int = 0,
     limit: int = 500,
     *,
-    descending: bool = False,
+    before: int | None = None,
 ) -> list[Event]:
     """Up to ``limit`` events with a ``seq`` above ``after``, in order.
 
-    ``descending``: the newest first, with a ``seq`` below ``after`` (0: from the last on).
+    With ``before``: the newest first, of those with a ``seq`` below it.
     """
-    rows = await pool.fetch(_READ_BACK if descending else _READ, tenant_id, run_id, after, limit)
+    if before is None:
+        rows = await pool.fetch(_READ, tenant_id, run_id, after, limit)
+    else:
+        rows = await pool.fetch(_READ_BACK, tenant_id, run_id, after, limit, before)
     return [
         Event(
             run_id=run_id,

@@ -1,8 +1,8 @@
 """Build a run's agents from the definitions it pinned."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -83,9 +83,13 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
         _restore(graph, claim["session_base"])
         factory.with_memory_graph(graph)
 
+    @functools.cache  # a sub-agent of several agents is one agent, with one conversation
+    def subagent(name: str) -> BaseAgent:
+        return create(name)
+
     def create(name: str) -> BaseAgent:
         subagents = definitions[name]["subagents"]
-        children = [create(child) for child in subagents["names"]] if subagents else []
+        children = [subagent(child) for child in subagents["names"]] if subagents else []
         agent = factory.create(name, subagents=children)
         if recall := definitions[name]["recall"]:
             agent.recall = Recall(workshop.embedder(), recall["k"])
@@ -129,14 +133,9 @@ def _tool(definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:
     """Start from what the session's earlier runs published; other runs' nodes are ignored."""
     for row in session_base:
-        graph.restore(
-            Publication(
-                agent_id=row["agent"],
-                content=row["content"],
-                version=row["version"],
-                timestamp=datetime.fromisoformat(row["published_at"]),
-            )
-        )
+        published = {**row["details"], "content": row["content"], "version": row["version"]}
+        published["timestamp"] = row["published_at"]
+        graph.restore(Publication.from_dict(row["agent"], published))
 
 
 _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {

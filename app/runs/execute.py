@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
-from app.events.types import EventType, RunStatus
+from app.events.types import Event, EventType, RunStatus
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
@@ -27,7 +27,9 @@ _HAND_BACK = """
 UPDATE runs SET status = 'queued'
 WHERE tenant_id = $1 AND id = $2 AND attempt = $3 AND status = 'running'
 """
+_CLAIM = "SELECT claim_run($1, $2, $3)"
 _LOG_PAGE = 1000
+_SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 _CANCELLED = End(RunStatus.CANCELLED, stop_reason="cancelled")
 
 
@@ -38,13 +40,15 @@ class Executor:
     Attributes:
         workshop: what agents are built with.
         wake: told a run's id after each commit to its log.
-        max_crashes: a run whose worker died more often than this ends as failed.
+        max_crashes: a run whose worker died so often ends as failed.
+        takeover_s: how long a claim holds without a renewal.
     """
 
     pool: asyncpg.Pool
     workshop: Workshop
     wake: Callable[[UUID], None]
     max_crashes: int
+    takeover_s: float
     _under_way: dict[UUID, "asyncio.Task[Any]"] = field(default_factory=dict)
     _cancelled: set[UUID] = field(default_factory=set)
 
@@ -64,7 +68,17 @@ class Executor:
 
         Cancelling it hands the run back: its journal stays, and the next worker goes on there.
         """
-        answer = await self.pool.fetchval("SELECT claim_run($1, $2)", tenant_id, run_id)
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[run_id] = task
+        try:
+            await self._execute(tenant_id, run_id, task)
+        finally:
+            self._under_way.pop(run_id, None)
+            self._cancelled.discard(run_id)
+
+    async def _execute(self, tenant_id: UUID, run_id: UUID, task: "asyncio.Task[Any]") -> None:
+        answer = await self.pool.fetchval(_CLAIM, tenant_id, run_id, self.takeover_s)
         if answer is None:
             return  # it is over already, or was deleted: a job delivered twice does no harm
         claim = from_json(answer)
@@ -76,58 +90,70 @@ class Executor:
             attempt=claim["attempt"],
             last_seq=claim["last_seq"],
             wake=self.wake,
-            folded=await self._fold(tenant_id, run_id, claim),
         )
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
-        task = asyncio.current_task()
-        assert task is not None
-        self._under_way[run_id] = task
         try:
-            if claim["cancel"]:
-                await journal.finish(_CANCELLED)
-            else:
-                await _execute(journal, claim, self.workshop, self.max_crashes)
+            await self._take_to_its_end(journal, claim)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
-            if run_id not in self._cancelled:
-                await journal.close()
-                await self.pool.execute(_HAND_BACK, tenant_id, run_id, journal.attempt)
+            if not task.cancelling():  # something in the run cancelled itself; nobody stops us
+                await journal.finish(_broken(journal, claim, _SELF_CANCELLED, timed_out=False))
+            elif run_id in self._cancelled:
+                task.uncancel()
+                await self._end_cancelled(journal)
+            else:
+                await self._hand_back(tenant_id, journal)
                 bound.info("run.handed_back")
                 raise
-            task.uncancel()
-            await self._end_cancelled(journal)
         finally:
-            self._under_way.pop(run_id, None)
-            self._cancelled.discard(run_id)
             await journal.close()
+
+    async def _take_to_its_end(self, journal: Journal, claim: dict[str, Any]) -> None:
+        if claim["cancel"]:
+            await journal.finish(_CANCELLED)
+        elif claim["crashes"] >= self.max_crashes:
+            detail = f"its worker died {claim['crashes']} times while executing it"
+            error = {"code": "crashed", "message": detail}
+            await journal.finish(End(RunStatus.FAILED, error=error))
+        else:
+            await _execute(journal, claim, self.workshop, self._fold)
+
+    async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
+        """Leave the run to the next worker, with all that is known of it so far."""
+        with contextlib.suppress(Exception):
+            await journal.commit()
+        await journal.close()
+        await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
 
     async def _end_cancelled(self, journal: Journal) -> None:
         # Fenced: it is another worker's by now, who finds the wish when it claims the run.
         with contextlib.suppress(FencedError):
             await journal.finish(_CANCELLED)
 
-    async def _fold(self, tenant_id: UUID, run_id: UUID, claim: dict[str, Any]) -> Fold:
-        if claim["attempt"] == 1:
+    async def _fold(self, journal: Journal) -> Fold:
+        if journal.attempt == 1:
             return Fold()
-        events = []
+        events: list[Event] = []
         after = 0
-        while page := await log.read(self.pool, tenant_id, run_id, after, _LOG_PAGE):
+        while page := await log.read(
+            self.pool, journal.tenant_id, journal.run_id, after, _LOG_PAGE
+        ):
             events += page
             after = page[-1].seq
         return fold(events)
 
 
 async def _execute(
-    journal: Journal, claim: dict[str, Any], workshop: Workshop, max_crashes: int
+    journal: Journal,
+    claim: dict[str, Any],
+    workshop: Workshop,
+    fold_journal: Callable[[Journal], Awaitable[Fold]],
 ) -> None:
     """Take the claimed run to its final event."""
-    if claim["crashes"] >= max_crashes:
-        detail = f"its worker died {claim['crashes']} times while executing it"
-        await journal.finish(End(RunStatus.FAILED, error={"code": "crashed", "message": detail}))
-        return
     limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
     try:
+        journal.folded = await fold_journal(journal)
         async with limit:
             end = await _work(journal, claim, workshop)
     except FencedError:
@@ -166,7 +192,8 @@ async def _work(journal: Journal, claim: dict[str, Any], workshop: Workshop) -> 
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
     """The end that the root's response means for the run. Pure."""
-    if response.error is not None and not response.content:
+    exhausted = response.error_code == "max_iterations" and response.content
+    if response.error is not None and not exhausted:
         error = {"code": response.error_code or "agent_failed", "message": response.error}
         return End(
             RunStatus.FAILED, error=error, stop_reason=response.stop_reason, usage=response.usage

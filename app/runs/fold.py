@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from app.agents.messages import AssistantMessage, ToolResult
+from app.errors import ModelError
 from app.events.types import Event, EventType
 
 Key = tuple[Any, ...]
@@ -24,12 +25,14 @@ class Fold:
     Attributes:
         seen: the ``seq`` of each event by its key.
         answers: model answers by (task, call).
+        failures: of model calls that failed for good, by (task, call).
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: those of them that were begun.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
     answers: dict[Key, AssistantMessage] = field(default_factory=dict)
+    failures: dict[Key, ModelError] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
 
@@ -43,6 +46,11 @@ def fold(events: Iterable[Event]) -> Fold:
             case EventType.LLM_COMPLETED:
                 folded.answers[event.task_id, data["call"]] = AssistantMessage.model_validate(
                     {**data["message"], "usage": data["usage"]}
+                )
+            case EventType.LLM_FAILED if "try" not in data:
+                error = data["error"]
+                folded.failures[event.task_id, data["call"]] = ModelError(
+                    error["message"], code=error["code"]
                 )
             case EventType.TOOL_STARTED:
                 folded.begun.add((event.task_id, data["call"], data["tool_call_id"]))
@@ -58,9 +66,11 @@ def fold(events: Iterable[Event]) -> Fold:
     return folded
 
 
-_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version", "code")
+_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version")
+_ABOUT_WARNING = ("code", "message")
 
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
     """The key of an event; equal for the same event of another attempt."""
-    return (event_type, task_id, *(data.get(name) for name in _ABOUT))
+    about = _ABOUT_WARNING if event_type == EventType.WARNING else _ABOUT
+    return (event_type, task_id, *(data.get(name) for name in about))

@@ -64,8 +64,9 @@ class Journal:
         self.attempt = attempt
         self.folded = folded or Fold()
         self._pool = pool
-        self._tenant_id = tenant_id
+        self.tenant_id = tenant_id
         self._wake = wake
+        self._claimed = last_seq
         self._stored = last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
@@ -77,7 +78,7 @@ class Journal:
     def _clear(self) -> None:
         self._events: list[dict[str, Any]] = []
         self._tasks: dict[UUID, dict[str, Any]] = {}
-        self._publications: dict[str, dict[str, Any]] = {}
+        self._publications: list[dict[str, Any]] = []
 
     def add(
         self,
@@ -104,13 +105,17 @@ class Journal:
             self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
         return self._stored + self._in_flight + len(self._events)
 
+    def is_new(self, seq: int) -> bool:
+        """Whether an event is of this attempt; what an older one changed is changed already."""
+        return seq > self._claimed
+
     def task(self, task_id: UUID, **fields: Any) -> None:
         """Set fields of a task's row with the current step."""
         self._tasks.setdefault(task_id, {"id": task_id}).update(fields)
 
-    def publication(self, agent: str, **fields: Any) -> None:
-        """Set what the run's graph shows for an agent with the current step."""
-        self._publications[agent] = {"agent": agent, **fields}
+    def publication(self, **fields: Any) -> None:
+        """Add to what the run's graph shows with the current step."""
+        self._publications.append(fields)
 
     async def commit(self, outcome: dict[str, Any] | None = None) -> None:
         """Return when all that was written so far is stored.
@@ -131,9 +136,10 @@ class Journal:
             try:
                 await asyncio.shield(writing)
             finally:
-                if not writing.done():
+                while not writing.done():
                     # Cancelled: what the database answers still decides where the log ends.
-                    await asyncio.wait([writing])
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([writing])
         self._wake(self.run_id)
 
     async def _append(self, outcome: dict[str, Any] | None) -> None:
@@ -143,13 +149,13 @@ class Journal:
         try:
             await log.append_step(
                 self._pool,
-                self._tenant_id,
+                self.tenant_id,
                 self.run_id,
                 attempt=self.attempt,
                 after=self._stored,
                 events=events,
                 tasks=list(tasks.values()),
-                publications=list(publications.values()),
+                publications=publications,
                 outcome=outcome,
             )
         except Exception as error:

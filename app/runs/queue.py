@@ -7,7 +7,7 @@ deletes under its new owner), the sweep makes good.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from uuid import UUID
 
@@ -36,7 +36,8 @@ Execute = Callable[[UUID, UUID], Awaitable[None]]
 
 _UNQUEUED = """
 SELECT r.tenant_id, r.id, r.priority FROM runs r
-WHERE r.status IN ('queued', 'running') AND NOT EXISTS (
+WHERE (r.status = 'queued' OR (r.status = 'running' AND r.leased_until < now()))
+  AND NOT EXISTS (
     SELECT FROM pgqueuer.pgqueuer q
     WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
 LIMIT 1000
@@ -98,6 +99,30 @@ async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
         await asyncio.sleep(every_s)
 
 
+_RENEW = """
+UPDATE runs SET leased_until = now() + make_interval(secs => $2)
+WHERE id = ANY($1) AND status = 'running'
+"""
+
+
+async def renew_leases(
+    pool: asyncpg.Pool, under_way: Callable[[], Collection[UUID]], takeover_s: float
+) -> None:
+    """Say of the runs executed here that they are alive, until cancelled.
+
+    The sweep leaves such runs alone, whatever became of their row in the engine: a worker that was
+    stalled, lost its run to another and comes back, deletes the other's row.
+    """
+    while True:
+        await asyncio.sleep(takeover_s / 3)
+        if runs := list(under_way()):
+            try:
+                await pool.execute(_RENEW, runs, takeover_s)
+            except Exception as error:
+                if not is_transient(error):
+                    log.exception("queue.lease_failed")
+
+
 async def work(
     connect: Callable[[], Awaitable[asyncpg.Connection]],
     execute: Execute,
@@ -111,66 +136,101 @@ async def work(
 
     Then nothing new is taken; what is being executed may go on for ``grace_s`` seconds, and what
     is not done by then is handed back to the queue. When the connection is lost, what is being
-    executed goes on too: the run's own fence decides who may write.
+    executed goes on, and a new connection takes more meanwhile: the run's own fence decides who
+    may write.
 
     Args:
         execute: what it raises is logged; the sweep queues the run again if it is not over.
         takeover_s: a dead worker's runs are taken up within about this time.
     """
-    while not stop.is_set():
-        try:
-            connection = await connect()
+    executing: dict[UUID, asyncio.Task[None]] = {}
+
+    async def stop_in_time() -> None:
+        await stop.wait()
+        await asyncio.sleep(grace_s)
+        for task in executing.values():
+            task.cancel()
+
+    stopper = asyncio.ensure_future(stop_in_time())
+    try:
+        while not stop.is_set():
             try:
-                await _work_on(connection, execute, concurrency, takeover_s, grace_s, stop)
-            finally:
-                await connection.close(timeout=2)
-        except (Exception, BaseExceptionGroup) as error:
-            log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await stop.wait()
+                connection = await connect()
+                try:
+                    manager = _manager(connection, execute, executing, stop)
+                    await _serve(manager, concurrency, takeover_s, stop)
+                finally:
+                    await connection.close(timeout=2)
+            except (Exception, BaseExceptionGroup) as error:
+                log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await stop.wait()
+        if executing:
+            await asyncio.wait(executing.values())
+    finally:
+        stopper.cancel()
 
 
-async def _work_on(
+def _manager(
     connection: asyncpg.Connection,
     execute: Execute,
-    concurrency: int,
-    takeover_s: float,
-    grace_s: float,
+    executing: dict[UUID, asyncio.Task[None]],
     stop: asyncio.Event,
-) -> None:
+) -> QueueManager:
+    """The engine on a connection. A run that is being executed already is not begun again."""
     manager = QueueManager(_queries(connection), channel=ENGINE.channel)
-    executing: set[asyncio.Task[None]] = set()
+    lost = asyncio.Event()
+
+    def on_loss(_: object) -> None:
+        lost.set()
+        manager.shutdown.set()
+
+    connection.add_termination_listener(on_loss)
 
     @manager.entrypoint(ENTRYPOINT)
     async def run(job: Job) -> None:
         ids = from_json(job.payload or b"")
-        task = asyncio.ensure_future(execute(UUID(ids["tenant"]), UUID(ids["run"])))
-        executing.add(task)
-        task.add_done_callback(executing.discard)
+        run_id = UUID(ids["run"])
+        task = executing.get(run_id)
+        if task is None:
+            task = asyncio.ensure_future(execute(UUID(ids["tenant"]), run_id))
+            executing[run_id] = task
+            task.add_done_callback(lambda done: _ended(executing, run_id, done))
+        gone = asyncio.ensure_future(lost.wait())
         try:
-            await task
-        except asyncio.CancelledError:
-            if task.cancelled() and stop.is_set():
-                raise RetryRequested(reason="the worker is stopping") from None
-            task.cancel()
-            raise
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if task.done() and task.cancelled() and stop.is_set():
+            raise RetryRequested(reason="the worker is stopping")
 
-    async def stop_in_time() -> None:
+    return manager
+
+
+def _ended(
+    executing: dict[UUID, asyncio.Task[None]], run_id: UUID, task: asyncio.Task[None]
+) -> None:
+    executing.pop(run_id, None)
+    if not task.cancelled() and (error := task.exception()):
+        log.error("run.abandoned", run_id=str(run_id), exc_info=error)
+
+
+async def _serve(
+    manager: QueueManager, concurrency: int, takeover_s: float, stop: asyncio.Event
+) -> None:
+    async def stop_manager() -> None:
         await stop.wait()
         manager.shutdown.set()
-        await asyncio.sleep(grace_s)
-        for task in executing:
-            task.cancel()
 
-    stopper = asyncio.ensure_future(stop_in_time())
+    stopper = asyncio.ensure_future(stop_manager())
     try:
         # Half of the time for a heartbeat to go stale, a third for somebody to look again.
         await manager.run(
             dequeue_timeout=timedelta(seconds=takeover_s / 3),
             heartbeat_timeout=timedelta(seconds=takeover_s / 2),
             batch_size=max(1, min(10, concurrency // 2)),
-            max_concurrent_tasks=max(2, concurrency),
+            max_concurrent_tasks=concurrency,
             shutdown_on_listener_failure=True,
         )
     finally:

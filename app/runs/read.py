@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, and_, select, true, tuple_
+from sqlalchemy import RowMapping, and_, func, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import graph_snapshots, run_events, runs, tasks
@@ -105,7 +105,12 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
         )
     ).scalar_one()
     published = (
-        select(graph_snapshots, run_events.c.data["output"].astext.label("content"))
+        select(
+            *(column for column in graph_snapshots.c if column.name != "content"),
+            func.coalesce(graph_snapshots.c.content, run_events.c.data["output"].astext).label(
+                "content"
+            ),
+        )
         .join_from(
             graph_snapshots,
             run_events,
@@ -114,6 +119,7 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
                 run_events.c.run_id == graph_snapshots.c.run_id,
                 run_events.c.seq == graph_snapshots.c.answer_seq,
             ),
+            isouter=True,
         )
         .where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
     )
@@ -192,7 +198,7 @@ async def context(
             **row.data,
             "seq": row.seq,
             "task_id": row.task_id,
-            "content": row.output or row.data["content"],
+            "content": row.data.get("content", row.output),
         }
         for row in await connection.execute(query)
     ]

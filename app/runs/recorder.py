@@ -58,19 +58,18 @@ class JournalRecorder(Recorder):
         )
 
     def query_started(self, query: Query) -> None:
-        self._add(query, EventType.AGENT_STARTED, {"depth": query.depth})
-        self._task(query, RunStatus.RUNNING)
+        seq = self._add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+        self._task(query, seq, RunStatus.RUNNING)
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         usage = response.usage.model_dump()
+        published = self._published.pop(id(query), None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
-            self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
-            if published := self._published.pop(id(query), None):
-                # A hook on QUERY_END took the answer back; others can read it all the same.
-                taken_back = {"version": published.version, "content": published.content}
-                self._add(query, EventType.MEMORY_PUBLISHED, taken_back)
-            self._task(query, RunStatus.FAILED, error=error, usage=usage)
+            seq = self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            self._task(query, seq, RunStatus.FAILED, error=error, usage=usage)
+            if published is not None:
+                self._show(query, published, None)
             return
         seq = self._add(
             query, EventType.AGENT_COMPLETED, {"output": response.content, "usage": usage}
@@ -80,18 +79,37 @@ class JournalRecorder(Recorder):
         else:
             call = (self.task_id(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
-        self._task(query, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
-        if published := self._published.pop(id(query), None):
-            data: dict[str, Any] = {"version": published.version, "answer_seq": seq}
-            self._add(query, EventType.MEMORY_PUBLISHED, data.copy())
-            if self._in_session:
-                data |= {"content": published.content}
-            self.journal.publication(published.agent_id, task_id=self.task_id(query), **data)
-            self._publications[published.agent_id, published.version] = seq
+        self._task(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
+        if published is not None:
+            self._show(query, published, seq if published.content == response.content else None)
 
-    def _task(self, query: Query, status: RunStatus, **fields: Any) -> None:
+    def _show(self, query: Query, published: Publication, answer_seq: int | None) -> None:
+        """Write what others can read now: by reference to the answer if that is the same text.
+
+        It is not if a hook on QUERY_END changed the answer, or took it back, after that.
+        """
+        text: dict[str, Any] = {"content": published.content}
+        if answer_seq is not None:
+            text = {"answer_seq": answer_seq}
+            self._publications[published.agent_id, published.version] = answer_seq
+        seq = self._add(query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text})
+        if not self.journal.is_new(seq):
+            return  # a resumed run says it again; others may have published since
+        if self._in_session:
+            kept = published.to_dict()
+            details = {key: kept[key] for key in ("tool_results", "messages")}
+            text |= {"content": published.content, "details": details}
+        self.journal.publication(
+            agent=published.agent_id,
+            version=published.version,
+            task_id=self.task_id(query),
+            **text,
+        )
+
+    def _task(self, query: Query, seq: int, status: RunStatus, **fields: Any) -> None:
+        """Change the row of the query's task along with the event ``seq``."""
         task_id = self.task_id(query)
-        if task_id is not None:
+        if task_id is not None and self.journal.is_new(seq):
             self.journal.task(
                 task_id,
                 parent_id=None if query.parent is None else self.task_id(query.parent),
@@ -107,6 +125,8 @@ class JournalRecorder(Recorder):
         call = query.model_calls
         if recorded := self.journal.folded.answers.get((self.task_id(query), call)):
             return recorded
+        if failure := self.journal.folded.failures.get((self.task_id(query), call)):
+            raise failure
         await self.journal.commit()
         about = {"call": call, "attempt": self.journal.attempt}
         self._add(query, EventType.LLM_STARTED, about)
@@ -157,7 +177,8 @@ class JournalRecorder(Recorder):
             "name": tool_call.name,
         }
         key = (self.task_id(query), query.model_calls, tool_call.id)
-        if recorded := self.journal.folded.results.get(key):
+        recorded = self.journal.folded.results.get(key)
+        if recorded is not None and not isinstance(tool, SubAgentWrapper):
             return recorded
         self._add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):

@@ -4,6 +4,7 @@ All in the caller's transaction: a run that was answered for is queued, and one 
 nowhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -13,10 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db import tables
 from app.definitions import store
-from app.definitions.agents import reachable
+from app.definitions.agents import Reached, reachable
 from app.errors import InvalidInputError, NotFoundError, UnknownAgentError
 from app.events.types import EventType
 from app.runs import queue, sessions
+
+_MAX_CHAIN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dic
     if unknown := store.missing(list(named_by), list(agents)):
         listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
         raise UnknownAgentError(f"no such agent: {listed}. Create it, or correct the name")
+    _refuse_depth(new.agent, agents)
     called = {child for agent in agents.values() for child in agent.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
         raise InvalidInputError(
@@ -114,3 +118,16 @@ async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dic
             code="missing_description",
         )
     return {"agents": {name: agent.version for name, agent in agents.items()}, "graph": graph}
+
+
+def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
+    """Refuse a chain of sub-agents that nobody could build, let alone call to its end."""
+    level = set(agents) if root is None else {root}
+    for _ in range(_MAX_CHAIN):
+        level = {child for name in level if name in agents for child in agents[name].children}
+        if not level:
+            return
+    raise InvalidInputError(
+        f"its sub-agents have sub-agents more than {_MAX_CHAIN} deep: make the chain shorter",
+        code="too_deep",
+    )

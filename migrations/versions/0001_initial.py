@@ -19,7 +19,8 @@ DEFAULT_TENANT = "00000000-0000-7000-8000-000000000001"
 # A worker takes a run: raise its attempt (the fence), note why, and answer with all that is
 # needed to execute it. NULL if the run is over or unknown. One statement for the caller.
 CLAIM_RUN = """
-CREATE FUNCTION claim_run(p_tenant uuid, p_run uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE FUNCTION claim_run(p_tenant uuid, p_run uuid, p_lease_s double precision)
+RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
     v_now timestamptz;
@@ -33,16 +34,21 @@ BEGIN
     -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
     v_cause := CASE WHEN r.attempt = 0 THEN 'start'
                     WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END;
+    IF r.attempt > 0 THEN
+        -- When the last attempt really ended nobody knows; it was before this one.
+        r.attempts := jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now));
+    END IF;
     UPDATE runs SET
         status = 'running',
         attempt = attempt + 1,
-        attempts = attempts || jsonb_build_array(jsonb_build_object(
+        attempts = r.attempts || jsonb_build_array(jsonb_build_object(
             'number', attempt + 1, 'cause', v_cause, 'started_at', v_now, 'ended_at', NULL)),
         started_at = coalesce(started_at, v_now),
+        leased_until = v_now + make_interval(secs => p_lease_s),
         session_base = coalesce(session_base, (
             SELECT jsonb_agg(jsonb_build_object(
                 'agent', m.agent, 'version', m.version, 'content', m.content,
-                'published_at', m.published_at))
+                'details', m.details, 'published_at', m.published_at))
             FROM session_memory m
             WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id), '[]'),
         deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s)),
@@ -121,24 +127,30 @@ BEGIN
     END IF;
     IF jsonb_array_length(p_publications) > 0 THEN
         INSERT INTO graph_snapshots
-            (tenant_id, run_id, agent, version, task_id, answer_seq, published_at)
-        SELECT p_tenant, p_run, p.agent, p.version, p.task_id, p.answer_seq, v_now
+            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
+        SELECT DISTINCT ON (p.agent) p_tenant, p_run, p.agent, p.version, p.task_id, p.answer_seq,
+               CASE WHEN p.answer_seq IS NULL THEN p.content END, v_now
         FROM jsonb_to_recordset(p_publications) AS p(
-            agent text, version integer, task_id uuid, answer_seq bigint)
+            agent text, version integer, task_id uuid, answer_seq bigint, content text)
+        ORDER BY p.agent, p.version DESC
         ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
-            version = excluded.version, task_id = excluded.task_id,
+            version = excluded.version, task_id = excluded.task_id, content = excluded.content,
             answer_seq = excluded.answer_seq, published_at = excluded.published_at;
         -- Nothing is left in a session that was deleted meanwhile. The order of the rows is fixed,
         -- so that two runs of one session wait for each other and never deadlock.
         UPDATE sessions SET updated_at = v_now WHERE tenant_id = p_tenant AND id = v_session;
         IF FOUND THEN
             INSERT INTO session_memory AS m
-                (tenant_id, session_id, agent, version, content, run_id, published_at)
-            SELECT p_tenant, v_session, p.agent, 1, p.content, p_run, v_now
-            FROM jsonb_to_recordset(p_publications) AS p(agent text, content text)
+                (tenant_id, session_id, agent, version, content, details, run_id, published_at)
+            SELECT DISTINCT ON (p.agent) p_tenant, v_session, p.agent,
+                   count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, v_now
+            FROM jsonb_to_recordset(p_publications) AS p(
+                agent text, version integer, content text, details jsonb)
+            ORDER BY p.agent, p.version DESC
             ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
-                version = m.version + 1, content = excluded.content,
-                run_id = excluded.run_id, published_at = excluded.published_at;
+                version = m.version + excluded.version, content = excluded.content,
+                details = excluded.details, run_id = excluded.run_id,
+                published_at = excluded.published_at;
         END IF;
     END IF;
     IF p_outcome IS NOT NULL THEN
@@ -314,6 +326,7 @@ def upgrade() -> None:
         ),
         sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("leased_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
@@ -360,6 +373,7 @@ def upgrade() -> None:
         sa.Column("agent", sa.Text(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("details", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("run_id", sa.Uuid(), nullable=False),
         sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(
@@ -396,7 +410,8 @@ def upgrade() -> None:
         sa.Column("agent", sa.Text(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("task_id", sa.Uuid(), nullable=True),
-        sa.Column("answer_seq", sa.BigInteger(), nullable=False),
+        sa.Column("answer_seq", sa.BigInteger(), nullable=True),
+        sa.Column("content", sa.Text(), nullable=True),
         sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id", "run_id"],

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import re
+from base64 import urlsafe_b64encode
 from typing import Any
 
 import httpx2
 import pytest
+import websockets
 
 from tests.service import Running
 
+NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 GOOD: dict[str, Any] = {"name": "a", "system_message": "x"}
 
 
@@ -39,7 +42,7 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ({"max_iterations": 10**30}, "/max_iterations"),
         ({"stateless": "yes"}, "/stateless"),
         ({"tools": [{"type": "mcp", "name": "x"}]}, "/tools/0"),
-        ({"tools": [{"type": "builtin", "name": "shell"}]}, "/tools/0/builtin/name"),
+        ({"tools": [{"type": "builtin", "name": "shell"}]}, "/tools/0/name"),
         ({"tools": [{"type": "builtin", "name": "calculator"}] * 2}, ""),
         ({"tools": [{"type": "http", "name": "x", "description": "x", "url": "ftp://a"}]}, None),
         ({"exit_on_success": ["nothing"]}, ""),
@@ -120,13 +123,9 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not(
 
 
 async def test_a_body_of_another_type_is_refused(client: httpx2.AsyncClient) -> None:
-    problem(
-        await client.post(
-            "/v1/agents", content=json.dumps(GOOD), headers={"content-type": "text/plain"}
-        ),
-        422,
-    )
-    problem(await client.post("/v1/agents", content=json.dumps(GOOD)), 422)
+    plain = {"content-type": "text/plain"}
+    problem(await client.post("/v1/agents", content=json.dumps(GOOD), headers=plain), 415)
+    problem(await client.post("/v1/agents", content=json.dumps(GOOD)), 415)
 
 
 @pytest.mark.parametrize(
@@ -257,3 +256,79 @@ async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClien
     for asset in assets:
         assert asset.startswith("/"), asset
         assert (await client.get(asset)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/agents", "\x00"),
+        ("/v1/sessions", "\x00"),
+        ("/v1/agents/a/versions", 10**30),
+        ("/v1/agents/a/versions", 2**31),
+        ("/v1/agents/a/versions", -1),
+        ("/v1/runs/{run}/events", 2**63),
+        ("/v1/runs/{run}/tasks", ["9999-12-31T23:59:59-23:59", NOBODY]),
+        ("/v1/runs/{run}/tasks", ["0001-01-01T00:00:00+14:00", NOBODY]),
+        ("/v1/runs/{run}/tasks", ["2020-01-01T00:00:00", NOBODY]),
+    ],
+)
+async def test_a_hand_made_cursor_is_refused(
+    client: httpx2.AsyncClient, path: str, place: Any
+) -> None:
+    await client.post("/v1/agents", json=GOOD)
+    run = (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()["id"]
+    cursor = urlsafe_b64encode(json.dumps(["asc", place]).encode()).decode().rstrip("=")
+    answer = await client.get(path.format(run=run), params={"cursor": cursor})
+    assert problem(answer, 422)["code"] == "invalid_cursor"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "[::1"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+    ],
+)
+async def test_pages_of_other_origins_and_names_are_refused(
+    client: httpx2.AsyncClient, server_: Running, headers: dict[str, str]
+) -> None:
+    answer = await client.post("/v1/agents", json=GOOD, headers=headers)
+    assert problem(answer, 403)["code"] == "foreign_request"
+    assert (await client.get("/v1/agents")).json()["items"] == []
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with websockets.connect(
+            f"ws://127.0.0.1:{server_.port}/v1/runs/{NOBODY}/ws",
+            additional_headers={} if "host" in headers else headers,
+            origin=None,
+        ):
+            pass
+    assert refused.value.response.status_code == (404 if "host" in headers else 403)
+
+
+async def test_the_server_s_own_page_may_ask(client: httpx2.AsyncClient, server_: Running) -> None:
+    own = {"origin": f"http://127.0.0.1:{server_.port}"}
+    assert (await client.post("/v1/agents", json=GOOD, headers=own)).status_code == 201
+
+
+async def test_pointers_name_places_in_the_body(client: httpx2.AsyncClient) -> None:
+    body = {"agent": "a", "input": [{"role": "user", "content": 5}]}
+    errors = problem(await client.post("/v1/runs", json=body), 422)["errors"]
+    assert "/input/0/content" in [error["pointer"] for error in errors]
+    graph = {"name": "g", "nodes": [{"agent": "Upper"}]}
+    errors = problem(await client.post("/v1/graphs", json=graph), 422)["errors"]
+    assert "/nodes/0/agent" in [error["pointer"] for error in errors]
+
+
+async def test_a_chain_of_sub_agents_too_deep_to_build_is_refused(
+    client: httpx2.AsyncClient,
+) -> None:
+    for number in range(25):
+        below = {"subagents": {"names": [f"a{number - 1}"]}} if number else {}
+        body = {**GOOD, "name": f"a{number}", "description": "x", **below}
+        assert (await client.post("/v1/agents", json=body)).status_code == 201
+    deep = await client.post("/v1/runs", json={"agent": "a24", "input": "x"})
+    assert problem(deep, 422)["code"] == "too_deep"
+    assert (await client.post("/v1/runs", json={"agent": "a10", "input": "x"})).status_code == 202

@@ -76,6 +76,8 @@ async def test_a_stale_if_match_is_refused(client: httpx2.AsyncClient, tag: str)
     assert answer.status_code == 412
     assert answer.json()["code"] == "version_conflict"
     assert (await client.get("/v1/agents/a")).json()["version"] == 1
+    assert (await client.delete("/v1/agents/a", headers={"If-Match": tag})).status_code == 412
+    assert (await client.delete("/v1/agents/a", headers={"If-Match": '"1"'})).status_code == 204
 
 
 async def test_sub_agents_in_a_circle_are_refused_with_the_path(

@@ -106,6 +106,14 @@ def test_a_folder_with_something_else_in_it_is_an_error_that_says_why(folder: Pa
         pass
 
 
+def test_a_path_with_odd_characters_works(folder: Path) -> None:
+    odd = folder / "it's a folder"
+    with embedded.running(odd) as url:
+        assert "%20" in url
+        assert postmaster(odd) is not None
+    assert postmaster(odd) is None
+
+
 def test_a_path_too_long_for_its_socket_is_refused(folder: Path) -> None:
     long = folder / ("long" * 30)
     with pytest.raises(DataFolderError, match="shorter"), embedded.running(long):

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints,
 from pydantic_core import PydanticCustomError
 
 MAX_DEPTH = 16
-MAX_VALUES = 20_000
+MAX_VALUES = 100_000
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 Name = Annotated[

@@ -52,6 +52,8 @@ runs = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("cancel_requested_at", DateTime(timezone=True)),
     Column("started_at", DateTime(timezone=True)),
+    # Until then the worker that executes it has said to be alive.
+    Column("leased_until", DateTime(timezone=True)),
     Column("deadline", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
     CheckConstraint(f"status IN ({_STATUSES})", name="status"),
@@ -111,8 +113,9 @@ graph_snapshots = Table(
     Column("agent", Text, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("task_id", Uuid),
-    # What was published is the answer in the log's event with this seq.
-    Column("answer_seq", BigInteger, nullable=False),
+    # What was published is the answer in the log's event with this seq, or else the content.
+    Column("answer_seq", BigInteger),
+    Column("content", Text),
     Column("published_at", DateTime(timezone=True), nullable=False),
     ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
 )

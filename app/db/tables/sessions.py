@@ -11,6 +11,7 @@ from sqlalchemy import (
     Uuid,
     func,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.db.base import metadata
 
@@ -32,6 +33,8 @@ session_memory = Table(
     # Rises by one with each publication of any run, in the order of their commits.
     Column("version", Integer, nullable=False),
     Column("content", Text, nullable=False),
+    # Tool results and messages of that query, for edges whose policy passes them on.
+    Column("details", JSONB, nullable=False),
     Column("run_id", Uuid, nullable=False),
     Column("published_at", DateTime(timezone=True), nullable=False),
     ForeignKeyConstraint(

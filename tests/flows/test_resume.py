@@ -1,0 +1,241 @@
+"""What a resumed run repeats, and what it must not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, Reply, calls, gated, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import named
+from tests.service import Running, running
+from tests.team import define_graph, systems
+
+
+def configured(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(update={"openai_base_url": model.base_url, "drain_grace_s": 0.0})
+
+
+async def final(bottega: Running, run_id: str) -> dict[str, Any]:
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    return run
+
+
+async def test_a_resumed_run_leaves_its_session_as_others_left_it(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    replies: dict[str, Reply] = {"b": gated(gate, text("late"))}
+    model.decide = lambda request: replies.get(named(request), text(f"{named(request)}'s"))
+    body = {"mode": "dag", "graph": "g", "input": "x", "session_id": "s"}
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await define_graph(bottega.client, "g", ("a", "b"))
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(2)
+    async with running(configured(settings, model), database_url) as bottega:
+        # While the run waits to be resumed, another one publishes.
+        await bottega.service.database.pool.execute(
+            "UPDATE session_memory SET content = 'newer', version = 2 WHERE agent = 'a'"
+        )
+    gate.set()
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        assert (await final(bottega, run_id))["status"] == "completed"
+        memory = (await bottega.client.get("/v1/sessions/s")).json()["memory"]
+    assert [(item["agent"], item["version"], item["content"]) for item in memory] == [
+        ("a", 2, "newer"),
+        ("b", 1, "late"),
+    ]
+    assert [named(request) for request in model.requests] == ["a", "b", "b"]
+
+
+async def test_what_a_failed_sub_agent_s_team_published_is_there_again(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """root asks mgr, which gives up after its worker published; rb needs what the worker said."""
+    gate = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        answered = sum(message["role"] == "tool" for message in request["messages"])
+        match named(request), answered:
+            case "root", 0:
+                return calls(("mgr", {"query": "go"}))
+            case "root", 1:
+                return gated(gate, calls(("rb", {"query": "go"})))
+            case "mgr", _:
+                return calls(("wkr", {"query": "go"}))
+            case name, _:
+                return text(f"the word of {name}")
+
+    model.decide = decide
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        for name in ("wkr", "rb"):
+            await create(bottega, name)
+        await create(bottega, "mgr", subagents={"names": ["wkr"]}, max_iterations=1)
+        await create(bottega, "root", subagents={"names": ["mgr", "rb"]})
+        edges = [{"source": "wkr", "target": "rb"}]
+        await bottega.client.post("/v1/graphs", json={"name": "g", "edges": edges})
+        body = {"agent": "root", "graph": "g", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(4)
+    gate.set()
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        run = await final(bottega, run_id)
+    assert run["status"] == "completed"
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
+    assert all(attempt["ended_at"] for attempt in run["attempts"])
+    (context,) = systems(next(r for r in model.requests if named(r) == "rb"))[1:]
+    assert "the word of wkr" in context
+    # root, mgr, wkr, root (cut), root again, rb, root
+    assert len(model.requests) == 7
+    assert run["usage"]["model_calls"] == 6
+
+
+async def test_a_stateful_sub_agent_of_two_agents_is_one(
+    bottega: Running, model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Reply:
+        answered = any(message["role"] == "tool" for message in request["messages"])
+        name = named(request)
+        if answered or name == "c":
+            return text(f"{name} is done")
+        if name == "root":
+            return (
+                calls(("a", {"query": "one"}))
+                if "b" not in str(request)
+                else calls(("a", {"query": "one"}), ("b", {"query": "two"}))
+            )
+        return calls(("c", {"query": f"asked by {name}"}))
+
+    model.decide = decide
+    await create(bottega, "c", stateless=False)
+    for name in ("a", "b"):
+        await create(bottega, name, subagents={"names": ["c"]})
+    await create(bottega, "root", subagents={"names": ["a", "b"]})
+    answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "root", "input": "x"})
+    assert answer.json()["status"] == "completed"
+    asked = [request for request in model.requests if named(request) == "c"]
+    assert [len(request["messages"]) for request in asked] == [2, 4]
+
+
+async def test_shared_sub_agents_are_built_once_each(bottega: Running, model: FakeModel) -> None:
+    """18 layers of two agents that share the next layer: 36 agents, not 2 to the 18th."""
+    for layer in range(18):
+        below = {"subagents": {"names": [f"a{layer - 1}", f"b{layer - 1}"]}} if layer else {}
+        for side in "ab":
+            await create(bottega, f"{side}{layer}", **below)
+    model.decide = lambda request: text("done")
+    answer = await bottega.client.post(
+        "/v1/runs?wait=30", json={"agent": "a17", "input": "x", "timeout_s": 5}
+    )
+    assert (answer.json()["status"], answer.json()["output"]) == ("completed", "done")
+
+
+HOOKS = {
+    "cancelled": """
+import asyncio
+from app.agents import AgentEvent
+async def waits(status):
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+def configure_agent(agent, definition):
+    agent.on(AgentEvent.QUERY_START).do(waits)
+""",
+    "changed": """
+from app.agents import AgentEvent
+def configure_agent(agent, definition):
+    if agent.agent_id == "a":
+        agent.on(AgentEvent.QUERY_END).transform(
+            lambda response, status: response.model_copy(update={"content": ""})
+        )
+""",
+    "refused": """
+from app.agents import AgentEvent
+def configure_agent(agent, definition):
+    agent.on(AgentEvent.QUERY_END).transform(
+        lambda response, status: response.model_copy(update={"error": "rejected"})
+    )
+""",
+}
+
+
+@pytest.fixture
+def plugin(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Installs one of :data:`HOOKS` as a plugin."""
+
+    def install(name: str) -> None:
+        (tmp_path / f"plugin_{name}.py").write_text(HOOKS[name])
+        info = tmp_path / f"plugin_{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[bottega.plugins]\n{name} = plugin_{name}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+async def test_a_hook_that_is_cancelled_fails_the_run(
+    settings: Settings, database_url: str, model: FakeModel, plugin: Any
+) -> None:
+    plugin("cancelled")
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "solo", "input": "x"})
+    run = answer.json()
+    assert (run["status"], run["error"]["code"]) == ("failed", "hook_failed")
+    assert len(run["attempts"]) == 1
+
+
+async def test_an_answer_with_an_error_is_no_success(
+    settings: Settings, database_url: str, model: FakeModel, plugin: Any
+) -> None:
+    plugin("refused")
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        model.script(text("bad text"))
+        answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "solo", "input": "x"})
+    assert answer.json()["status"] == "failed"
+    assert answer.json()["error"]["message"] == "rejected"
+
+
+async def test_views_show_what_was_published_whatever_a_hook_made_of_the_answer(
+    settings: Settings, database_url: str, model: FakeModel, plugin: Any
+) -> None:
+    plugin("changed")
+    model.decide = lambda request: text(f"{named(request)}'s own")
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await define_graph(bottega.client, "g", ("a", "b"))
+        body = {"mode": "dag", "graph": "g", "input": "x", "session_id": "s"}
+        run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+        path = f"/v1/runs/{run['id']}"
+        (item,) = (await bottega.client.get(f"{path}/context/b")).json()["items"]
+        graph = (await bottega.client.get(f"{path}/graph")).json()
+        memory = (await bottega.client.get("/v1/sessions/s")).json()["memory"]
+    assert item["content"] == "a's own"
+    assert graph["nodes"][0]["published"]["content"] == "a's own"
+    assert memory[0]["content"] == "a's own"
+    assert "a's own" in systems(model.requests[1])[1]
+
+
+async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "slow")
+    gate = asyncio.Event()
+    model.script(gated(gate, text("at last")))
+    slow = (await bottega.client.post("/v1/runs", json={"agent": "slow", "input": "x"})).json()
+    await model.received(1)
+    connection = await bottega.service.database.connect()
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await connection.close()
+    model.script(text("quick"))
+    quick = await bottega.client.post("/v1/runs?wait=30", json={"agent": "slow", "input": "y"})
+    assert quick.json()["output"] == "quick"
+    gate.set()
+    run = await final(bottega, slow["id"])
+    assert (run["output"], len(run["attempts"])) == ("at last", 1)
