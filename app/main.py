@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import app as package
 from app.api import agents, errors, graphs, operations, runs, sessions, stream
 from app.api.middleware import OnlyFromHere, RefuseLongBody
 from app.container import Service, open_service
+from app.errors import UnavailableError
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -78,7 +80,24 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+            self._on_listening(sockets[0].getsockname()[1])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else starts.
+
+    Raises:
+        UnavailableError: ``port_taken``.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
+            "stop what holds it, or choose another with --port or BOTTEGA_PORT",
+            code="port_taken",
+        ) from error
 
 
 async def serve(
@@ -94,11 +113,20 @@ async def serve(
         url: of a database that is up and migrated.
         on_listening: told the port once the API answers.
     """
+    with _listen(settings) as listener:
+        await _serve_on(listener, settings, url, worker, on_listening)
+
+
+async def _serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    url: str,
+    worker: bool,
+    on_listening: Callable[[int], None],
+) -> None:
     async with open_service(settings, url, api=True, worker=worker) as service:
         config = uvicorn.Config(
             create_app(service),
-            host=settings.host,
-            port=settings.port,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -117,4 +145,4 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
-        await server.serve()
+        await server.serve(sockets=[listener])

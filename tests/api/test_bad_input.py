@@ -41,7 +41,7 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ({"max_iterations": True}, "/max_iterations"),
         ({"max_iterations": 10**30}, "/max_iterations"),
         ({"stateless": "yes"}, "/stateless"),
-        ({"tools": [{"type": "mcp", "name": "x"}]}, "/tools/0"),
+        ({"tools": [{"type": "mcp", "name": "x"}]}, "/tools"),
         ({"tools": [{"type": "builtin", "name": "shell"}]}, "/tools/0/name"),
         ({"tools": [{"type": "builtin", "name": "calculator"}] * 2}, ""),
         ({"tools": [{"type": "http", "name": "x", "description": "x", "url": "ftp://a"}]}, None),

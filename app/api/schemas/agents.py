@@ -4,7 +4,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
@@ -31,6 +31,16 @@ class BuiltinTool(Body):
         Literal["current_time", "calculator", "http_get", "read_shared_memory"],
         Field(description="The model sees it under this name."),
     ]
+
+
+def _no_mcp_yet(tools: object) -> object:
+    if isinstance(tools, list) and any(
+        isinstance(tool, dict) and tool.get("type") == "mcp" for tool in tools
+    ):
+        raise PydanticCustomError(
+            "mcp_tools", "tools of type 'mcp' are not built yet: use 'builtin' or 'http'"
+        )
+    return tools
 
 
 class SemanticRecall(Body):
@@ -77,6 +87,7 @@ class AgentContent(Body):
     subagents: SubAgents | None = None
     tools: Annotated[
         list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]],
+        BeforeValidator(_no_mcp_yet),
         Field(max_length=50, description="What its model may call, besides sub-agents."),
     ] = Field(default_factory=list)
     recall: SemanticRecall | None = None

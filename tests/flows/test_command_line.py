@@ -1,0 +1,73 @@
+"""What the command says when it cannot do its work: a line for a person, and a status."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status and standard error of a command that ends by itself."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "app.cli", *arguments],
+        env={**os.environ, "COLUMNS": "300", "OPENAI_API_KEY": "k", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said", "status"),
+    [
+        (["serve"], {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}, "cannot reach", 1),
+        (["worker"], {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}, "cannot reach", 1),
+        (["migrate"], {"DATABASE_URL": "postgresql://127.0.0.1:abc/x"}, "not understood", 1),
+        (["migrate"], {"DATABASE_URL": "mysql://127.0.0.1/x"}, "postgresql:// URL", 1),
+        (["migrate"], {"BOTTEGA_DATA_DIR": "/dev/null/[/x]"}, "BOTTEGA_DATA_DIR", 1),
+        (["serve"], {"BOTTEGA_HOST": "0.0.0.0"}, "refusing to listen", 2),
+        (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
+        (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    arguments: list[str], environment: dict[str, str], said: str, status: int
+) -> None:
+    code, errors = bottega(*arguments, **environment)
+    assert code == status, errors
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_an_unmigrated_database_and_a_taken_port(server: str, database_url: str) -> None:
+    code, errors = bottega("serve", "--port", "0", DATABASE_URL=server)
+    assert (code, "bottega migrate" in errors) == (1, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command in ("serve", "demo"):
+            code, errors = bottega(command, "--port", port, DATABASE_URL=database_url)
+            assert code == 1, errors
+            assert "choose another with --port" in errors
+            assert "Traceback" not in errors
+
+
+def test_settings_are_shown_with_secrets_masked() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "app.cli", "settings"],
+        env={
+            **os.environ,
+            "OPENAI_API_KEY": "very-secret",
+            "DATABASE_URL": "postgresql://u:pw@h/d",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "OPENAI_API_KEY" in ended.stdout
+    assert "very-secret" not in ended.stdout
+    assert ":pw@" not in ended.stdout
