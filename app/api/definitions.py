@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.deps import Tenant, Transaction
-from app.api.errors import problems
+from app.api.errors import headers, problems
 from app.api.etags import if_match_version
-from app.api.pages import PageQuery
+from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.definitions import store
 from app.definitions.store import Definition, Kind
@@ -22,6 +22,8 @@ Paging = Annotated[PageQuery, Query()]
 IfMatch = Annotated[
     str | None, Header(description='Do it only if this is the current version: `"3"`.')
 ]
+
+_ETAG = "The version, for `If-Match`."
 
 ContentT = TypeVar("ContentT", bound=BaseModel)
 Prepare = Callable[[AsyncConnection, UUID, str, Any], Awaitable[dict[str, Any]]]
@@ -79,7 +81,10 @@ def _add_writes(
         summary=f"Create a {noun}".replace("a agent", "an agent"),
         status_code=201,
         response_model=shown,
-        responses=problems(400, 409, 413),
+        responses={
+            **problems(400, 409, 413, 415),
+            201: headers(ETag=_ETAG, Location="Path of what was created."),
+        },
     )
     async def create(tx: Transaction, tenant: Tenant, body: new, response: Response) -> Any:  # type: ignore[valid-type]
         name: str = body.name  # type: ignore[attr-defined]
@@ -93,7 +98,7 @@ def _add_writes(
         operation_id=f"replace_{noun}",
         summary=f"Store a new version of the {noun}",
         response_model=shown,
-        responses=problems(400, 404, 409, 412, 413),
+        responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
     )
     async def replace(
         tx: Transaction,
@@ -130,7 +135,7 @@ def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
         operation_id=f"list_{noun}s",
         summary=f"List {noun}s by name",
         response_model=Page[shown],  # type: ignore[valid-type]
-        responses=problems(),
+        responses={**problems(), 200: headers(Link=LINK)},
     )
     async def list_(
         tx: Transaction, tenant: Tenant, query: Paging, request: Request, response: Response
@@ -151,7 +156,7 @@ def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
         operation_id=f"get_{noun}",
         summary=f"Read the {noun}",
         response_model=shown,
-        responses=problems(404),
+        responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def get(tx: Transaction, tenant: Tenant, name: DefinitionName, response: Response) -> Any:
         return answer(await store.get(tx, kind, tenant, name), response)
@@ -165,7 +170,7 @@ def _add_versions(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None
         operation_id=f"list_{noun}_versions",
         summary=f"List the {noun}'s versions",
         response_model=Page[shown],  # type: ignore[valid-type]
-        responses=problems(404),
+        responses={**problems(404), 200: headers(Link=LINK)},
     )
     async def versions(
         tx: Transaction,
@@ -192,7 +197,7 @@ def _add_versions(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None
         operation_id=f"get_{noun}_version",
         summary=f"Read one version of the {noun}",
         response_model=shown,
-        responses=problems(404),
+        responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def version(
         tx: Transaction, tenant: Tenant, name: DefinitionName, version: Version, response: Response

@@ -77,6 +77,16 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def headers(**described: str) -> dict[str, Any]:
+    """Documentation of a response's headers; ``_`` in a name stands for ``-``."""
+    return {
+        "headers": {
+            name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
+            for name, text in described.items()
+        }
+    }
+
+
 def problem_response(
     status: int,
     code: str,

@@ -40,7 +40,7 @@ router = definition_router(
     summary="Add an edge to the graph",
     description="Stores a new version. An edge that would close a cycle is refused with its path.",
     response_model=Graph,
-    responses=problems(400, 404, 409, 412, 413),
+    responses=problems(400, 404, 409, 412, 413, 415),
 )
 async def add_edge(
     tx: Transaction,

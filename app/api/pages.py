@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError, from_json, to_json
 from app.api.schemas.base import check_storable
 from app.errors import InvalidInputError
 
+LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
 _MAX_NUMBER = 2**31 - 1
 
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AwareDatetime, Field
 
 from app.api.deps import ServiceDep, Tenant, Transaction
-from app.api.errors import problems
-from app.api.pages import PageQuery
+from app.api.errors import headers, problems
+from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, Status, Task
 from app.api.stream import until_final
@@ -47,7 +47,7 @@ class RunQuery(PageQuery):
     ),
     status_code=202,
     response_model=Run,
-    responses=problems(400, 404, 413),
+    responses={**problems(400, 413, 415), 202: headers(Location="Path of the run.")},
 )
 async def create(
     service: ServiceDep,
@@ -85,7 +85,7 @@ async def create(
     operation_id="list_runs",
     summary="List runs by age",
     response_model=Page[Run],
-    responses=problems(),
+    responses={**problems(), 200: headers(Link=LINK)},
 )
 async def list_(
     tx: Transaction,
@@ -142,7 +142,7 @@ async def cancel(service: ServiceDep, tenant: Tenant, run_id: RunId, response: R
     operation_id="list_run_tasks",
     summary="List a run's tasks in the order they started",
     response_model=Page[Task],
-    responses=problems(404),
+    responses={**problems(404), 200: headers(Link=LINK)},
 )
 async def tasks(
     tx: Transaction,

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.api.deps import Tenant, Transaction
-from app.api.errors import problems
-from app.api.pages import PageQuery
+from app.api.errors import headers, problems
+from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import Page
 from app.api.schemas.runs import Session, SessionMemory, SessionName
 from app.runs import sessions
@@ -21,7 +21,7 @@ SessionId = Annotated[SessionName, Path(description="The session's id.")]
     operation_id="list_sessions",
     summary="List sessions by id",
     response_model=Page[Session],
-    responses=problems(),
+    responses={**problems(), 200: headers(Link=LINK)},
 )
 async def list_(
     tx: Transaction,

@@ -51,8 +51,9 @@ class CancelWatch:
         await keep_connected(self._connect, self._watch)
 
     async def _watch(self, connection: asyncpg.Connection) -> None:
+        connection.add_termination_listener(lambda _: self._nudge.set())
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
-        while True:
+        while not connection.is_closed():
             self._nudge.clear()
             if runs := list(self._under_way()):
                 for row in await connection.fetch(_WISHES, runs):

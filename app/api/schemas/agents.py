@@ -62,6 +62,18 @@ class ToolRule(Body):
 class AgentContent(Body):
     """What an agent is, apart from its name."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "description": "Designs the architecture for given requirements.",
+                    "system_message": "You are a software designer. Be brief and concrete.",
+                    "max_iterations": 8,
+                }
+            ]
+        }
+    )
+
     description: Annotated[
         str,
         StringConstraints(max_length=2000),

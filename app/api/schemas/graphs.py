@@ -22,6 +22,10 @@ class Node(Body):
 class Edge(Body):
     """The source's final answer reaches the target before its first model call."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"source": "requirements", "target": "designer"}]}
+    )
+
     source: Name
     target: Name
     policy: Annotated[
@@ -32,6 +36,12 @@ class Edge(Body):
 
 class GraphContent(Body):
     """What a graph is, apart from its name. Edges add the nodes they name."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"edges": [{"source": "requirements", "target": "designer"}]}]
+        }
+    )
 
     nodes: Annotated[list[Node | Name], Field(max_length=500)] = Field(default_factory=list)
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
