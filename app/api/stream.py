@@ -53,42 +53,48 @@ async def follow(
     Ends after the final event, or when the process is about to stop. Between batches it holds
     no connection. Wake-ups are hints; a slow poll makes good for a lost one.
     """
+    quiet = True  # nobody said that there is news: look whether the run is over
     with service.feed.watching(run_id) as news:
         while not service.feed.closed.is_set():
             news.clear()
             try:
                 events = await log.read(service.database.pool, tenant_id, run_id, after, _PAGE)
-                over = not events and await _is_over(service, tenant_id, run_id)
+                over = quiet and not events and await _is_over(service, tenant_id, run_id)
             except Exception as error:
                 if not log.is_transient(error):
                     raise
                 # The database went away; the subscriber need not notice.
                 await asyncio.sleep(_RETRY_S)
-                news.set()
                 continue
             if events:
                 after = events[-1].seq
                 yield events
                 if events[-1].is_final:
                     return
-                continue
-            if over:
+                if len(events) == _PAGE:
+                    continue
+            elif over:
                 # The final event was before ``after``, or came between the two reads.
                 if not await log.read(service.database.pool, tenant_id, run_id, after, 1):
                     return
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SLOW_POLL_S):
-                    await news.wait()
+            quiet = not await _told(news, _SLOW_POLL_S)
+
+
+async def _told(news: asyncio.Event, within_s: float) -> bool:
+    """Wait for news; false if none came in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await news.wait()
+    except TimeoutError:
+        return False
 
 
 async def until_final(service: Service, tenant_id: UUID, run_id: UUID) -> None:
     """Return when the run is over."""
     with service.feed.watching(run_id) as news:
         while not (service.feed.closed.is_set() or await _is_over(service, tenant_id, run_id)):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SLOW_POLL_S):
-                    await news.wait()
+            await _told(news, _SLOW_POLL_S)
             news.clear()
 
 

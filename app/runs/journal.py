@@ -21,7 +21,7 @@ from app.events import log
 from app.events.types import FINAL_EVENT, EventType, RunStatus
 from app.runs.fold import Fold, key_of
 
-SHOW_AFTER_S = 0.02
+SHOW_AFTER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
