@@ -7,6 +7,7 @@ process alone. Absolute figures belong to the machine, ratios carry over.
 """
 
 import asyncio
+import gc
 import importlib
 import json
 import statistics
@@ -31,6 +32,7 @@ from app.agents import (
     Usage,
     tool,
 )
+from app.container import GC_THRESHOLD
 from app.llm.demo_process import demo_model
 from app.llm.openai_provider import OpenAIProvider
 
@@ -370,6 +372,7 @@ async def with_model() -> None:
 
 
 def main() -> None:
+    gc.set_threshold(*GC_THRESHOLD)  # as the service does
     asyncio.run(with_model())
     full, lacking = loop_with_and_without()
     line("loop alone per model call, agent without a graph", full, lacking, "us", "1.02 x without")
