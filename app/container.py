@@ -21,6 +21,7 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
+    from app.memory.embeddings import BuiltinEmbedder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,17 @@ async def open_service(
             yield service
 
 
+@functools.cache
+def _embedder() -> "BuiltinEmbedder":
+    """The one embedder of this process, loaded (with numpy) when the first agent recalls."""
+    from app.memory.embeddings import BuiltinEmbedder
+
+    return BuiltinEmbedder()
+
+
 @asynccontextmanager
 async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
-    from app.memory.embeddings import BuiltinEmbedder
     from app.runs.build import Workshop
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
@@ -88,7 +96,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
                 ).for_model(definition["model"] or settings.default_model),
                 tool_deps=ToolDeps(egress),
                 secrets=secrets().get,
-                embedder=functools.cache(BuiltinEmbedder),
+                embedder=_embedder,
                 configure=configure_agent(),
             ),
             wake=notifier.wake,
