@@ -59,6 +59,11 @@ async def _client(
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
         await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws")
         ended = await _checked(client.get(f"/v1/runs/{run_id}"))
+    if ended["ended_at"] is None:  # Ctrl-C: the server told its subscribers first
+        _console.print(
+            f"Stopped. Run {run_id} goes on when the next server starts.", soft_wrap=True
+        )
+        return 130
     _show_end(settings, ended)
     where = f"{base_url}/v1/runs/{run_id}"
     if keep:
