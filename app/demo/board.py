@@ -37,12 +37,10 @@ class Board:
 
     lines: dict[str | None, Line] = field(default_factory=dict)
     status: str = "queued"
-    last_at: datetime | None = None
 
     def apply(self, event: dict[str, Any]) -> str | None:
         """Take in one event; answers a line of text for those who cannot see the tree."""
         at = datetime.fromisoformat(event["at"])
-        self.last_at = at
         kind, data, agent = event["type"], event["data"], event["agent"]
         if kind.startswith("run."):
             return self._apply_run(kind.removeprefix("run."), at)

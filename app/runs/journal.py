@@ -47,6 +47,9 @@ class Journal:
     Args:
         attempt, last_seq: as the claim answered them.
         wake: called after each commit.
+
+    Attributes:
+        folded: what earlier attempts did; set before the run goes on.
     """
 
     def __init__(
@@ -58,11 +61,10 @@ class Journal:
         attempt: int,
         last_seq: int,
         wake: Callable[[UUID], None],
-        folded: Fold | None = None,
     ) -> None:
         self.run_id = run_id
         self.attempt = attempt
-        self.folded = folded or Fold()
+        self.folded = Fold()
         self._pool = pool
         self.tenant_id = tenant_id
         self._wake = wake
