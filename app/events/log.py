@@ -22,7 +22,7 @@ _READ_BACK = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
 WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 AND seq < $5 ORDER BY seq DESC LIMIT $4
 """
-_APPEND = "SELECT append_step($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7::jsonb, $8::jsonb)"
+_APPEND = "SELECT append_step($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 
 
 async def read(
@@ -103,9 +103,13 @@ async def append_step(
         run_id,
         attempt,
         after,
-        _json(events),
-        _json(tasks),
-        _json(publications),
+        [event["type"] for event in events],
+        [event["task_id"] for event in events],
+        [event["parent_task_id"] for event in events],
+        [event["agent"] for event in events],
+        [_json(event["data"]) for event in events],
+        _json(tasks) if tasks else None,
+        _json(publications) if publications else None,
         None if outcome is None else _json(outcome),
     )
     async for attempt_context in stamina.retry_context(

@@ -3,9 +3,17 @@ every table can be partitioned or distributed by it.
 """
 
 from app.db.tables.definitions import agent_versions, agents, graph_versions, graphs
-from app.db.tables.runs import graph_snapshots, run_events, runs, tasks
+from app.db.tables.runs import (
+    graph_snapshots,
+    live_text,
+    run_events,
+    runs,
+    schedules,
+    tasks,
+    webhooks,
+)
 from app.db.tables.sessions import session_memory, sessions
-from app.db.tables.tenants import api_keys, tenants
+from app.db.tables.tenants import api_keys, idempotency_keys, tenants, ws_tickets
 
 __all__ = [
     "agent_versions",
@@ -14,10 +22,15 @@ __all__ = [
     "graph_snapshots",
     "graph_versions",
     "graphs",
+    "idempotency_keys",
+    "live_text",
     "run_events",
     "runs",
+    "schedules",
     "session_memory",
     "sessions",
     "tasks",
     "tenants",
+    "webhooks",
+    "ws_tickets",
 ]

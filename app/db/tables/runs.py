@@ -2,12 +2,14 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     SmallInteger,
@@ -44,6 +46,14 @@ runs = Table(
     Column("usage", JSONB),
     Column("priority", SmallInteger, nullable=False, server_default="5"),
     Column("timeout_s", Float, nullable=False),
+    Column("queue_timeout_s", Float, nullable=False, server_default="86400"),
+    Column("token_budget", BigInteger),
+    Column("webhook_url", Text),
+    # A retry from the last step carries over events 2 to carried_seq of the run it repeats, and
+    # so names its tasks after that run (or the one that it repeated in turn).
+    Column("retry_of", Uuid),
+    Column("task_root", Uuid),
+    Column("carried_seq", BigInteger, nullable=False, server_default="0"),
     Column("metadata", JSONB, nullable=False, server_default="{}"),
     # The fence: every claim raises it, and the log refuses events of an older one.
     Column("attempt", Integer, nullable=False, server_default="0"),
@@ -84,6 +94,7 @@ tasks = Table(
     Column("error", JSONB),
     Column("usage", JSONB),
     Column("started_at", DateTime(timezone=True), nullable=False),
+    Column("cancel_requested_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
     ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
     CheckConstraint(f"status IN ({_STATUSES}, 'streaming')", name="status"),
@@ -102,8 +113,9 @@ run_events = Table(
     Column("agent", Text),
     Column("at", DateTime(timezone=True), nullable=False),
     Column("data", JSONB, nullable=False),
-    ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
 )
+"""No foreign key: append_step looks at the run anyway, and a check per event is dear. Whoever
+deletes a run deletes its events."""
 
 graph_snapshots = Table(
     "graph_snapshots",
@@ -119,3 +131,61 @@ graph_snapshots = Table(
     Column("published_at", DateTime(timezone=True), nullable=False),
     ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
 )
+
+# Text of answers that are still being produced: read live, gone when the answer is stored.
+live_text = Table(
+    "live_text",
+    metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("run_id", Uuid, primary_key=True),
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("task_id", Uuid),
+    Column("parent_task_id", Uuid),
+    Column("agent", Text),
+    Column("call", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    # How many characters of the answer come before this piece.
+    Column("at", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    prefixes=["UNLOGGED"],
+)
+
+# One for each run that asked for it, ordered by a trigger when the run ends.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("run_id", Uuid, primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("status", Text, nullable=False, server_default="pending"),
+    Column("tries", Integer, nullable=False, server_default="0"),
+    # Of the last try: the HTTP status, or why there was none.
+    Column("answer", Integer),
+    Column("error", Text),
+    Column("next_at", DateTime(timezone=True), server_default=func.now()),
+    Column("ended_at", DateTime(timezone=True)),
+    ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
+    CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
+)
+
+Index("ix_webhooks_pending", webhooks.c.next_at, postgresql_where=text("status = 'pending'"))
+
+# Runs that start by the clock.
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("cron", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    # The body of POST /v1/runs, as it was checked.
+    Column("run", JSONB, nullable=False),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("next_at", DateTime(timezone=True), nullable=False),
+    Column("last_at", DateTime(timezone=True)),
+    Column("last_run_id", Uuid),
+    Column("last_error", JSONB),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+Index("ix_schedules_next_at", schedules.c.next_at, postgresql_where=text("NOT paused"))

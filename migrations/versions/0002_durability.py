@@ -1,0 +1,471 @@
+"""Durability and streams: leases, budgets, retries, live text, webhooks, schedules, idempotency.
+
+An event's run is no foreign key any more: the function that appends checks the run anyway, and
+a check per event was a fifth of the database's work.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+# A run that no worker holds ends here and now: its state, its event, its place in the queue.
+END_UNCLAIMED = """
+CREATE FUNCTION end_unclaimed(p_tenant uuid, p_run uuid, p_status text, p_error jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_now timestamptz := clock_timestamp();
+    v_data jsonb := jsonb_build_object(
+        'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
+BEGIN
+    UPDATE runs SET status = p_status, ended_at = v_now, last_seq = last_seq + 1, error = p_error,
+        stop_reason = v_data ->> 'stop_reason'
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING * INTO r;
+    UPDATE tasks SET status = 'cancelled', ended_at = v_now
+    WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
+    IF p_error IS NOT NULL THEN
+        v_data := v_data || jsonb_build_object('error', p_error);
+    END IF;
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
+    VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'run.' || p_status, v_now, v_data);
+    DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = p_run::text AND status = 'queued';
+    PERFORM pg_notify('bottega_events', p_run::text);
+END $$
+"""
+
+# End the runs that waited longer than they may, never started or handed back; at most a page.
+EXPIRE_QUEUED = """
+CREATE FUNCTION expire_queued() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint := 0;
+    r record;
+BEGIN
+    FOR r IN
+        SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
+        WHERE status = 'queued' AND (
+            (attempt = 0 AND created_at + make_interval(secs => queue_timeout_s) < now())
+            OR deadline < now())
+        LIMIT 500 FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
+            THEN jsonb_build_object('code', 'queue_timeout', 'message',
+                format('no worker took the run within its queue_timeout_s of %s s',
+                       r.queue_timeout_s))
+            ELSE jsonb_build_object('code', 'timeout', 'message',
+                format('the run took longer than its timeout_s of %s s', r.timeout_s)) END);
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END $$
+"""
+
+# A worker takes a run: raise its attempt (the fence), note why, and answer with all that is
+# needed to execute it. NULL if the run is over or unknown; {"leased_s"} if another worker has
+# it and is alive. A worker that lives on beyond the run's deadline holds it no longer.
+CLAIM_RUN = """
+CREATE OR REPLACE FUNCTION claim_run(p_tenant uuid, p_run uuid, p_lease_s double precision)
+RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_now timestamptz;
+    v_cause text;
+BEGIN
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
+        RETURN NULL;
+    END IF;
+    v_now := clock_timestamp();
+    IF r.status = 'running' AND r.leased_until > v_now
+            AND r.deadline + interval '60 s' > v_now THEN
+        RETURN jsonb_build_object('leased_s', extract(epoch FROM r.leased_until - v_now));
+    END IF;
+    -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
+    v_cause := CASE WHEN r.attempt = 0 THEN 'start'
+                    WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END;
+    IF r.attempt > 0 THEN
+        -- When the last attempt really ended nobody knows; it was before this one.
+        r.attempts := jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now));
+    END IF;
+    UPDATE runs SET
+        status = 'running',
+        attempt = attempt + 1,
+        attempts = r.attempts || jsonb_build_array(jsonb_build_object(
+            'number', attempt + 1, 'cause', v_cause, 'started_at', v_now, 'ended_at', NULL)),
+        started_at = coalesce(started_at, v_now),
+        leased_until = v_now + make_interval(secs => p_lease_s),
+        session_base = coalesce(session_base, CASE WHEN r.session_id IS NULL THEN '[]' ELSE (
+            SELECT coalesce(jsonb_agg(jsonb_build_object(
+                'agent', m.agent, 'version', m.version, 'content', m.content,
+                'details', m.details, 'published_at', m.published_at)), '[]')
+            FROM session_memory m
+            WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
+        deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s)),
+        last_seq = last_seq + 1
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING * INTO r;
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
+        p_tenant, p_run, r.last_seq, r.attempt,
+        CASE WHEN v_cause = 'start' THEN 'run.started' ELSE 'run.resumed' END,
+        v_now, jsonb_build_object('attempt', r.attempt, 'cause', v_cause));
+    IF v_cause <> 'start' THEN
+        DELETE FROM live_text WHERE tenant_id = p_tenant AND run_id = p_run;
+    END IF;
+    RETURN jsonb_build_object(
+        'mode', r.mode, 'agent', r.agent, 'input', r.input,
+        'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
+        'cancel', r.cancel_requested_at IS NOT NULL,
+        'session_id', r.session_id, 'session_base', r.session_base,
+        'remaining_s', extract(epoch FROM r.deadline - v_now),
+        'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
+        'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
+        'crashes', jsonb_array_length(jsonb_path_query_array(
+            r.attempts, '$[*] ? (@.cause == "crash")')),
+        'agents', (
+            SELECT coalesce(jsonb_object_agg(v.name, v.definition), '{}')
+            FROM jsonb_each_text(r.pinned -> 'agents') pin
+            JOIN agent_versions v
+              ON v.tenant_id = p_tenant AND v.name = pin.key AND v.version = pin.value::integer),
+        'graph', (
+            SELECT v.definition FROM graph_versions v
+            WHERE v.tenant_id = p_tenant AND v.name = r.pinned -> 'graph' ->> 'name'
+              AND v.version = (r.pinned -> 'graph' ->> 'version')::integer));
+END $$
+"""
+
+# One step of a run, in one statement: its events and the state they change. p_after is the seq
+# that the caller saw last. A repeat of a step that was already stored (its answer was lost with
+# the connection) does nothing; a caller that no longer owns the run is refused.
+APPEND_STEP = """
+CREATE FUNCTION append_step(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint,
+    p_types text[], p_task_ids uuid[], p_parents uuid[], p_agents text[], p_data jsonb[],
+    p_tasks jsonb, p_publications jsonb, p_outcome jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_count integer := cardinality(p_types);
+    v_session text;
+    v_now timestamptz;
+BEGIN
+    UPDATE runs SET last_seq = p_after + v_count
+    WHERE tenant_id = p_tenant AND id = p_run
+      AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
+    RETURNING session_id INTO v_session;
+    IF NOT FOUND THEN
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run
+            AND attempt = p_attempt AND last_seq = p_after + v_count AND v_count > 0;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        RAISE EXCEPTION 'run % is not at attempt %, event % any more', p_run, p_attempt, p_after
+            USING ERRCODE = 'BT001';
+    END IF;
+    v_now := clock_timestamp();
+    INSERT INTO run_events
+        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, at, data)
+    SELECT p_tenant, p_run, p_after + e.position, p_attempt, e.type, e.task_id, e.parent, e.agent,
+           v_now, e.data
+    FROM unnest(p_types, p_task_ids, p_parents, p_agents, p_data)
+        WITH ORDINALITY AS e(type, task_id, parent, agent, data, position);
+    IF p_tasks IS NOT NULL THEN
+        INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, answer_seq,
+                           error, usage, started_at, ended_at)
+        SELECT p_tenant, p_run, t.id, t.parent_id, t.agent, t.depth, t.status, t.answer_seq,
+               t.error, t.usage, v_now, CASE WHEN t.status <> 'running' THEN v_now END
+        FROM jsonb_to_recordset(p_tasks) AS t(
+            id uuid, parent_id uuid, agent text, depth smallint, status text,
+            answer_seq bigint, error jsonb, usage jsonb)
+        ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
+            status = excluded.status, answer_seq = excluded.answer_seq,
+            error = excluded.error, usage = excluded.usage, ended_at = excluded.ended_at;
+    END IF;
+    IF p_publications IS NOT NULL THEN
+        INSERT INTO graph_snapshots
+            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
+        SELECT DISTINCT ON (p.agent) p_tenant, p_run, p.agent, p.version, p.task_id, p.answer_seq,
+               CASE WHEN p.answer_seq IS NULL THEN p.content END, v_now
+        FROM jsonb_to_recordset(p_publications) AS p(
+            agent text, version integer, task_id uuid, answer_seq bigint, content text)
+        ORDER BY p.agent, p.version DESC
+        ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
+            version = excluded.version, task_id = excluded.task_id, content = excluded.content,
+            answer_seq = excluded.answer_seq, published_at = excluded.published_at;
+        IF v_session IS NOT NULL THEN
+            PERFORM publish_to_session(p_tenant, p_run, v_session, p_publications, v_now);
+        END IF;
+    END IF;
+    IF p_outcome IS NOT NULL THEN
+        UPDATE runs SET
+            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+            stop_reason = p_outcome ->> 'stop_reason',
+            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
+        WHERE tenant_id = p_tenant AND id = p_run;
+        UPDATE tasks SET status = 'cancelled', ended_at = v_now
+        WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
+    END IF;
+END $$
+"""
+
+# Nothing is left in a session that was deleted meanwhile. The order of the rows is fixed, so
+# that two runs of one session wait for each other and never deadlock.
+PUBLISH_TO_SESSION = """
+CREATE FUNCTION publish_to_session(
+    p_tenant uuid, p_run uuid, p_session text, p_publications jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE sessions SET updated_at = p_now WHERE tenant_id = p_tenant AND id = p_session;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO session_memory AS m
+        (tenant_id, session_id, agent, version, content, details, run_id, published_at)
+    SELECT DISTINCT ON (p.agent) p_tenant, p_session, p.agent,
+           count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, p_now
+    FROM jsonb_to_recordset(p_publications) AS p(
+        agent text, version integer, content text, details jsonb)
+    ORDER BY p.agent, p.version DESC
+    ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
+        version = m.version + excluded.version, content = excluded.content,
+        details = excluded.details, run_id = excluded.run_id,
+        published_at = excluded.published_at;
+END $$
+"""
+
+# Somebody wants a run to end. One that waits is ended here; for one that is being executed the
+# wish is stored, and its worker told. NULL: unknown; 'final': it was over already.
+CANCEL_RUN = """
+CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_status text;
+BEGIN
+    SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF v_status NOT IN ('queued', 'running') THEN
+        RETURN 'final';
+    END IF;
+    UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    WHERE tenant_id = p_tenant AND id = p_run;
+    IF v_status = 'running' THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+        RETURN 'requested';
+    END IF;
+    PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    RETURN 'cancelled';
+END $$
+"""
+
+# The same for a task and all below it. False: there is no such task in this run.
+CANCEL_TASK = """
+CREATE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE tasks SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    WHERE tenant_id = p_tenant AND run_id = p_run AND id = p_task;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_notify('bottega_cancel', p_run::text);
+    RETURN true;
+END $$
+"""
+
+ORDER_WEBHOOK = """
+CREATE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url);
+    PERFORM pg_notify('bottega_webhooks', '');
+    RETURN NULL;
+END $$
+"""
+ORDER_WEBHOOK_TRIGGER = """
+CREATE TRIGGER order_webhook AFTER UPDATE OF status ON runs FOR EACH ROW
+WHEN (NEW.webhook_url IS NOT NULL AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL)
+EXECUTE FUNCTION order_webhook()
+"""
+
+
+def upgrade() -> None:
+    for column in (
+        sa.Column("token_budget", sa.BigInteger(), nullable=True),
+        sa.Column("queue_timeout_s", sa.Float(), server_default="86400", nullable=False),
+        sa.Column("webhook_url", sa.Text(), nullable=True),
+        sa.Column("retry_of", sa.Uuid(), nullable=True),
+        sa.Column("task_root", sa.Uuid(), nullable=True),
+        sa.Column("carried_seq", sa.BigInteger(), server_default="0", nullable=False),
+    ):
+        op.add_column("runs", column)
+    # Every step updates its run's row: leave room for the new version beside the old one.
+    op.execute("ALTER TABLE runs SET (fillfactor = 70)")
+    op.add_column(
+        "tasks", sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True)
+    )
+    op.drop_constraint("fk_run_events_tenant_id_run_id_runs", "run_events", type_="foreignkey")
+    op.create_table(
+        "live_text",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("task_id", sa.Uuid(), nullable=True),
+        sa.Column("parent_task_id", sa.Uuid(), nullable=True),
+        sa.Column("agent", sa.Text(), nullable=True),
+        sa.Column("call", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("at", sa.Integer(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "run_id", "id", name=op.f("pk_live_text")),
+        prefixes=["UNLOGGED"],
+    )
+    op.create_table(
+        "webhooks",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("url", sa.Text(), nullable=False),
+        sa.Column("status", sa.Text(), server_default="pending", nullable=False),
+        sa.Column("tries", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("answer", sa.Integer(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column(
+            "next_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=True
+        ),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint(
+            "status IN ('pending', 'delivered', 'failed')", name=op.f("ck_webhooks_status")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id", "run_id"],
+            ["runs.tenant_id", "runs.id"],
+            name=op.f("fk_webhooks_tenant_id_run_id_runs"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "run_id", name=op.f("pk_webhooks")),
+    )
+    op.create_index(
+        "ix_webhooks_pending",
+        "webhooks",
+        ["next_at"],
+        unique=False,
+        postgresql_where=sa.text("status = 'pending'"),
+    )
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("request_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("answer", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column(
+            "created_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_idempotency_keys_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "key", name=op.f("pk_idempotency_keys")),
+    )
+    op.create_index(
+        "ix_idempotency_keys_created_at", "idempotency_keys", ["created_at"], unique=False
+    )
+    op.create_table(
+        "ws_tickets",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("ticket_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("run_id", sa.Uuid(), nullable=True),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_ws_tickets_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "ticket_hash", name=op.f("pk_ws_tickets")),
+        sa.UniqueConstraint("ticket_hash", name=op.f("uq_ws_tickets_ticket_hash")),
+    )
+    op.create_index("ix_ws_tickets_expires_at", "ws_tickets", ["expires_at"], unique=False)
+    op.create_table(
+        "schedules",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("cron", sa.Text(), nullable=False),
+        sa.Column("timezone", sa.Text(), nullable=False),
+        sa.Column("run", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("paused", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("next_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("last_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_run_id", sa.Uuid(), nullable=True),
+        sa.Column("last_error", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column(
+            "created_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_schedules_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "name", name=op.f("pk_schedules")),
+    )
+    op.create_index(
+        "ix_schedules_next_at",
+        "schedules",
+        ["next_at"],
+        unique=False,
+        postgresql_where=sa.text("NOT paused"),
+    )
+    op.execute("DROP FUNCTION append_step(uuid, uuid, integer, bigint, jsonb, jsonb, jsonb, jsonb)")
+    for function in (
+        END_UNCLAIMED,
+        EXPIRE_QUEUED,
+        CLAIM_RUN,
+        PUBLISH_TO_SESSION,
+        APPEND_STEP,
+        CANCEL_RUN,
+        CANCEL_TASK,
+        ORDER_WEBHOOK,
+        ORDER_WEBHOOK_TRIGGER,
+    ):
+        op.execute(function)
+
+
+def downgrade() -> None:
+    first = op.get_context().script.get_revision("0001").module
+    op.execute("DROP TRIGGER order_webhook ON runs")
+    for function in (
+        "order_webhook",
+        "cancel_task",
+        "cancel_run",
+        "append_step",
+        "publish_to_session",
+        "claim_run",
+        "expire_queued",
+        "end_unclaimed",
+    ):
+        op.execute(f"DROP FUNCTION {function}")
+    for table in ("schedules", "ws_tickets", "idempotency_keys", "webhooks", "live_text"):
+        op.drop_table(table)
+    op.create_foreign_key(
+        "fk_run_events_tenant_id_run_id_runs",
+        "run_events",
+        "runs",
+        ["tenant_id", "run_id"],
+        ["tenant_id", "id"],
+        ondelete="CASCADE",
+    )
+    op.drop_column("tasks", "cancel_requested_at")
+    op.execute("ALTER TABLE runs RESET (fillfactor)")
+    for column in (
+        "carried_seq",
+        "task_root",
+        "retry_of",
+        "webhook_url",
+        "queue_timeout_s",
+        "token_budget",
+    ):
+        op.drop_column("runs", column)
+    for function in (first.CLAIM_RUN, first.APPEND_STEP, first.CANCEL_RUN):
+        op.execute(function)
