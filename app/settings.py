@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from base64 import b64decode
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -87,6 +88,14 @@ class Settings(BaseSettings):
     run_timeout_s: Annotated[
         float, Field(gt=0, le=604800, description="Default time limit of a run, in seconds.")
     ] = 3600.0
+    queue_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=604800, description="How long a run may wait for a worker, in seconds."),
+    ] = 86_400.0
+    webhook_secret: Annotated[
+        SecretStr | None,
+        Field(description="Signs webhooks: whsec_ and base64 of 24 to 64 bytes. Unset: none sent."),
+    ] = None
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576
@@ -116,6 +125,21 @@ class Settings(BaseSettings):
         except InvalidInputError as error:
             raise ValueError(error.detail) from None
         return entries
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _a_key(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            try:
+                key = b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
+            except ValueError:
+                key = b""
+            if not 24 <= len(key) <= 64:
+                raise ValueError(
+                    "BOTTEGA_WEBHOOK_SECRET must be whsec_ and 24 to 64 random bytes in base64: "
+                    "echo whsec_$(openssl rand -base64 32)"
+                )
+        return secret
 
     @field_validator("host")
     @classmethod

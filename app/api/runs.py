@@ -6,18 +6,22 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
 
 from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
-from app.api.schemas.base import NAME_PATTERN, Page
+from app.api.schemas.base import NAME_PATTERN, Page, check_storable
 from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, Status, Task
 from app.api.stream import until_final
+from app.errors import InvalidInputError
 from app.events.log import is_transient
 from app.runs import read
 from app.runs import submit as submitting
 from app.runs.control import request_cancel
+from app.settings import Settings
+from app.tools.addresses import AllowList
+from app.tools.egress import EgressRefusedError, refuse_inside
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -29,12 +33,63 @@ PlaceInTime = Annotated[
 ]
 
 
+def _storable(values: list[str]) -> list[str]:
+    check_storable(values)
+    return values
+
+
 class RunQuery(PageQuery):
     """Query parameters of the list of runs."""
 
     status: Status | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
+    created_after: PlaceInTime | None = None
+    created_before: PlaceInTime | None = None
+    metadata: Annotated[
+        list[Annotated[str, StringConstraints(pattern=r"^[^:]{1,64}:.{0,200}$")]],
+        AfterValidator(_storable),
+        Field(
+            default_factory=list,
+            max_length=5,
+            description=(
+                "`key:value`, up to five times: only runs that have all of these in their "
+                "metadata, as a text or as the number, `true`, `false` or `null` spelled so."
+            ),
+        ),
+    ]
+
+    def wanted(self) -> read.RunFilter:
+        pairs = [entry.partition(":") for entry in self.metadata]
+        return read.RunFilter(
+            status=self.status,
+            agent=self.agent,
+            session_id=self.session_id,
+            created_after=self.created_after,
+            created_before=self.created_before,
+            metadata=[(key, value) for key, _, value in pairs],
+        )
+
+
+def check_webhook(settings: Settings, url: str | None) -> None:
+    """Refuse at once what could never be sent; what a name resolves to is judged when it is.
+
+    Raises:
+        InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
+    """
+    if url is None:
+        return
+    if settings.webhook_secret is None:
+        raise InvalidInputError(
+            "this server has no secret to sign webhooks with: its operator sets one in "
+            "BOTTEGA_WEBHOOK_SECRET",
+            code="no_webhook_secret",
+            pointer="/webhook_url",
+        )
+    try:
+        refuse_inside(url, AllowList.parse(settings.egress_allow))
+    except EgressRefusedError as error:
+        raise InvalidInputError(error.detail, code=error.code, pointer="/webhook_url") from None
 
 
 @router.post(
@@ -58,9 +113,12 @@ async def create(
         float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
     ] = 0,
 ) -> Any:
-    asked = body.model_dump()
-    timeout_s = service.settings.run_timeout_s if body.timeout_s is None else body.timeout_s
-    new = submitting.NewRun(**(asked | {"timeout_s": timeout_s}))
+    check_webhook(service.settings, body.webhook_url)
+    new = submitting.NewRun.of(
+        body.model_dump(),
+        timeout_s=service.settings.run_timeout_s,
+        queue_timeout_s=service.settings.queue_timeout_s,
+    )
     async with service.database.engine.begin() as tx:
         run_id = await submitting.submit(tx, tenant, new)
         run = await read.get(tx, tenant, run_id)
@@ -97,9 +155,7 @@ async def list_(
     found = await read.page(
         tx,
         tenant,
-        status=query.status,
-        agent=query.agent,
-        session_id=query.session_id,
+        query.wanted(),
         after=query.place(UUID),
         descending=query.descending,
         limit=query.limit + 1,

@@ -1,54 +1,129 @@
 """Runs as clients read them."""
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, and_, func, select, true, tuple_
+from pydantic_core import from_json
+from sqlalchemy import ColumnElement, RowMapping, and_, func, literal, or_, select, tuple_
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.db.tables import graph_snapshots, run_events, runs, tasks
+from app.db.tables import graph_snapshots, run_events, runs, tasks, webhooks
 from app.definitions import store
 from app.definitions.graphs import to_graph
 from app.errors import NotFoundError
 from app.events.types import EventType
 from app.graph.shared_memory import Publication, SharedMemoryGraph
 
+_OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
+_RUNS = select(
+    runs, *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK)
+).join_from(
+    runs,
+    webhooks,
+    and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
+    isouter=True,
+)
 
-async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
-    """One run.
+_MOST_SKEW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are asked for; ``None`` and nothing is any.
+
+    Attributes:
+        created_after, created_before: neither moment itself.
+        metadata: (key, value) pairs that all must be in the run's metadata: the value as a text,
+            or as the number, truth value or null that is spelled so.
+    """
+
+    status: str | None = None
+    agent: str | None = None
+    session_id: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    metadata: Sequence[tuple[str, str]] = ()
+
+
+async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """One run: its row, and as ``webhook`` what became of telling somebody of its end.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = select(runs).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    query = _RUNS.where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
-    return row
+    return _shown(row)
+
+
+def _shown(row: RowMapping) -> dict[str, Any]:
+    webhook = None
+    if row["webhook_url"] is not None:
+        webhook = {name: row[f"webhook_{name}"] for name in _OF_WEBHOOK}
+        webhook["url"] = row["webhook_url"].split("?")[0]
+        if webhook["status"] is None:  # it is ordered when the run ends
+            webhook |= {"status": "pending", "tries": 0}
+    return {**row, "webhook": webhook}
 
 
 async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
+    wanted: RunFilter,
     *,
-    status: str | None,
-    agent: str | None,
-    session_id: str | None,
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> list[RowMapping]:
+) -> list[dict[str, Any]]:
     """Runs by age, at most ``limit``, behind the run ``after``."""
-    query = select(runs).where(
-        runs.c.tenant_id == tenant_id,
-        true() if status is None else runs.c.status == status,
-        true() if agent is None else runs.c.agent == agent,
-        true() if session_id is None else runs.c.session_id == session_id,
-    )
+    query = _RUNS.where(runs.c.tenant_id == tenant_id, *_conditions(wanted))
     if after is not None:
         query = query.where(runs.c.id < after if descending else runs.c.id > after)
     query = query.order_by(runs.c.id.desc() if descending else runs.c.id).limit(limit)
-    return list((await connection.execute(query)).mappings())
+    return [_shown(row) for row in (await connection.execute(query)).mappings()]
+
+
+def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+    for column, value in (
+        (runs.c.status, wanted.status),
+        (runs.c.agent, wanted.agent),
+        (runs.c.session_id, wanted.session_id),
+    ):
+        if value is not None:
+            yield column == value
+    # A run's id begins with the time at which it was made, within its transaction, whose begin
+    # is created_at: so the primary key serves as the index of both bounds.
+    if (moment := wanted.created_after) is not None:
+        yield and_(runs.c.created_at > moment, runs.c.id >= _first_id(moment))
+    if (moment := wanted.created_before) is not None:
+        yield and_(runs.c.created_at < moment, runs.c.id < _first_id(moment + _MOST_SKEW))
+    if wanted.metadata:
+        yield runs.c.metadata != literal({}, JSONB)  # that is what the index holds
+    for key, value in wanted.metadata:
+        yield or_(*(runs.c.metadata.contains({key: spelled}) for spelled in _spelled(value)))
+
+
+def _first_id(moment: datetime) -> UUID:
+    """What no UUIDv7 of that time, or later, comes before."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+
+def _spelled(value: str) -> list[Any]:
+    """What a text may stand for in JSON."""
+    try:
+        parsed = from_json(value)
+    except ValueError:
+        return [value]
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        return [value]
+    return [value] if isinstance(parsed, str | list | dict) else [value, parsed]
 
 
 async def tasks_page(

@@ -24,7 +24,14 @@ _MAX_CHAIN = 20
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a client asks for. ``timeout_s`` is wall time from the first start on."""
+    """What a client asks for.
+
+    Attributes:
+        timeout_s: wall time from the first start on.
+        queue_timeout_s: how long it may wait for that start.
+        token_budget: input and output tokens of all its model calls; ``None`` is no limit.
+        webhook_url: told when the run has ended.
+    """
 
     mode: str
     agent: str | None
@@ -33,7 +40,21 @@ class NewRun:
     input: str | list[dict[str, Any]]
     priority: int
     timeout_s: float
+    queue_timeout_s: float
+    token_budget: int | None
+    webhook_url: str | None
     metadata: dict[str, Any]
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], *, timeout_s: float, queue_timeout_s: float) -> "NewRun":
+        """What a checked body of ``POST /v1/runs`` asks for.
+
+        Args:
+            timeout_s, queue_timeout_s: the server's, where it asks for none of its own.
+        """
+        limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return cls(**{**asked, **limits, **given})
 
 
 async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> UUID:
@@ -59,6 +80,9 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> U
             pinned=pinned,
             priority=new.priority,
             timeout_s=new.timeout_s,
+            queue_timeout_s=new.queue_timeout_s,
+            token_budget=new.token_budget,
+            webhook_url=new.webhook_url,
             metadata=new.metadata,
             last_seq=1,
         )

@@ -17,10 +17,17 @@ import httpx2
 
 from app.errors import UnavailableError
 from app.tools.addresses import AllowList
-from app.tools.guard import EgressRefusedError, GuardedBackend, Resolver, address_in, resolve
+from app.tools.guard import (
+    EgressRefusedError,
+    GuardedBackend,
+    Resolver,
+    address_in,
+    check_address,
+    resolve,
+)
 from app.tools.headers import check_header
 
-__all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url"]
+__all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url", "refuse_inside"]
 
 _IDLE_CONNECTIONS = 20
 _IDLE_S = 10.0
@@ -80,6 +87,19 @@ def checked_url(url: str) -> httpx2.URL:
         raise EgressRefusedError(f"{parsed.port} is no port")
     address_in(parsed.raw_host.decode("ascii"))
     return parsed.copy_with(fragment=None)
+
+
+def refuse_inside(url: str, allowed: AllowList) -> None:
+    """Refuse a URL whose host spells out an address that must not be reached.
+
+    A name is judged by what it resolves to when a request is sent, not here.
+
+    Raises:
+        EgressRefusedError: it does, or :func:`checked_url` refuses the URL.
+    """
+    host = checked_url(url).raw_host.decode("ascii")
+    if (address := address_in(host)) is not None and not allowed.has_name(host):
+        check_address(host, address, allowed)
 
 
 class Egress:

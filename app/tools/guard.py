@@ -50,6 +50,23 @@ def address_in(host: str) -> Address | None:
         raise EgressRefusedError(error.detail) from None
 
 
+def check_address(host: str, address: Address, allowed: AllowList) -> None:
+    """Refuse an address that is neither public nor allowed.
+
+    Args:
+        host: what it was found by, for the message.
+
+    Raises:
+        EgressRefusedError: it must not be reached.
+    """
+    reason = why_refused(address)
+    if reason is not None and not allowed.has_address(address):
+        raise EgressRefusedError(
+            f"{host} is not a public address ({reason}), and no other may be requested unless "
+            "the operator of this server allows it in BOTTEGA_EGRESS_ALLOW"
+        )
+
+
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
     """Opens sockets, to public and allowed addresses only."""
 
@@ -84,7 +101,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         found = [literal] if literal is not None else await self._looked_up(host, port)
         if not self._allowed.has_name(host):
             for address in found:
-                self._check(host, address)
+                check_address(host, address, self._allowed)
         return found[:_MOST_ADDRESSES]
 
     async def _looked_up(self, host: str, port: int) -> list[Address]:
@@ -92,14 +109,6 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
             return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
         except ValueError:  # UnicodeError too, of a name that DNS cannot hold
             raise EgressRefusedError(f"the name {host} does not resolve to addresses") from None
-
-    def _check(self, host: str, address: Address) -> None:
-        reason = why_refused(address)
-        if reason is not None and not self._allowed.has_address(address):
-            raise EgressRefusedError(
-                f"{host} is not a public address ({reason}), and no other may be requested unless "
-                "the operator of this server allows it in BOTTEGA_EGRESS_ALLOW"
-            )
 
 
 class _Stream(httpcore2.AsyncNetworkStream):

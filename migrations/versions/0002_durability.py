@@ -302,6 +302,15 @@ def upgrade() -> None:
         sa.Column("carried_seq", sa.BigInteger(), server_default="0", nullable=False),
     ):
         op.add_column("runs", column)
+    op.create_index(
+        "ix_runs_metadata",
+        "runs",
+        ["metadata"],
+        unique=False,
+        postgresql_using="gin",
+        postgresql_ops={"metadata": "jsonb_path_ops"},
+        postgresql_where=sa.text("metadata <> '{}'::jsonb"),
+    )
     # Every step updates its run's row: leave room for the new version beside the old one.
     op.execute("ALTER TABLE runs SET (fillfactor = 70)")
     op.add_column(
@@ -458,6 +467,7 @@ def downgrade() -> None:
     )
     op.drop_column("tasks", "cancel_requested_at")
     op.execute("ALTER TABLE runs RESET (fillfactor)")
+    op.drop_index("ix_runs_metadata", "runs")
     for column in (
         "carried_seq",
         "task_root",

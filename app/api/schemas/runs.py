@@ -4,14 +4,36 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
+from app.errors import InvalidInputError
+from app.tools.egress import checked_url
 
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+
+
+def _plain_url(url: str) -> str:
+    try:
+        checked_url(url)
+    except InvalidInputError as error:
+        raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
+    if "#" in url:
+        raise PydanticCustomError("url", "a fragment (#…) is never sent: leave it out")
+    return url
+
+
+WebhookUrl = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_plain_url)]
 
 
 class InputMessage(Body):
@@ -61,6 +83,37 @@ class NewRun(Body):
             description="Wall time from the first start; null takes the server's default.",
         ),
     ] = None
+    queue_timeout_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=604_800,
+            description=(
+                "How long it may wait for its first start before it ends as `timeout`; null takes "
+                "the server's default."
+            ),
+        ),
+    ] = None
+    token_budget: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**12,
+            description=(
+                "Input and output tokens that its model calls may spend together; once they are "
+                "spent, no further call is made."
+            ),
+        ),
+    ] = None
+    webhook_url: Annotated[
+        WebhookUrl | None,
+        Field(
+            description=(
+                "Told when the run has ended, with a signature (Standard Webhooks); a public http "
+                "or https address."
+            )
+        ),
+    ] = None
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -108,6 +161,18 @@ class Failure(Answer):
     message: str
 
 
+class Webhook(Answer):
+    """What became of telling somebody that the run has ended."""
+
+    url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
+    status: Literal["pending", "delivered", "failed"]
+    tries: int
+    answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
+    error: Annotated[str | None, Field(description="Why the last try failed.")]
+    next_at: Annotated[datetime | None, Field(description="Of the next try, if there is one.")]
+    ended_at: datetime | None
+
+
 class Run(Answer):
     """A run."""
 
@@ -125,7 +190,11 @@ class Run(Answer):
     attempts: list[Attempt]
     priority: int
     timeout_s: float
+    queue_timeout_s: float
+    token_budget: int | None
     metadata: Metadata
+    webhook: Annotated[Webhook | None, Field(description="Null: nobody asked to be told.")]
+    retry_of: Annotated[UUID | None, Field(description="The run that this one does again.")]
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -77,6 +77,15 @@ Index(
     postgresql_where=text("status IN ('queued', 'running')"),
 )
 
+# For lists by metadata; most runs have none.
+Index(
+    "ix_runs_metadata",
+    runs.c.metadata,
+    postgresql_using="gin",
+    postgresql_ops={"metadata": "jsonb_path_ops"},
+    postgresql_where=text("metadata <> '{}'::jsonb"),
+)
+
 _RUN = (["tenant_id", "run_id"], ["runs.tenant_id", "runs.id"])
 
 tasks = Table(

@@ -1,0 +1,138 @@
+"""What a run can be asked for, and how runs are found again."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.settings import Settings
+from tests.service import running
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+AGENT = {"name": "a", "system_message": "x"}
+RUN: dict[str, Any] = {"agent": "a", "input": "x"}
+
+
+async def start(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/runs", json=RUN | fields)
+    assert answer.status_code == 202, answer.text
+    run: dict[str, Any] = answer.json()
+    return run
+
+
+async def test_a_run_shows_its_limits(client: httpx2.AsyncClient) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    plain = await start(client)
+    assert plain["timeout_s"] == 3600
+    assert plain["queue_timeout_s"] == 86_400
+    assert [plain[name] for name in ("token_budget", "webhook", "retry_of")] == [None] * 3
+    own = await start(client, timeout_s=7, queue_timeout_s=60, token_budget=5000)
+    stored = (await client.get(f"/v1/runs/{own['id']}")).json()
+    assert stored == own
+    shown = [stored[name] for name in ("timeout_s", "queue_timeout_s", "token_budget")]
+    assert shown == [7, 60, 5000]
+
+
+async def test_what_a_server_sets_as_its_limits_counts(
+    settings: Settings, database_url: str
+) -> None:
+    configured = settings.model_copy(update={"queue_timeout_s": 30.0, "run_timeout_s": 40.0})
+    async with running(configured, database_url) as server:
+        await server.client.post("/v1/agents", json=AGENT)
+        run = await start(server.client)
+    assert (run["queue_timeout_s"], run["timeout_s"]) == (30, 40)
+
+
+async def test_a_webhook_waits_for_the_end_and_keeps_its_query_to_itself(
+    settings: Settings, database_url: str
+) -> None:
+    configured = settings.model_copy(
+        update={"webhook_secret": SECRET, "egress_allow": ["10.1.0.0/16"]}
+    )
+    async with running(configured, database_url) as server:
+        client = server.client
+        await client.post("/v1/agents", json=AGENT)
+        run = await start(client, webhook_url="https://hooks.example.com/run?token=hidden")
+        assert run["webhook"] == {
+            "url": "https://hooks.example.com/run",
+            "status": "pending",
+            "tries": 0,
+            "answer": None,
+            "error": None,
+            "next_at": None,
+            "ended_at": None,
+        }
+        assert "hidden" not in (await client.get("/v1/runs")).text
+        await client.post(f"/v1/runs/{run['id']}/cancel")
+        ended = (await client.get(f"/v1/runs/{run['id']}")).json()["webhook"]
+        assert (ended["status"], ended["tries"]) == ("pending", 0)
+        assert ended["next_at"] is not None
+        assert (await start(client, webhook_url="http://10.1.2.3/"))["webhook"] is not None
+        for inside in ("127.0.0.1", "10.2.0.1", "[::1]", "169.254.169.254", "[::ffff:127.0.0.1]"):
+            refused = await client.post("/v1/runs", json=RUN | {"webhook_url": f"http://{inside}/"})
+            assert refused.status_code == 422, inside
+            assert refused.json()["code"] == "egress_refused"
+            assert refused.json()["errors"][0]["pointer"] == "/webhook_url"
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_no base64!", "x" * 500])
+def test_a_secret_that_signs_nothing_is_refused(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_WEBHOOK_SECRET", secret)
+    if not secret:
+        assert Settings(_env_file=None).webhook_secret is None
+        return
+    with pytest.raises(ValueError, match="BOTTEGA_WEBHOOK_SECRET") as refused:
+        Settings(_env_file=None)
+    assert secret not in str(refused.value)
+
+
+async def found(client: httpx2.AsyncClient, **query: Any) -> list[str]:
+    """The inputs of the runs that a list answers with, over all its pages."""
+    inputs: list[str] = []
+    answer = await client.get("/v1/runs", params={"limit": 2, **query})
+    while True:
+        assert answer.status_code == 200, answer.text
+        inputs += [run["input"] for run in answer.json()["items"]]
+        if "next" not in answer.links:
+            return inputs
+        answer = await client.get(answer.links["next"]["url"])
+
+
+async def test_runs_are_found_by_metadata(client: httpx2.AsyncClient) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    for name, metadata in {
+        "none": {},
+        "text": {"customer": "acme", "n": "3"},
+        "number": {"customer": "acme", "n": 3, "deep": {"customer": "other"}},
+        "truth": {"customer": "other", "ok": True, "url": "http://x:1"},
+        "nothing": {"ok": None, "quote": 'it\'s % "odd"'},
+    }.items():
+        await start(client, input=name, metadata=metadata)
+    assert await found(client, metadata="customer:acme") == ["text", "number"]
+    assert await found(client, metadata="customer:acme", order="desc") == ["number", "text"]
+    assert await found(client, metadata="n:3") == ["text", "number"]
+    assert await found(client, metadata=["customer:other", "ok:true"]) == ["truth"]
+    assert await found(client, metadata="ok:null") == ["nothing"]
+    assert await found(client, metadata="url:http://x:1") == ["truth"]
+    assert await found(client, metadata='quote:it\'s % "odd"') == ["nothing"]
+    for absent in ("customer:acm", "customer:", "deep:{}", "n:[3]", "n:1e400", "ok:NaN"):
+        assert await found(client, metadata=absent) == [], absent
+    assert len(await found(client)) == 5
+
+
+async def test_runs_are_found_by_the_time_they_were_made(client: httpx2.AsyncClient) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    runs = [await start(client, input=str(number)) for number in range(5)]
+    times = [run["created_at"] for run in runs]
+    assert times == sorted(set(times))
+    assert await found(client, created_after=times[1]) == ["2", "3", "4"]
+    assert await found(client, created_before=times[1]) == ["0"]
+    assert await found(client, created_after=times[0], created_before=times[4], order="desc") == [
+        "3",
+        "2",
+        "1",
+    ]
+    assert await found(client, created_after="2000-01-01T00:00:00Z") == list("01234")
+    assert await found(client, created_after="2999-01-01T00:00:00+02:00") == []
