@@ -81,6 +81,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     from app.runs.build import Workshop
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
+    from app.runs.leases import leases
     from app.runs.plugins import configure_agent
     from app.tools.builtin import ToolDeps
     from app.tools.egress import Egress
@@ -104,9 +105,11 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             takeover_s=settings.takeover_s,
         )
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
-        watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
-        renewing = queue.renew_leases(database.pool, executor.under_way, settings.takeover_s)
-        async with background(notifier.run, watch.run, lambda: sweeping, lambda: renewing):
+        watch = CancelWatch(database.connect, executor.held, executor.cancel)
+        async with (
+            leases(database.connect, executor.held, settings.takeover_s),
+            background(notifier.run, watch.run, lambda: sweeping),
+        ):
             working = asyncio.ensure_future(
                 queue.work(
                     database.connect,

@@ -13,6 +13,7 @@
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
     ├── HistoryError          internal      a history no model API would accept
+    ├── BudgetExhaustedError  internal      the run may not spend another token
     └── FencedError           internal      this worker lost its run to another
 
 The *kind* is what other code branches on (the API maps it to a status, the worker to retry or
@@ -133,6 +134,10 @@ class HookContractError(BottegaError):
 
 class HistoryError(BottegaError):
     code = "history"
+
+
+class BudgetExhaustedError(BottegaError):
+    code = "budget_exhausted"
 
 
 class FencedError(BottegaError):

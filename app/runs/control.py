@@ -1,18 +1,28 @@
-"""Ending runs from outside: a durable wish, and a nudge to the worker that has the run."""
+"""Ending runs and tasks from outside: a durable wish, and a nudge to the run's worker."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import asyncpg
 
 from app.errors import NotFoundError
 from app.events.feed import Connect, keep_connected
+from app.runs.leases import Held
 
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
-_WISHES = "SELECT id FROM runs WHERE id = ANY($1) AND cancel_requested_at IS NOT NULL"
+_WISHES = """
+SELECT r.id AS run_id, NULL::uuid AS task_id
+FROM unnest($1::uuid[], $2::uuid[]) AS mine(tenant_id, id) JOIN runs r USING (tenant_id, id)
+WHERE r.cancel_requested_at IS NOT NULL
+UNION ALL
+SELECT t.run_id, t.id
+FROM unnest($1::uuid[], $2::uuid[]) AS mine(tenant_id, run_id)
+JOIN tasks t USING (tenant_id, run_id)
+WHERE t.cancel_requested_at IS NOT NULL AND t.status IN ('queued', 'running', 'streaming')
+"""
 
 
 async def request_cancel(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> bool:
@@ -27,22 +37,36 @@ async def request_cancel(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> b
     return bool(answer == "final")
 
 
+async def request_task_cancel(
+    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, task_id: UUID
+) -> dict[UUID, bool]:
+    """Store the wish that a task and all below it end; answers which of them were over already.
+
+    Raises:
+        NotFoundError: unknown, another run's, or another tenant's.
+    """
+    rows = await pool.fetch("SELECT * FROM cancel_task($1, $2, $3)", tenant_id, run_id, task_id)
+    if not rows:
+        raise NotFoundError(f"run {run_id} has no task {task_id}")
+    return {row["id"]: row["was_over"] for row in rows}
+
+
 class CancelWatch:
     """Tells a worker which of its runs are to end. A nudge says when to look; the row decides.
 
     Args:
-        under_way: the runs that this worker executes now.
-        cancel: called for each of them that is to end.
+        held: the runs that this worker executes now.
+        cancel: called with a run of them that is to end, and the task if only that is.
     """
 
     def __init__(
         self,
         connect: Connect,
-        under_way: Callable[[], Collection[UUID]],
-        cancel: Callable[[UUID], None],
+        held: Callable[[], Sequence[Held]],
+        cancel: Callable[[UUID, UUID | None], None],
     ) -> None:
         self._connect = connect
-        self._under_way = under_way
+        self._held = held
         self._cancel = cancel
         self._nudge = asyncio.Event()
 
@@ -55,9 +79,10 @@ class CancelWatch:
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
         while not connection.is_closed():
             self._nudge.clear()
-            if runs := list(self._under_way()):
-                for row in await connection.fetch(_WISHES, runs):
-                    self._cancel(row["id"])
+            if runs := self._held():
+                tenants, ids, _ = zip(*runs, strict=True)
+                for row in await connection.fetch(_WISHES, tenants, ids):
+                    self._cancel(row["run_id"], row["task_id"])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SLOW_POLL_S):
                     await self._nudge.wait()

@@ -7,11 +7,13 @@ predecessors answered reaches it along the graph.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from app.agents import AgentUsage, AssistantResponse, BaseAgent, Query, Recorder, SharedMemoryGraph
+from app.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from app.agents.current import next_query
 from app.agents.history import QueryInput
 from app.events.types import RunStatus
+from app.runs.recorder import CANCELLED, JournalRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ async def run_dag(
     graph: SharedMemoryGraph,
     agents: Mapping[str, BaseAgent],
     question: QueryInput,
-    recorder: Recorder,
+    recorder: JournalRecorder,
 ) -> DagOutcome:
     """Ask every agent of the graph, in parallel where the graph allows.
 
@@ -51,14 +53,17 @@ async def run_dag(
             for index, name in enumerate(graph.get_topological_order()):
                 sources = {source: asked[source] for source in graph.predecessors(name)}
                 query = Query(agents[name], (), recorder, path=((0, index),))
-                asked[name] = group.create_task(_ask(query, question, sources))
+                asked[name] = group.create_task(_ask(query, question, sources, recorder))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the one that stopped the others
     return outcome(graph, {name: task.result() for name, task in asked.items()})
 
 
 async def _ask(
-    query: Query, question: QueryInput, sources: Mapping[str, asyncio.Task[AssistantResponse]]
+    query: Query,
+    question: QueryInput,
+    sources: Mapping[str, asyncio.Task[AssistantResponse]],
+    recorder: JournalRecorder,
 ) -> AssistantResponse:
     for source, task in sources.items():
         if (await task).error is not None:
@@ -67,10 +72,13 @@ async def _ask(
                 error_code="predecessor_failed",
                 stop_reason="error",
             )
-            query.recorder.query_ended(query, response)
+            recorder.query_ended(query, response)
             return response
     next_query.set(query)
-    return await query.agent.execute_query_async(question)
+    execute = partial(query.agent.execute_query_async, question)
+    return await recorder.stoppable(query.path, query.agent, execute) or AssistantResponse(
+        error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
+    )
 
 
 def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> DagOutcome:

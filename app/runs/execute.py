@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -19,18 +19,30 @@ from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
 from app.runs.journal import End, Journal
+from app.runs.leases import Held, lease_s
 from app.runs.recorder import JournalRecorder
 
 logger = structlog.get_logger(__name__)
 
-_HAND_BACK = """
-UPDATE runs SET status = 'queued'
-WHERE tenant_id = $1 AND id = $2 AND attempt = $3 AND status = 'running'
-"""
+_HAND_BACK = "SELECT hand_back($1, $2, $3)"
 _CLAIM = "SELECT claim_run($1, $2, $3)"
 _LOG_PAGE = 1000
 _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
-_CANCELLED = End(RunStatus.CANCELLED, stop_reason="cancelled")
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A run that is being executed here.
+
+    Attributes:
+        cancelled: somebody wants it to end.
+        recorder: once it was claimed.
+    """
+
+    task: "asyncio.Task[Any]"
+    cancelled: bool = False
+    held: Held | None = None
+    recorder: JournalRecorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +61,23 @@ class Executor:
     wake: Callable[[UUID], None]
     max_crashes: int
     takeover_s: float
-    _under_way: dict[UUID, "asyncio.Task[Any]"] = field(default_factory=dict)
-    _cancelled: set[UUID] = field(default_factory=set)
+    _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
-    def under_way(self) -> Collection[UUID]:
-        """The runs that are being executed here."""
-        return self._under_way.keys()
+    def held(self) -> list[Held]:
+        """The runs that are being executed here. May be called from another thread."""
+        return [entry.held for entry in list(self._under_way.values()) if entry.held]
 
-    def cancel(self, run_id: UUID) -> None:
-        """End a run that is being executed here as cancelled. Once is enough."""
-        task = self._under_way.get(run_id)
-        if task is not None and run_id not in self._cancelled:
-            self._cancelled.add(run_id)
-            task.cancel()
+    def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
+        """End a run that is being executed here, or one task of it, as cancelled. Idempotent."""
+        entry = self._under_way.get(run_id)
+        if entry is None:
+            return
+        if task_id is not None:
+            if entry.recorder is not None:
+                entry.recorder.cancel_task(task_id)
+        elif not entry.cancelled:
+            entry.cancelled = True
+            entry.task.cancel()
 
     async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
         """Execute a run to its end, or until another worker takes it away.
@@ -70,17 +86,16 @@ class Executor:
         """
         task = asyncio.current_task()
         assert task is not None
-        self._under_way[run_id] = task
+        entry = self._under_way[run_id] = _UnderWay(task)
         try:
-            await self._execute(tenant_id, run_id, task)
+            await self._execute(tenant_id, run_id, entry)
         finally:
-            self._under_way.pop(run_id, None)
-            self._cancelled.discard(run_id)
+            del self._under_way[run_id]
 
-    async def _execute(self, tenant_id: UUID, run_id: UUID, task: "asyncio.Task[Any]") -> None:
-        answer = await self.pool.fetchval(_CLAIM, tenant_id, run_id, self.takeover_s)
+    async def _execute(self, tenant_id: UUID, run_id: UUID, entry: _UnderWay) -> None:
+        answer = await self.pool.fetchval(_CLAIM, tenant_id, run_id, lease_s(self.takeover_s))
         if answer is None:
-            return  # it is over already, or was deleted: a job delivered twice does no harm
+            return  # it is over already, was deleted, or is in good hands
         claim = from_json(answer)
         self.wake(run_id)
         journal = Journal(
@@ -89,35 +104,47 @@ class Executor:
             run_id,
             attempt=claim["attempt"],
             last_seq=claim["last_seq"],
+            carried_seq=claim["carried_seq"],
             wake=self.wake,
         )
+        entry.recorder = JournalRecorder(
+            journal,
+            task_root=UUID(claim["task_root"]),
+            in_session=claim["session_id"] is not None,
+            token_budget=claim["token_budget"],
+            cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
+        )
+        entry.held = Held(tenant_id, run_id, journal.attempt)
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
         try:
-            await self._take_to_its_end(journal, claim)
+            await self._take_to_its_end(entry.recorder, claim)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
-            if not task.cancelling():  # something in the run cancelled itself; nobody stops us
-                await journal.finish(_broken(journal, claim, _SELF_CANCELLED, timed_out=False))
-            elif run_id in self._cancelled:
-                task.uncancel()
-                await self._end_cancelled(journal)
+            if not entry.task.cancelling():  # something in the run cancelled itself
+                broken = _broken(entry.recorder, claim, _SELF_CANCELLED, timed_out=False)
+                await journal.finish(broken)
+            elif entry.cancelled:
+                entry.task.uncancel()
+                await self._end_cancelled(entry.recorder)
             else:
                 await self._hand_back(tenant_id, journal)
                 bound.info("run.handed_back")
                 raise
         finally:
+            entry.held = None
             await journal.close()
 
-    async def _take_to_its_end(self, journal: Journal, claim: dict[str, Any]) -> None:
+    async def _take_to_its_end(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+        journal = recorder.journal
         if claim["cancel"]:
-            await journal.finish(_CANCELLED)
+            await self._end_cancelled(recorder)
         elif claim["crashes"] >= self.max_crashes:
             detail = f"its worker died {claim['crashes']} times while executing it"
             error = {"code": "crashed", "message": detail}
             await journal.finish(End(RunStatus.FAILED, error=error))
         else:
-            await _execute(journal, claim, self.workshop, self._fold)
+            await _execute(recorder, claim, self.workshop, self._fold)
 
     async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
         """Leave the run to the next worker, with all that is known of it so far."""
@@ -126,13 +153,14 @@ class Executor:
         await journal.close()
         await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
 
-    async def _end_cancelled(self, journal: Journal) -> None:
+    async def _end_cancelled(self, recorder: JournalRecorder) -> None:
+        end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: it is another worker's by now, who finds the wish when it claims the run.
         with contextlib.suppress(FencedError):
-            await journal.finish(_CANCELLED)
+            await recorder.journal.finish(end)
 
     async def _fold(self, journal: Journal) -> Fold:
-        if journal.attempt == 1:
+        if not journal.has_past:
             return Fold()
         events: list[Event] = []
         after = 0
@@ -145,42 +173,46 @@ class Executor:
 
 
 async def _execute(
-    journal: Journal,
+    recorder: JournalRecorder,
     claim: dict[str, Any],
     workshop: Workshop,
     fold_journal: Callable[[Journal], Awaitable[Fold]],
 ) -> None:
     """Take the claimed run to its final event."""
+    journal = recorder.journal
     limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
     try:
         journal.folded = await fold_journal(journal)
         async with limit:
-            end = await _work(journal, claim, workshop)
+            end = await _work(recorder, claim, workshop)
     except FencedError:
         raise
     except Exception as error:
-        end = _broken(journal, claim, error, timed_out=limit.expired())
+        end = _broken(recorder, claim, error, timed_out=limit.expired())
     await journal.finish(end)
 
 
-def _broken(journal: Journal, claim: dict[str, Any], error: Exception, *, timed_out: bool) -> End:
+def _broken(
+    recorder: JournalRecorder, claim: dict[str, Any], error: Exception, *, timed_out: bool
+) -> End:
     """The end of a run that raised instead of answering."""
+    usage = recorder.spent
     if timed_out and isinstance(error, TimeoutError):
         detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
-        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail})
+        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
     if isinstance(error, BottegaError):
-        return End(RunStatus.FAILED, error={"code": error.code, "message": error.detail})
-    logger.error("run.broken", run_id=str(journal.run_id), exc_info=error)
+        failure = {"code": error.code, "message": error.detail}
+        return End(RunStatus.FAILED, error=failure, usage=usage)
+    logger.error("run.broken", run_id=str(recorder.journal.run_id), exc_info=error)
     detail = "the run broke on an internal error; the worker's log says more"
-    return End(RunStatus.FAILED, error={"code": "internal", "message": detail})
+    return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
 
 
-async def _work(journal: Journal, claim: dict[str, Any], workshop: Workshop) -> End:
+async def _work(recorder: JournalRecorder, claim: dict[str, Any], workshop: Workshop) -> End:
     """Let the run's agents work; answers how it ended."""
-    recorder = JournalRecorder(journal, in_session=claim["session_id"] is not None)
     team = build(claim, workshop)
     for code, message in team.warnings:
-        journal.add(EventType.WARNING, {"code": code, "message": message})
+        recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
     question = query_of(claim["input"])
     if claim["mode"] == "dag" and team.graph is not None:
         dag = await run_dag(team.graph, team.agents, question, recorder)

@@ -46,6 +46,7 @@ class Journal:
 
     Args:
         attempt, last_seq: as the claim answered them.
+        carried_seq: up to here the log was carried over from the run that this one repeats.
         wake: called after each commit.
 
     Attributes:
@@ -60,6 +61,7 @@ class Journal:
         *,
         attempt: int,
         last_seq: int,
+        carried_seq: int = 0,
         wake: Callable[[UUID], None],
     ) -> None:
         self.run_id = run_id
@@ -69,6 +71,7 @@ class Journal:
         self.tenant_id = tenant_id
         self._wake = wake
         self._claimed = last_seq
+        self._carried = carried_seq
         self._stored = last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
@@ -107,9 +110,18 @@ class Journal:
             self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
         return self._stored + self._in_flight + len(self._events)
 
+    @property
+    def has_past(self) -> bool:
+        """Whether the log holds steps that were done before this attempt."""
+        return self.attempt > 1 or self._carried > 0
+
     def is_new(self, seq: int) -> bool:
-        """Whether an event is of this attempt; what an older one changed is changed already."""
-        return seq > self._claimed
+        """Whether what an event changed is still to be changed.
+
+        What an earlier attempt changed is; what the run that this one repeats changed, it changed
+        for itself.
+        """
+        return seq > self._claimed or seq <= self._carried
 
     def task(self, task_id: UUID, **fields: Any) -> None:
         """Set fields of a task's row with the current step."""

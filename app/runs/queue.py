@@ -1,32 +1,36 @@
 """The queue: which worker executes which run, and when again. It never holds the run's state.
 
-The engine is pgqueuer. What it promises, it is trusted with (start by notification, one worker
-per job, taking over from dead workers); what it does not (a job row that a stalled worker
-deletes under its new owner), the sweep makes good.
+The engine is pgqueuer: its table, and its statements to put rows in and to take them (by priority,
+one worker per row, stale ones again). What becomes of a row is decided in the statement that
+decides what becomes of its run (``claim_run``, ``append_step``, ``hand_back``), so the two never
+disagree for long; and whatever befalls a row, the sweep finds a run that has none.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import structlog
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment, QueryQueueBuilder
 from pgqueuer.adapters.persistence.queries import Queries
-from pgqueuer.core.qm import QueueManager
-from pgqueuer.domain.errors import RetryRequested
 from pgqueuer.domain.models import Job
 from pgqueuer.domain.settings import DBSettings, Durability
+from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
+from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pydantic_core import from_json, to_json
 
+from app.events.feed import background
 from app.events.log import is_transient
 
 ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"
 _LOWEST_PRIORITY = 10
+_BATCH = 10
+_ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
 _KEPT_LOG = "1 hour"
 
 log = structlog.get_logger(__name__)
@@ -36,7 +40,8 @@ Execute = Callable[[UUID, UUID], Awaitable[None]]
 
 _UNQUEUED = """
 SELECT r.tenant_id, r.id, r.priority FROM runs r
-WHERE (r.status = 'queued' OR (r.status = 'running' AND r.leased_until < now()))
+WHERE (r.status = 'queued' OR (r.status = 'running' AND (
+        r.leased_until < now() OR r.deadline + interval '60 s' < now())))
   AND NOT EXISTS (
     SELECT FROM pgqueuer.pgqueuer q
     WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
@@ -68,13 +73,16 @@ async def enqueue(connection: asyncpg.Connection, runs: list[tuple[UUID, UUID, i
 
 
 async def sweep(connection: asyncpg.Connection) -> int:
-    """Queue every unfinished run that the engine does not know of; answers how many there were.
+    """End the runs that waited too long; queue every unfinished one that the engine has no row of.
+
+    Answers how many there were of the latter.
 
     One worker at a time: whoever comes second finds the lock taken and has nothing to do.
     """
     async with connection.transaction():
         if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(4871019202)"):
             return 0
+        await connection.execute("SELECT expire_queued()")
         rows = await connection.fetch(_UNQUEUED)
         if rows:
             await enqueue(
@@ -99,30 +107,6 @@ async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
         await asyncio.sleep(every_s)
 
 
-_RENEW = """
-UPDATE runs SET leased_until = now() + make_interval(secs => $2)
-WHERE id = ANY($1) AND status = 'running'
-"""
-
-
-async def renew_leases(
-    pool: asyncpg.Pool, under_way: Callable[[], Collection[UUID]], takeover_s: float
-) -> None:
-    """Say of the runs executed here that they are alive, until cancelled.
-
-    The sweep leaves such runs alone, whatever became of their row in the engine: a worker that was
-    stalled, lost its run to another and comes back, deletes the other's row.
-    """
-    while True:
-        await asyncio.sleep(takeover_s / 3)
-        if runs := list(under_way()):
-            try:
-                await pool.execute(_RENEW, runs, takeover_s)
-            except Exception as error:
-                if not is_transient(error):
-                    log.exception("queue.lease_failed")
-
-
 async def work(
     connect: Callable[[], Awaitable[asyncpg.Connection]],
     execute: Execute,
@@ -135,103 +119,95 @@ async def work(
     """Take runs from the queue and execute them until ``stop`` is set.
 
     Then nothing new is taken; what is being executed may go on for ``grace_s`` seconds, and what
-    is not done by then is handed back to the queue. When the connection is lost, what is being
-    executed goes on, and a new connection takes more meanwhile: the run's own fence decides who
-    may write.
+    is not done by then is cancelled, which hands it back. When the connection is lost, what is
+    being executed goes on, and a new connection takes more meanwhile: the run's own fence decides
+    who may write.
 
     Args:
-        execute: what it raises is logged; the sweep queues the run again if it is not over.
+        execute: what it raises is logged; the run's row goes stale and is taken again.
         takeover_s: a dead worker's runs are taken up within about this time.
     """
-    executing: dict[UUID, asyncio.Task[None]] = {}
-
-    async def stop_in_time() -> None:
-        await stop.wait()
-        await asyncio.sleep(grace_s)
-        for task in executing.values():
-            task.cancel()
-
-    stopper = asyncio.ensure_future(stop_in_time())
-    try:
+    taker = _Taker(execute, concurrency, takeover_s, stop)
+    async with background(taker.stop_waiting):
         while not stop.is_set():
             try:
                 connection = await connect()
                 try:
-                    manager = _manager(connection, execute, executing, stop)
-                    await _serve(manager, concurrency, takeover_s, stop)
+                    await taker.take(connection)
                 finally:
                     await connection.close(timeout=2)
-            except (Exception, BaseExceptionGroup) as error:
+            except Exception as error:
                 log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await stop.wait()
-        if executing:
-            await asyncio.wait(executing.values())
-    finally:
-        stopper.cancel()
+    if taker.executing:
+        await asyncio.wait(taker.executing.values(), timeout=grace_s)
+    if left := list(taker.executing.values()):
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
 
 
-def _manager(
-    connection: asyncpg.Connection,
-    execute: Execute,
-    executing: dict[UUID, asyncio.Task[None]],
-    stop: asyncio.Event,
-) -> QueueManager:
-    """The engine on a connection. A run that is being executed already is not begun again."""
-    manager = QueueManager(_queries(connection), channel=ENGINE.channel)
-    lost = asyncio.Event()
+class _Taker:
+    """Takes runs from the queue while there is room for them.
 
-    def on_loss(_: object) -> None:
-        lost.set()
-        manager.shutdown.set()
+    Attributes:
+        executing: the runs that are being executed here.
+    """
 
-    connection.add_termination_listener(on_loss)
+    def __init__(
+        self, execute: Execute, concurrency: int, takeover_s: float, stop: asyncio.Event
+    ) -> None:
+        self.executing: dict[UUID, asyncio.Task[None]] = {}
+        self._execute = execute
+        self._concurrency = concurrency
+        self._batch = max(1, min(_BATCH, concurrency // 2))  # a small one spreads the runs evenly
+        # Half of the time for a heartbeat to go stale, a third for somebody to look again.
+        self._stale_after = timedelta(seconds=takeover_s / 2)
+        self._poll_s = takeover_s / 3
+        self._me = QueueManagerId(uuid4())
+        self._stop = stop
+        self._wake = asyncio.Event()
 
-    @manager.entrypoint(ENTRYPOINT)
-    async def run(job: Job) -> None:
+    async def stop_waiting(self) -> None:
+        """Let :meth:`take` see that it is to stop."""
+        await self._stop.wait()
+        self._wake.set()
+
+    async def take(self, connection: asyncpg.Connection) -> None:
+        """Take runs until the connection is lost, or until it is to stop."""
+        connection.add_termination_listener(lambda _: self._wake.set())
+        await connection.add_listener(ENGINE.channel, lambda *_: self._wake.set())
+        queries = _queries(connection)
+        while not (self._stop.is_set() or connection.is_closed()):
+            self._wake.clear()
+            wanted = min(self._batch, self._concurrency - len(self.executing))
+            if wanted > 0:
+                jobs = await queries.dequeue(
+                    wanted, _ENTRYPOINTS, self._me, None, self._stale_after
+                )
+                for job in jobs:
+                    self._begin(job)
+                if len(jobs) == wanted:
+                    continue  # there may be more
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+
+    def _begin(self, job: Job) -> None:
+        """Execute a run, unless it is being executed here already: its heartbeat was late."""
         ids = from_json(job.payload or b"")
         run_id = UUID(ids["run"])
-        task = executing.get(run_id)
-        if task is None:
-            task = asyncio.ensure_future(execute(UUID(ids["tenant"]), run_id))
-            executing[run_id] = task
-            task.add_done_callback(lambda done: _ended(executing, run_id, done))
-        gone = asyncio.ensure_future(lost.wait())
-        try:
-            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if task.done() and task.cancelled() and stop.is_set():
-            raise RetryRequested(reason="the worker is stopping")
+        if run_id in self.executing:
+            return
+        task = asyncio.ensure_future(self._execute(UUID(ids["tenant"]), run_id))
+        self.executing[run_id] = task
+        task.add_done_callback(lambda done: self._ended(run_id, done))
 
-    return manager
-
-
-def _ended(
-    executing: dict[UUID, asyncio.Task[None]], run_id: UUID, task: asyncio.Task[None]
-) -> None:
-    executing.pop(run_id, None)
-    if not task.cancelled() and (error := task.exception()):
-        log.error("run.abandoned", run_id=str(run_id), exc_info=error)
-
-
-async def _serve(
-    manager: QueueManager, concurrency: int, takeover_s: float, stop: asyncio.Event
-) -> None:
-    async def stop_manager() -> None:
-        await stop.wait()
-        manager.shutdown.set()
-
-    stopper = asyncio.ensure_future(stop_manager())
-    try:
-        # Half of the time for a heartbeat to go stale, a third for somebody to look again.
-        await manager.run(
-            dequeue_timeout=timedelta(seconds=takeover_s / 3),
-            heartbeat_timeout=timedelta(seconds=takeover_s / 2),
-            batch_size=max(1, min(10, concurrency // 2)),
-            max_concurrent_tasks=concurrency,
-            shutdown_on_listener_failure=True,
-        )
-    finally:
-        stopper.cancel()
+    def _ended(self, run_id: UUID, task: asyncio.Task[None]) -> None:
+        if len(self.executing) == self._concurrency:
+            self._wake.set()
+        del self.executing[run_id]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("run.abandoned", run_id=str(run_id), exc_info=error)

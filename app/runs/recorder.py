@@ -1,10 +1,14 @@
 """Between a running agent and its run's journal: the agent core's port, filled in."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
+from app.agents.base import BaseAgent
+from app.agents.current import current_call
 from app.agents.messages import (
+    AgentUsage,
     AssistantMessage,
     AssistantResponse,
     ToolCall,
@@ -16,26 +20,51 @@ from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase
 from app.clock import monotonic
-from app.errors import ModelError
+from app.errors import BudgetExhaustedError, ModelError
 from app.events.types import EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.fold import Key
 from app.runs.journal import Journal
+
+T = TypeVar("T")
+Path = tuple[tuple[int, int], ...]
+
+CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 
 class JournalRecorder(Recorder):
     """Writes what the agents of a run do into its journal, and answers from it what was done.
 
     Args:
+        task_root: what the ids of the run's tasks are derived from: the run's own id, or for one
+            that repeats another from its last step, that one's.
         in_session: publications go into the run's session too.
+        token_budget: no model call is begun once this many tokens are spent.
+        cancelled: tasks that somebody cancelled.
 
     Attributes:
         answer_seq: of the root's accepted answer, once there is one.
+        spent: by all agents of the run, in all its attempts.
     """
 
-    def __init__(self, journal: Journal, *, in_session: bool = False) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        task_root: UUID,
+        in_session: bool = False,
+        token_budget: int | None = None,
+        cancelled: Collection[UUID] = (),
+    ) -> None:
         self.journal = journal
         self.answer_seq: int | None = None
+        self.spent = AgentUsage()
+        self._task_root = task_root
+        self._token_budget = token_budget
+        self._cancelled = set(cancelled)
+        self._asked: dict[UUID, asyncio.Future[Any]] = {}
+        self._open: dict[Query, None] = {}
+        self._ids: dict[Path, UUID | None] = {(): None}
         self._in_session = in_session
         self._published: dict[int, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
@@ -43,10 +72,13 @@ class JournalRecorder(Recorder):
 
     def task_id(self, query: Query) -> UUID | None:
         """The task a query is: none for the root, else a UUIDv5 of (parent, call, index)."""
-        task: UUID | None = None
-        for call, index in query.path:
-            task = uuid5(task or self.journal.run_id, f"{call}:{index}")
-        return task
+        return self._task_at(query.path)
+
+    def _task_at(self, path: Path) -> UUID | None:
+        if path not in self._ids:
+            call, index = path[-1]
+            self._ids[path] = uuid5(self._task_at(path[:-1]) or self._task_root, f"{call}:{index}")
+        return self._ids[path]
 
     def _add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
         return self.journal.add(
@@ -58,10 +90,12 @@ class JournalRecorder(Recorder):
         )
 
     def query_started(self, query: Query) -> None:
+        self._open[query] = None
         seq = self._add(query, EventType.AGENT_STARTED, {"depth": query.depth})
         self._task(query, seq, RunStatus.RUNNING)
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        self._open.pop(query, None)
         usage = response.usage.model_dump()
         published = self._published.pop(id(query), None)
         if response.error is not None:
@@ -124,9 +158,15 @@ class JournalRecorder(Recorder):
     ) -> AssistantMessage:
         call = query.model_calls
         if recorded := self.journal.folded.answers.get((self.task_id(query), call)):
+            self._spend(recorded)
             return recorded
         if failure := self.journal.folded.failures.get((self.task_id(query), call)):
             raise failure
+        if self._token_budget is not None and self.spent.tokens.total_tokens >= self._token_budget:
+            raise BudgetExhaustedError(
+                f"the run has spent {self.spent.tokens.total_tokens} tokens, and its token_budget "
+                f"is {self._token_budget}"
+            )
         await self.journal.commit()
         about = {"call": call, "attempt": self.journal.attempt}
         self._add(query, EventType.LLM_STARTED, about)
@@ -149,7 +189,13 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
+        self._spend(message)
         return message
+
+    def _spend(self, message: AssistantMessage) -> None:
+        self.spent += AgentUsage(
+            tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)
+        )
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         self._add(
@@ -183,7 +229,15 @@ class JournalRecorder(Recorder):
         self._add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
             # Never answered from the journal: its own calls are, and so it publishes again.
-            result = await execute()
+            call = current_call.get()
+            assert call is not None
+            path = (*query.path, (query.model_calls, call.index))
+            result = await self.stoppable(path, tool.agent, execute) or ToolResult(
+                tool_call_id=tool_call.id,
+                tool_name=tool_call.name,
+                status=ToolStatus.ERROR,
+                error=CANCELLED["message"],
+            )
         elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
             result = ToolResult(
                 tool_call_id=tool_call.id,
@@ -196,6 +250,60 @@ class JournalRecorder(Recorder):
             result = await execute()
         self._tool_ended(query, about, result)
         return result
+
+    async def stoppable(
+        self, path: Path, agent: BaseAgent, execute: Callable[[], Awaitable[T]]
+    ) -> T | None:
+        """Let the task at ``path`` run; ``None`` if somebody cancels it, or did so before."""
+        task_id = self._task_at(path)
+        assert task_id is not None
+        if task_id not in self._cancelled:
+            asked = asyncio.ensure_future(execute())
+            self._asked[task_id] = asked
+            try:
+                return await asked
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if task_id not in self._cancelled or (me is not None and me.cancelling()):
+                    raise
+            finally:
+                del self._asked[task_id]
+        self._stopped(path, agent)
+        return None
+
+    def cancel_task(self, task_id: UUID) -> None:
+        """Stop a task and all below it. Its parent goes on, and is told."""
+        self._cancelled.add(task_id)
+        if asked := self._asked.get(task_id):
+            asked.cancel()
+
+    def _stopped(self, path: Path, agent: BaseAgent) -> None:
+        """Write that a task was cancelled, after those below it that were under way."""
+        below = [query for query in self._open if query.path[: len(path)] == path]
+        for query in sorted(below, key=lambda query: -query.depth):
+            self._write_cancelled(query.path, query.agent, query.usage)
+            del self._open[query]
+        if not below:  # it was stopped before it began, or in an earlier attempt
+            self._write_cancelled(path, agent, AgentUsage())
+
+    def _write_cancelled(self, path: Path, agent: BaseAgent, spent: AgentUsage) -> None:
+        task_id, parent_id = self._task_at(path), self._task_at(path[:-1])
+        assert task_id is not None
+        usage = spent.model_dump()
+        name = agent.agent_id or agent.agent_name
+        data = {"error": CANCELLED, "usage": usage}
+        self.journal.add(
+            EventType.AGENT_FAILED, data, task_id=task_id, parent_task_id=parent_id, agent=name
+        )
+        self.journal.task(
+            task_id,
+            parent_id=parent_id,
+            agent=name,
+            depth=len(path) - 1,
+            status=RunStatus.CANCELLED,
+            error=CANCELLED,
+            usage=usage,
+        )
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR

@@ -66,8 +66,9 @@ END $$
 """
 
 # A worker takes a run: raise its attempt (the fence), note why, and answer with all that is
-# needed to execute it. NULL if the run is over or unknown; {"leased_s"} if another worker has
-# it and is alive. A worker that lives on beyond the run's deadline holds it no longer.
+# needed to execute it. NULL if there is nothing to execute, with the engine's row put right: the
+# run is over or unknown, or another worker has it and is alive (its engine's heartbeat may be
+# late all the same; one that lives on beyond the run's deadline holds it no longer).
 CLAIM_RUN = """
 CREATE OR REPLACE FUNCTION claim_run(p_tenant uuid, p_run uuid, p_lease_s double precision)
 RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -78,12 +79,17 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
+        DELETE FROM pgqueuer.pgqueuer
+        WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
         RETURN NULL;
     END IF;
     v_now := clock_timestamp();
     IF r.status = 'running' AND r.leased_until > v_now
             AND r.deadline + interval '60 s' > v_now THEN
-        RETURN jsonb_build_object('leased_s', extract(epoch FROM r.leased_until - v_now));
+        UPDATE pgqueuer.pgqueuer
+        SET status = 'queued', queue_manager_id = NULL, execute_after = r.leased_until
+        WHERE dedupe_key = p_run::text AND status = 'picked';
+        RETURN NULL;
     END IF;
     -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
     v_cause := CASE WHEN r.attempt = 0 THEN 'start'
@@ -124,6 +130,11 @@ BEGIN
         'remaining_s', extract(epoch FROM r.deadline - v_now),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
+        'cancelled_tasks', CASE WHEN v_cause = 'start' THEN '[]' ELSE (
+            SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
+            WHERE t.tenant_id = p_tenant AND t.run_id = p_run
+              AND t.cancel_requested_at IS NOT NULL
+              AND t.status IN ('queued', 'running', 'streaming', 'cancelled')) END,
         'crashes', jsonb_array_length(jsonb_path_query_array(
             r.attempts, '$[*] ? (@.cause == "crash")')),
         'agents', (
@@ -208,6 +219,23 @@ BEGIN
         WHERE tenant_id = p_tenant AND id = p_run;
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
         WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
+        DELETE FROM pgqueuer.pgqueuer
+        WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
+    END IF;
+END $$
+"""
+
+# A worker that stops leaves the run to the next one.
+HAND_BACK = """
+CREATE FUNCTION hand_back(p_tenant uuid, p_run uuid, p_attempt integer)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE runs SET status = 'queued', leased_until = NULL
+    WHERE tenant_id = p_tenant AND id = p_run AND attempt = p_attempt AND status = 'running';
+    IF FOUND THEN
+        UPDATE pgqueuer.pgqueuer
+        SET status = 'queued', queue_manager_id = NULL, execute_after = now()
+        WHERE dedupe_key = p_run::text AND status = 'picked';
     END IF;
 END $$
 """
@@ -262,18 +290,27 @@ BEGIN
 END $$
 """
 
-# The same for a task and all below it. False: there is no such task in this run.
+# The same for a task and all below it: answers with each, and whether it was over already.
+# Nothing: there is no such task in this run.
 CANCEL_TASK = """
 CREATE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE tasks SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
-    WHERE tenant_id = p_tenant AND run_id = p_run AND id = p_task;
-    IF NOT FOUND THEN
-        RETURN false;
+    RETURN QUERY
+    WITH RECURSIVE below AS (
+        SELECT t.id, t.status FROM tasks t
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
+        UNION ALL
+        SELECT t.id, t.status FROM tasks t JOIN below ON t.parent_id = below.id
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run
+    )
+    SELECT below.id, below.status NOT IN ('queued', 'running', 'streaming') FROM below;
+    UPDATE tasks t SET cancel_requested_at = coalesce(t.cancel_requested_at, clock_timestamp())
+    WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
+      AND t.status IN ('queued', 'running', 'streaming');
+    IF FOUND THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
     END IF;
-    PERFORM pg_notify('bottega_cancel', p_run::text);
-    RETURN true;
 END $$
 """
 
@@ -290,6 +327,30 @@ CREATE TRIGGER order_webhook AFTER UPDATE OF status ON runs FOR EACH ROW
 WHEN (NEW.webhook_url IS NOT NULL AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL)
 EXECUTE FUNCTION order_webhook()
 """
+
+# The engine notifies of each change of its table, three times a run, and each time every worker
+# looks. Only a row that can be taken is news to a worker.
+NOTIFY_OF_WORK = (
+    "DROP TRIGGER tg_pgqueuer_changed ON pgqueuer.pgqueuer",
+    """
+    CREATE TRIGGER tg_pgqueuer_changed AFTER INSERT OR TRUNCATE ON pgqueuer.pgqueuer
+    EXECUTE FUNCTION pgqueuer.fn_pgqueuer_changed()
+    """,
+    """
+    CREATE TRIGGER tg_pgqueuer_requeued AFTER UPDATE OF status ON pgqueuer.pgqueuer
+    FOR EACH ROW WHEN (NEW.status = 'queued')
+    EXECUTE FUNCTION pgqueuer.fn_pgqueuer_changed()
+    """,
+)
+NOTIFY_OF_ALL = (
+    "DROP TRIGGER tg_pgqueuer_requeued ON pgqueuer.pgqueuer",
+    "DROP TRIGGER tg_pgqueuer_changed ON pgqueuer.pgqueuer",
+    """
+    CREATE TRIGGER tg_pgqueuer_changed
+    AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON pgqueuer.pgqueuer
+    EXECUTE FUNCTION pgqueuer.fn_pgqueuer_changed()
+    """,
+)
 
 
 def upgrade() -> None:
@@ -433,10 +494,12 @@ def upgrade() -> None:
         CLAIM_RUN,
         PUBLISH_TO_SESSION,
         APPEND_STEP,
+        HAND_BACK,
         CANCEL_RUN,
         CANCEL_TASK,
         ORDER_WEBHOOK,
         ORDER_WEBHOOK_TRIGGER,
+        *NOTIFY_OF_WORK,
     ):
         op.execute(function)
 
@@ -444,10 +507,13 @@ def upgrade() -> None:
 def downgrade() -> None:
     first = op.get_context().script.get_revision("0001").module
     op.execute("DROP TRIGGER order_webhook ON runs")
+    for statement in NOTIFY_OF_ALL:
+        op.execute(statement)
     for function in (
         "order_webhook",
         "cancel_task",
         "cancel_run",
+        "hand_back",
         "append_step",
         "publish_to_session",
         "claim_run",

@@ -1,0 +1,86 @@
+"""Leases: a worker says of the runs it executes that they are alive.
+
+From a thread with an event loop and a connection of its own, so that nothing that keeps the
+worker's loop busy (a long fold, a tool that computes) makes its runs look abandoned.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from app.events.feed import Connect, keep_connected
+
+log = structlog.get_logger(__name__)
+
+_RENEW = """
+WITH held AS (
+    UPDATE runs r SET leased_until = clock_timestamp() + make_interval(secs => $4)
+    FROM unnest($1::uuid[], $2::uuid[], $3::integer[]) AS mine(tenant_id, id, attempt)
+    WHERE r.tenant_id = mine.tenant_id AND r.id = mine.id AND r.attempt = mine.attempt
+      AND r.status = 'running'
+    RETURNING r.id
+)
+UPDATE pgqueuer.pgqueuer SET heartbeat = now()
+FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
+"""
+
+
+class Held(NamedTuple):
+    """A run that a worker executes."""
+
+    tenant_id: UUID
+    run_id: UUID
+    attempt: int
+
+
+def lease_s(takeover_s: float) -> float:
+    """How long a claim or a renewal holds, if a dead worker's runs are to be taken up within
+    ``takeover_s`` seconds."""
+    return takeover_s / 2
+
+
+@asynccontextmanager
+async def leases(
+    connect: Connect, held: Callable[[], Sequence[Held]], takeover_s: float
+) -> AsyncIterator[None]:
+    """Renew the leases of what is ``held`` while the block runs.
+
+    Args:
+        held: called in another thread.
+    """
+    loop = asyncio.new_event_loop()
+    renewing = loop.create_task(_keep(connect, held, takeover_s))
+
+    def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
+            loop.run_until_complete(renewing)
+
+    thread = threading.Thread(target=run, name="leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(renewing.cancel)
+        await asyncio.to_thread(thread.join)
+
+
+async def _keep(connect: Connect, held: Callable[[], Sequence[Held]], takeover_s: float) -> None:
+    async def renew(connection: asyncpg.Connection) -> None:
+        while True:
+            if runs := held():
+                await connection.execute(_RENEW, *zip(*runs, strict=True), lease_s(takeover_s))
+            await asyncio.sleep(lease_s(takeover_s) / 3)
+
+    while True:
+        try:
+            await keep_connected(connect, renew)
+        except Exception:
+            log.exception("leases.broken")
+        await asyncio.sleep(1)
