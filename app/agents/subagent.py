@@ -1,6 +1,7 @@
 """An agent as a tool of another (spec page 1, A6)."""
 
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,14 @@ class _Arguments(BaseModel):
 
     query: str = Field(min_length=1)
     context: str | None = None
+
+
+def question_of(arguments: Mapping[str, Any]) -> str:
+    """What a sub-agent is asked by a call with these arguments."""
+    text: str = arguments["query"]
+    if context := arguments.get("context"):
+        text = f"{text}\n\nContext:\n{context}"
+    return text
 
 
 class SubAgentWrapper(ToolBase):
@@ -78,9 +87,7 @@ class SubAgentWrapper(ToolBase):
             return error_result(
                 tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
             )
-        text = arguments.query
-        if arguments.context:
-            text = f"{text}\n\nContext:\n{arguments.context}"
+        text = question_of(arguments.model_dump())
         async with self._turn():
             agent = self._copy() if self.stateless else self.agent
             if call is None:

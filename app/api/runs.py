@@ -12,11 +12,20 @@ from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page, check_storable
-from app.api.schemas.runs import Context, NewRun, Run, RunGraph, SessionName, Status, Task
+from app.api.schemas.runs import (
+    Context,
+    Message,
+    NewRun,
+    Run,
+    RunGraph,
+    SessionName,
+    Status,
+    Task,
+)
 from app.api.stream import until_final
 from app.errors import InvalidInputError
 from app.events.log import is_transient
-from app.runs import read
+from app.runs import messages, read
 from app.runs import submit as submitting
 from app.runs.control import request_cancel
 from app.settings import Settings
@@ -31,6 +40,9 @@ PlaceInTime = Annotated[
     AwareDatetime,
     Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
 ]
+
+Seq = Annotated[int, Field(ge=0, le=2**62)]
+Part = Annotated[int, Field(ge=0, le=10_000)]
 
 
 def _storable(values: list[str]) -> list[str]:
@@ -217,6 +229,46 @@ async def tasks(
         limit=query.limit + 1,
     )
     return query.page(request, response, found, lambda task: [task["started_at"], task["id"]])
+
+
+class MessageQuery(PageQuery):
+    """Query parameters of a run's messages."""
+
+    task_id: Annotated[
+        UUID | None, Field(description="A task's conversation; without, the run's own agent's.")
+    ] = None
+
+
+@router.get(
+    "/{run_id}/messages",
+    operation_id="list_run_messages",
+    summary="What was said in a run",
+    description=(
+        "The conversation of the run's own agent, or of a task, as its log has it: the question, "
+        "what other agents passed on, the model's answers and what tools answered. An agent's own "
+        "system message is in its definition."
+    ),
+    response_model=Page[Message],
+    responses={**problems(404), 200: headers(Link=LINK)},
+)
+async def list_messages(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[MessageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await messages.page(
+        tx,
+        tenant,
+        run_id,
+        query.task_id,
+        after=query.place(tuple[Seq, Part]),
+        descending=query.descending,
+        limit=query.limit + 1,
+    )
+    return query.page(request, response, found, lambda message: [message["seq"], message["part"]])
 
 
 @router.get(

@@ -291,6 +291,9 @@ async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClien
         ("/v1/runs/{run}/tasks", ["9999-12-31T23:59:59-23:59", NOBODY]),
         ("/v1/runs/{run}/tasks", ["0001-01-01T00:00:00+14:00", NOBODY]),
         ("/v1/runs/{run}/tasks", ["2020-01-01T00:00:00", NOBODY]),
+        ("/v1/runs/{run}/messages", [2**63, 0]),
+        ("/v1/runs/{run}/messages", [1, -1]),
+        ("/v1/runs/{run}/messages", 1),
     ],
 )
 async def test_a_hand_made_cursor_is_refused(

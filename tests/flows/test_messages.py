@@ -1,0 +1,139 @@
+"""What was said in a run, read back as messages."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.service import Running
+from tests.team import define, define_graph, start
+
+
+async def said(client: httpx2.AsyncClient, run_id: str, **query: Any) -> list[dict[str, Any]]:
+    """All messages of a conversation, over all its pages."""
+    found: list[dict[str, Any]] = []
+    path = f"/v1/runs/{run_id}/messages"
+    answer = await client.get(path, params={"limit": 2, **query})
+    while True:
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["items"]
+        if "next" not in answer.links:
+            return found
+        answer = await client.get(answer.links["next"]["url"])
+
+
+def shown(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+async def test_the_root_s_and_a_task_s_conversation(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    model.script(
+        calls(("requirements", {"query": "What is needed?", "context": "A todo app."})),
+        text("1. Todos."),
+        calls(("designer", {"query": "Design it."}), ("nothing", {})),
+        text("A list."),
+        text("Done."),
+    )
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    messages = await said(bottega.client, run_id)
+    first, second = messages[1], messages[3]
+    assert shown(messages)[:5] == [
+        ("user", "Build a todo app."),
+        ("assistant", ""),
+        ("tool", "1. Todos."),
+        ("assistant", ""),
+        ("tool", messages[4]["content"]),
+    ]
+    assert shown(messages)[-1] == ("assistant", "Done.")
+    (call,) = first["tool_calls"]
+    assert call["name"] == "requirements"
+    assert call["arguments"] == {"query": "What is needed?", "context": "A todo app."}
+    assert (messages[2]["tool_call_id"], messages[2]["name"]) == (call["id"], "requirements")
+    assert first["usage"]["output_tokens"] > 0
+    answers = {message["name"]: message for message in messages[4:6]}
+    assert set(answers) == {call["name"] for call in second["tool_calls"]}
+    assert answers["designer"]["status"] == "success"
+    assert answers["nothing"]["status"] == "error"
+    assert answers["nothing"]["content"].startswith("Error: ")
+    assert [message["seq"] for message in messages] == sorted(m["seq"] for m in messages)
+    assert {frame["seq"] for frame in frames} >= {message["seq"] for message in messages}
+    backwards = await said(bottega.client, run_id, order="desc")
+    assert backwards == messages[::-1]
+
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    by_agent = {task["agent"]: task["id"] for task in tasks}
+    assert shown(await said(bottega.client, run_id, task_id=by_agent["requirements"])) == [
+        ("user", "What is needed?\n\nContext:\nA todo app."),
+        ("assistant", "1. Todos."),
+    ]
+    designer = await said(bottega.client, run_id, task_id=by_agent["designer"])
+    assert shown(designer) == [
+        ("user", "Design it."),
+        ("system", "1. Todos."),
+        ("assistant", "A list."),
+    ]
+    assert (designer[1]["source"], designer[1]["version"]) == ("requirements", 1)
+
+
+async def test_a_sub_agent_of_a_sub_agent_and_failures(bottega: Running, model: FakeModel) -> None:
+    client = bottega.client
+    for name, below in (("c", []), ("b", ["c"]), ("a", ["b"])):
+        body = {"name": name, "description": name, "system_message": f"You are {name}."}
+        extra = {"subagents": {"names": below}} if below else {}
+        assert (await client.post("/v1/agents", json=body | extra)).status_code == 201
+    model.script(
+        calls(("b", {"query": "to b"})),
+        calls(("c", {"query": "one"}), ("c", {"query": "two"})),
+        http_error(400),
+        http_error(400),
+        text("sorry"),
+        text("end"),
+    )
+    run = (await client.post("/v1/runs?wait=30", json={"agent": "a", "input": "to a"})).json()
+    tasks = (await client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
+    below = [task["id"] for task in tasks if task["agent"] == "c"]
+    asked = [shown(await said(client, run["id"], task_id=task)) for task in below]
+    assert sorted(asked) == [[("user", "one")], [("user", "two")]]
+    (middle,) = [task["id"] for task in tasks if task["agent"] == "b"]
+    roles = [message["role"] for message in await said(client, run["id"], task_id=middle)]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+
+
+async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "pair", ("first", "second"))
+    model.script(text("one"), text("two"))
+    question = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Go."},
+    ]
+    body = {"mode": "dag", "graph": "pair", "input": question}
+    run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    asked = [(message["role"], message["content"]) for message in question]
+    assert shown(await said(bottega.client, run["id"])) == asked
+    tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
+    first, second = [
+        shown(await said(bottega.client, run["id"], task_id=task["id"])) for task in tasks
+    ]
+    assert first == [*asked, ("assistant", "one")]
+    assert second == [*asked, ("system", "one"), ("assistant", "two")]
+    page = await bottega.client.get(f"/v1/runs/{run['id']}/messages?limit=1&order=desc")
+    assert shown(page.json()["items"]) == asked[-1:]
+
+
+async def test_a_run_that_waits_shows_its_question_and_others_are_not_found(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(gated(asyncio.Event(), text("never")))
+    run_id = await start(bottega.client)
+    assert shown(await said(bottega.client, run_id)) == [("user", "Build a todo app.")]
+    unknown = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+    for path in (f"{unknown}/messages", f"{run_id}/messages?task_id={unknown}"):
+        assert (await bottega.client.get(f"/v1/runs/{path}")).status_code == 404
+    assert (await bottega.client.get(f"/v1/runs/{run_id}/messages?task_id=x")).status_code == 422
