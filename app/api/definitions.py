@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.api.deps import Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.etags import if_match_version
+from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.definitions import store
@@ -59,17 +60,17 @@ def definition_router(
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
-    _add_writes(router, kind, new, content, shown, prepare)
+    _add_create(router, kind, new, shown, prepare)
+    _add_changes(router, kind, content, shown, prepare)
     _add_reads(router, kind, shown)
     _add_versions(router, kind, shown)
     return router
 
 
-def _add_writes(
+def _add_create(
     router: APIRouter,
     kind: Kind,
     new: type[BaseModel],
-    content: type[BaseModel],
     shown: type[BaseModel],
     prepare: Prepare,
 ) -> None:
@@ -86,12 +87,32 @@ def _add_writes(
             201: headers(ETag=_ETAG, Location="Path of what was created."),
         },
     )
-    async def create(tx: Transaction, tenant: Tenant, body: new, response: Response) -> Any:  # type: ignore[valid-type]
+    async def create(
+        once: OnceDep,
+        tx: Transaction,
+        tenant: Tenant,
+        body: new,  # type: ignore[valid-type]
+        response: Response,
+    ) -> Any:
         name: str = body.name  # type: ignore[attr-defined]
-        prepared = await prepare(tx, tenant, name, body)
-        definition = await store.create(tx, kind, tenant, name, prepared)
-        response.headers["Location"] = f"/v1/{noun}s/{name}"
-        return answer(definition, response)
+
+        async def define() -> dict[str, Any]:
+            prepared = await prepare(tx, tenant, name, body)
+            definition = await store.create(tx, kind, tenant, name, prepared)
+            response.headers["Location"] = f"/v1/{noun}s/{name}"
+            return answer(definition, response)
+
+        return await once(tx, response, shown, define)
+
+
+def _add_changes(
+    router: APIRouter,
+    kind: Kind,
+    content: type[BaseModel],
+    shown: type[BaseModel],
+    prepare: Prepare,
+) -> None:
+    noun = kind.noun
 
     @router.put(
         "/{name}",

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
 
 from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
+from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page, check_storable
 from app.api.schemas.runs import (
@@ -110,13 +111,15 @@ def check_webhook(settings: Settings, url: str | None) -> None:
     summary="Start a run",
     description=(
         "Stores and queues the run, and answers at once. With `wait` it answers when the run has "
-        "ended, or when the wait is over, whichever comes first; the status tells which."
+        "ended, or when the wait is over, whichever comes first; the status tells which. With a "
+        "repeated `Idempotency-Key` it answers, and waits for, the run that is there."
     ),
     status_code=202,
     response_model=Run,
-    responses={**problems(400, 413, 415), 202: headers(Location="Path of the run.")},
+    responses={**problems(400, 409, 413, 415), 202: headers(Location="Path of the run.")},
 )
 async def create(
+    once: OnceDep,
     service: ServiceDep,
     tenant: Tenant,
     body: NewRun,
@@ -132,11 +135,16 @@ async def create(
         queue_timeout_s=service.settings.queue_timeout_s,
     )
     async with service.database.engine.begin() as tx:
-        run_id = await submitting.submit(tx, tenant, new)
-        run = await read.get(tx, tenant, run_id)
-    response.headers["Location"] = f"/v1/runs/{run_id}"
+
+        async def accept() -> dict[str, Any]:
+            run_id = await submitting.submit(tx, tenant, new)
+            response.headers["Location"] = f"/v1/runs/{run_id}"
+            return await read.get(tx, tenant, run_id)
+
+        run = await once(tx, response, Run, accept)
     if not wait:
         return run
+    run_id = UUID(str(run["id"]))
     try:
         async with asyncio.timeout(wait):
             await until_final(service, tenant, run_id)

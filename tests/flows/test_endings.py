@@ -90,6 +90,23 @@ async def test_wait_answers_when_the_run_ends_or_the_wait_is_over(
         assert (await bottega.client.post(f"/v1/runs?wait={bad}", json=body)).status_code == 422
 
 
+async def test_a_repeated_key_waits_for_the_run_that_is_there(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    body, key = {"agent": "requirements", "input": "x"}, {"idempotency-key": "k"}
+    first = await bottega.client.post("/v1/runs", json=body, headers=key)
+    waiting = asyncio.ensure_future(bottega.client.post("/v1/runs?wait=30", json=body, headers=key))
+    await model.received(1)
+    gate.set()
+    ended = (await waiting).json()
+    assert (ended["id"], ended["status"]) == (first.json()["id"], "completed")
+    assert (await bottega.client.post("/v1/runs", json=body, headers=key)).json() == first.json()
+    assert len(model.requests) == 1
+
+
 async def test_text_the_database_cannot_hold_does_not_fail_the_run(
     bottega: Running, model: FakeModel
 ) -> None:

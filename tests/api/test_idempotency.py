@@ -1,0 +1,158 @@
+"""``Idempotency-Key``: sent twice, done once."""
+
+import asyncio
+import json
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+
+from tests.api.test_bad_input import problem
+from tests.service import Running
+
+AGENT: dict[str, Any] = {"name": "a", "system_message": "x", "metadata": {"one": 1, "two": 2}}
+RUN = {"agent": "a", "input": "x"}
+
+
+async def post(
+    client: httpx2.AsyncClient, path: str, body: dict[str, Any], key: str = "key-1"
+) -> httpx2.Response:
+    return await client.post(path, json=body, headers={"idempotency-key": key})
+
+
+async def count(server: Running, table: str) -> int:
+    found: int = await server.service.database.pool.fetchval(f"SELECT count(*) FROM {table}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "table"),
+    [
+        ("/v1/agents", AGENT | {"name": "b"}, "agents"),
+        ("/v1/graphs", {"name": "g", "edges": [{"source": "a", "target": "b"}]}, "graphs"),
+        ("/v1/runs", RUN, "runs"),
+    ],
+)
+async def test_the_same_again_is_the_same_resource(
+    client: httpx2.AsyncClient, server_: Running, path: str, body: dict[str, Any], table: str
+) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    first = await post(client, path, body)
+    before = await count(server_, table)
+    assert first.is_success, first.text
+    turned = dict(reversed(body.items()))
+    assert list(turned) != list(body)
+    for again in (await post(client, path, body), await post(client, path, turned)):
+        assert again.status_code == first.status_code
+        assert again.json() == first.json()
+        for header in ("location", "etag"):
+            assert again.headers.get(header) == first.headers.get(header)
+    assert await count(server_, table) == before
+    assert (await post(client, path, body, "key-2")).text != first.text
+
+
+async def test_a_key_is_for_one_request(client: httpx2.AsyncClient, server_: Running) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    assert (await post(client, "/v1/runs", RUN)).status_code == 202
+    for path, body in (("/v1/runs", RUN | {"input": "y"}), ("/v1/agents", AGENT | {"name": "b"})):
+        assert problem(await post(client, path, body), 422)["code"] == "idempotency_key_reused"
+    assert (await count(server_, "runs"), await count(server_, "agents")) == (1, 1)
+
+
+async def test_what_was_refused_may_be_repeated(client: httpx2.AsyncClient) -> None:
+    assert problem(await post(client, "/v1/runs", RUN), 422)["code"] == "unknown_agent"
+    await client.post("/v1/agents", json=AGENT)
+    accepted = await post(client, "/v1/runs", RUN)
+    assert accepted.status_code == 202
+    assert (await post(client, "/v1/runs", RUN)).json() == accepted.json()
+
+
+async def test_of_two_at_once_one_creates(
+    client: httpx2.AsyncClient, server_: Running, database_url: str
+) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    blocker = await asyncpg.connect(database_url)
+    async with blocker.transaction():
+        await blocker.execute("LOCK TABLE runs IN EXCLUSIVE MODE")
+        first = asyncio.ensure_future(post(client, "/v1/runs", RUN))
+        while not await blocker.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+            assert not first.done()
+        refused = problem(await post(client, "/v1/runs", RUN), 409)
+        assert refused["code"] == "in_flight"
+        other = asyncio.ensure_future(post(client, "/v1/runs", RUN, "key-2"))
+    await blocker.close()
+    created = await first
+    assert created.status_code == 202
+    assert (await post(client, "/v1/runs", RUN)).json() == created.json()
+    assert (await other).json()["id"] != created.json()["id"]
+    assert await count(server_, "runs") == 2
+
+
+async def test_many_at_once_make_one(client: httpx2.AsyncClient, server_: Running) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    answers = await asyncio.gather(*(post(client, "/v1/runs", RUN) for _ in range(20)))
+    assert {answer.status_code for answer in answers} <= {202, 409}
+    assert len({answer.json()["id"] for answer in answers if answer.status_code == 202}) == 1
+    assert await count(server_, "runs") == 1
+
+
+async def test_a_creation_that_fails_leaves_no_answer(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    pool = server_.service.database.pool
+    await client.post("/v1/agents", json=AGENT)
+    await pool.execute("""
+        CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'forced'; END $$;
+        CREATE CONSTRAINT TRIGGER fail_at_commit AFTER INSERT ON idempotency_keys
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail();
+    """)
+    assert (await post(client, "/v1/runs", RUN)).status_code == 500
+    assert (await post(client, "/v1/agents", AGENT | {"name": "b"})).status_code == 500
+    counts = [await count(server_, table) for table in ("runs", "agents", "idempotency_keys")]
+    assert counts == [0, 1, 0]
+    await pool.execute("DROP TRIGGER fail_at_commit ON idempotency_keys")
+    assert (await post(client, "/v1/runs", RUN)).status_code == 202
+
+
+async def test_keys_are_forgotten_after_a_day(client: httpx2.AsyncClient, server_: Running) -> None:
+    pool = server_.service.database.pool
+    await client.post("/v1/agents", json=AGENT)
+    first = (await post(client, "/v1/runs", RUN)).json()
+    age = "UPDATE idempotency_keys SET created_at = now() - make_interval(mins => $1)"
+    await pool.execute(age, 24 * 60 - 1)
+    assert (await post(client, "/v1/runs", RUN)).json() == first
+    await pool.execute(age, 24 * 60 + 1)
+    second = (await post(client, "/v1/runs", RUN)).json()
+    assert second["id"] != first["id"]
+    assert (await post(client, "/v1/runs", RUN)).json() == second
+    await pool.execute("""
+        INSERT INTO idempotency_keys (tenant_id, key, request_hash, answer, created_at)
+        SELECT tenant_id, 'old-' || n, '', '{}', now() - interval '25 hours'
+        FROM idempotency_keys, generate_series(1, 30) n
+    """)
+    for number, left in ((2, 12), (3, 3), (4, 4)):
+        await post(client, "/v1/runs", RUN, f"key-{number}")
+        assert await count(server_, "idempotency_keys") == left
+
+
+async def test_another_tenant_s_key_is_another(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    await server_.service.database.pool.execute("""
+        WITH tenant AS (INSERT INTO tenants (name) VALUES ('other') RETURNING id)
+        INSERT INTO idempotency_keys (tenant_id, key, request_hash, answer)
+        SELECT id, 'key-1', '', '{"headers": {}, "body": null}' FROM tenant
+    """)
+    assert (await post(client, "/v1/runs", RUN)).status_code == 202
+
+
+@pytest.mark.parametrize("key", [b"", b"a b", b"x" * 256, b"\xc3\xbc", b"a\tb"])
+async def test_a_key_is_visible_ascii(client: httpx2.AsyncClient, key: bytes) -> None:
+    sent = {b"idempotency-key": key, b"content-type": b"application/json"}
+    answer = await client.post("/v1/agents", content=json.dumps(AGENT), headers=sent)
+    (error,) = problem(answer, 422)["errors"]
+    assert error["parameter"].lower() == "idempotency-key"
+    assert (await client.get("/v1/agents")).json()["items"] == []
