@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import Feed, Notifier, background
+from app.events.tail import Tails
 from app.runs import queue
 from app.settings import Settings, secrets
 
@@ -29,12 +30,14 @@ class Service:
     """What the API works with.
 
     Attributes:
+        tails: the runs that are being watched through this process.
         working: whether this process executes runs too.
     """
 
     settings: Settings
     database: Database
     feed: Feed
+    tails: Tails
     working: bool = False
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,7 +58,8 @@ async def open_service(
     """
     async with open_database(url) as database:
         await require_current(database.pool)
-        service = Service(settings, database, Feed(database.connect), working=worker)
+        feed = Feed(database.connect)
+        service = Service(settings, database, feed, Tails(database.pool, feed), working=worker)
         async with contextlib.AsyncExitStack() as stack:
             if api:
                 await stack.enter_async_context(background(service.feed.run))

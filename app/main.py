@@ -14,8 +14,9 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 
 import app as package
-from app.api import agents, errors, graphs, operations, runs, sessions, stream
+from app.api import agents, errors, graphs, operations, runs, sessions, stream, websocket
 from app.api.middleware import OnlyFromHere, RefuseLongBody
+from app.api.sockets import HttpProtocol, WebSocketProtocol
 from app.container import Service, open_service
 from app.errors import UnavailableError
 from app.settings import Settings
@@ -43,7 +44,7 @@ def create_app(service: Service) -> FastAPI:
     settings = service.settings
     app.add_middleware(OnlyFromHere, host=settings.host, any_host=settings.allow_open)
     errors.install(app)
-    for routes in (agents, graphs, runs, stream, sessions, operations):
+    for routes in (agents, graphs, runs, stream, websocket, sessions, operations):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -64,6 +65,25 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema["components"]["schemas"] |= definitions["$defs"]
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves ``app``."""
+    return uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws=WebSocketProtocol,
+        # Heartbeats keep connections open. A pong may be late: the client reads what is before.
+        ws_ping_interval=None,
+        # It would compress every frame anew for every subscriber, and keep 40 KB for each.
+        ws_per_message_deflate=False,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        **options,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -125,15 +145,7 @@ async def _serve_on(
     on_listening: Callable[[int], None],
 ) -> None:
     async with open_service(settings, url, api=True, worker=worker) as service:
-        config = uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=5,
-        )
-        server = _Server(config, on_listening)
+        server = _Server(server_config(create_app(service)), on_listening)
 
         def stop() -> None:
             # Streams end first: the server waits for its connections before it stops.

@@ -96,6 +96,14 @@ class Settings(BaseSettings):
         SecretStr | None,
         Field(description="Signs webhooks: whsec_ and base64 of 24 to 64 bytes. Unset: none sent."),
     ] = None
+    heartbeat_s: Annotated[
+        float,
+        Field(gt=0, le=300, description="Longest silence on a stream of events, in seconds."),
+    ] = 15.0
+    slow_reader_s: Annotated[
+        float,
+        Field(gt=0, le=300, description="Who reads nothing of a stream for so long is dropped."),
+    ] = 10.0
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576

@@ -13,7 +13,7 @@ import websockets
 from pydantic_core import from_json
 
 from app.container import Service, open_service
-from app.main import create_app
+from app.main import create_app, server_config
 from app.settings import Settings
 
 
@@ -48,9 +48,7 @@ async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def running(settings: Settings, url: str, *, worker: bool = False) -> AsyncIterator[Running]:
     async with open_service(settings, url, api=True, worker=worker) as service:
-        config = uvicorn.Config(
-            create_app(service), port=0, log_config=None, lifespan="off", access_log=False
-        )
+        config = server_config(create_app(service), port=0)
         server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         config.load()

@@ -19,7 +19,10 @@ import structlog
 from app.errors import UnavailableError
 from app.events.log import is_transient
 
-CHANNEL = "bottega_events"
+EVENTS = "bottega_events"
+"""The channel that says a run's log has grown."""
+TEXT = "bottega_text"
+"""The channel that says there is more live text of a run."""
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
 _RECONNECT_MAX_S = 5.0
 
@@ -33,13 +36,13 @@ class Notifier:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._pending: dict[UUID, None] = {}
+        self._pending: dict[tuple[str, UUID], None] = {}
         self._news = asyncio.Event()
         self._sent = asyncio.Event()
 
-    def wake(self, run_id: UUID) -> None:
+    def wake(self, run_id: UUID, channel: str = EVENTS) -> None:
         """Tell every process that this run has news."""
-        self._pending[run_id] = None
+        self._pending[channel, run_id] = None
         self._news.set()
 
     async def sent(self) -> None:
@@ -56,13 +59,15 @@ class Notifier:
         while True:
             await self._news.wait()
             self._news.clear()
-            while batch := list(islice(self._pending, _RUNS_PER_NOTICE)):
-                for run_id in batch:
-                    del self._pending[run_id]
+            while self._pending:
+                channel, _ = next(iter(self._pending))
+                of_channel = (key for key in self._pending if key[0] == channel)
+                batch = list(islice(of_channel, _RUNS_PER_NOTICE))
+                for key in batch:
+                    del self._pending[key]
                 try:
-                    await connection.execute(
-                        "SELECT pg_notify($1, $2)", CHANNEL, ",".join(map(str, batch))
-                    )
+                    ids = ",".join(str(run_id) for _, run_id in batch)
+                    await connection.execute("SELECT pg_notify($1, $2)", channel, ids)
                 except Exception:
                     self._pending.update(dict.fromkeys(batch))
                     self._news.set()
@@ -70,18 +75,40 @@ class Notifier:
             self._sent.set()
 
 
+class News:
+    """What somebody who watches a run has been told since they last asked."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._event = asyncio.Event()
+
+    def tell(self, channel: str) -> None:
+        """There may be something new."""
+        self._told.add(channel)
+        self._event.set()
+
+    async def wait(self, within_s: float) -> set[str]:
+        """The channels on which something came; none if nothing came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._event.wait()
+        told, self._told = self._told, set()
+        self._event.clear()
+        return told
+
+
 class Feed:
     """Receives wake-ups and hands them to whoever watches that run in this process."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._watchers: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._watchers: defaultdict[UUID, set[News]] = defaultdict(set)
         self._closed = asyncio.Event()
 
     @contextmanager
-    def watching(self, run_id: UUID) -> Iterator[asyncio.Event]:
-        """An event that is set whenever the run may have news. Start by reading the log."""
-        news = asyncio.Event()
+    def watching(self, run_id: UUID) -> Iterator[News]:
+        """What is told whenever the run may have news. Start by reading the log."""
+        news = News()
         self._watchers[run_id].add(news)
         try:
             yield news
@@ -111,7 +138,8 @@ class Feed:
     async def _listen(self, connection: asyncpg.Connection) -> None:
         gone = asyncio.Event()
         connection.add_termination_listener(lambda _: gone.set())
-        await connection.add_listener(CHANNEL, self._receive)
+        await connection.add_listener(EVENTS, self._receive)
+        await connection.add_listener(TEXT, self._receive)
         self._wake_all()
         await gone.wait()
 
@@ -119,12 +147,13 @@ class Feed:
         for text in str(payload).split(","):
             with contextlib.suppress(ValueError):
                 for news in self._watchers.get(UUID(text), ()):
-                    news.set()
+                    news.tell(channel)
 
     def _wake_all(self) -> None:
         for watchers in self._watchers.values():
             for news in watchers:
-                news.set()
+                news.tell(EVENTS)
+                news.tell(TEXT)
 
 
 async def keep_connected(

@@ -9,7 +9,8 @@ import stamina
 from pydantic_core import from_json, to_json
 
 from app.errors import FencedError
-from app.events.types import Event
+from app.events.frames import Filter
+from app.events.types import FINAL_EVENT_TYPES, Event
 
 FENCED_SQLSTATE = "BT001"
 _RETRY_FOR_S = 60.0
@@ -18,30 +19,58 @@ _READ = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
 WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
 """
-_READ_BACK = """
-SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
-WHERE tenant_id = $1 AND run_id = $2 AND seq > $3 AND seq < $5 ORDER BY seq DESC LIMIT $4
+_PAGE = """
+SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent, e.data FROM run_events e
+WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq > $3 AND e.seq < $4
+  AND (e.type = ANY($5) OR (
+    ($6::text[] IS NULL OR e.type = ANY($6)) AND ($7::text[] IS NULL OR e.agent = ANY($7))
+    AND ($8::integer IS NULL OR e.task_id IS NULL OR $8 >= (
+      SELECT t.depth FROM tasks t
+      WHERE t.tenant_id = e.tenant_id AND t.run_id = e.run_id AND t.id = e.task_id))))
+ORDER BY e.seq {order} LIMIT $9
 """
 _APPEND = "SELECT append_step($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 
 
 async def read(
+    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, after: int = 0, limit: int = 500
+) -> list[Event]:
+    """Up to ``limit`` events with a ``seq`` above ``after``, in order."""
+    return _events(run_id, await pool.fetch(_READ, tenant_id, run_id, after, limit))
+
+
+async def page(
     pool: asyncpg.Pool,
     tenant_id: UUID,
     run_id: UUID,
-    after: int = 0,
-    limit: int = 500,
+    only: Filter,
     *,
-    before: int | None = None,
+    after: int,
+    before: int,
+    limit: int,
+    descending: bool,
 ) -> list[Event]:
-    """Up to ``limit`` events with a ``seq`` above ``after``, in order.
+    """Up to ``limit`` of the events that pass, with a ``seq`` above ``after`` and below ``before``.
 
-    With ``before``: the newest first, of those with a ``seq`` below it.
+    Args:
+        descending: the newest first.
     """
-    if before is None:
-        rows = await pool.fetch(_READ, tenant_id, run_id, after, limit)
-    else:
-        rows = await pool.fetch(_READ_BACK, tenant_id, run_id, after, limit, before)
+    rows = await pool.fetch(
+        _PAGE.format(order="DESC" if descending else "ASC"),
+        tenant_id,
+        run_id,
+        after,
+        before,
+        list(FINAL_EVENT_TYPES),
+        None if only.types is None else list(only.types),
+        None if only.agents is None else list(only.agents),
+        only.depth,
+        limit,
+    )
+    return _events(run_id, rows)
+
+
+def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:
     return [
         Event(
             run_id=run_id,

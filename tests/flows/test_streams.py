@@ -27,12 +27,13 @@ async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dic
             if line:
                 name, _, value = line.partition(": ")
                 fields[name] = value
-            elif "data" in fields:
+                continue
+            if "data" in fields:
                 event = from_json(fields["data"])
-                assert fields["id"] == str(event["seq"])
+                assert fields.get("id") == (event["seq"] and str(event["seq"]))
                 assert fields["event"] == event["type"]
                 found.append(event)
-                fields = {}
+            fields = {}
     return found
 
 
@@ -93,6 +94,11 @@ async def test_a_subscriber_sees_a_step_while_the_run_goes_on(
         ("/v1/runs/nonsense/ws", 422),
         (f"/v1/runs/{NOBODY}/ws?after=-1", 422),
         (f"/v1/runs/{NOBODY}/ws?after=x", 422),
+        (f"/v1/runs/{NOBODY}/ws?types=run.completed,nonsense", 422),
+        (f"/v1/runs/{NOBODY}/ws?agents=a,,b", 422),
+        (f"/v1/runs/{NOBODY}/ws?agents={'a' * 5000}", 422),
+        (f"/v1/runs/{NOBODY}/ws?depth=-1", 422),
+        (f"/v1/runs/{NOBODY}/ws?agent=a", 422),
     ],
 )
 async def test_a_refusal_comes_before_the_upgrade(bottega: Running, path: str, status: int) -> None:
@@ -129,10 +135,14 @@ async def test_a_server_about_to_stop_tells_its_subscribers(
     run_id = await start(bottega.client, agent="requirements", graph=None)
     async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
         await model.received(1)
+        seen = 0
+        while seen < 3:  # llm.started is stored before the model is asked, or soon after
+            seen = from_json(await socket.recv())["seq"]
         bottega.service.feed.close()
-        async for _ in socket:
-            pass
+        async for message in socket:
+            seen = from_json(message)["seq"]
     assert socket.close_code == 1001
+    assert socket.close_reason == f"server stopping; resume after={seen}"
 
 
 async def test_the_listening_connection_may_be_lost(bottega: Running, model: FakeModel) -> None:

@@ -1,0 +1,59 @@
+"""uvicorn's connections, with what ASGI lacks: a way to be rid of a client that does not read.
+
+A closing handshake waits until the client has read all that was sent before, and so for ever for
+one that does not read. Both protocols put a function into the scope's extensions that does not.
+"""
+
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+DROP = "bottega.drop"
+"""Extension of the scope: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+ABORT_AFTER_S = 5.0
+_KERNEL_BYTES = 128 * 1024
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """HTTP, with ``drop()`` in the scope. The kernel keeps little for a client that is slow."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope: Any = cycle.scope
+        scope.setdefault("extensions", {})[DROP] = self.transport.abort
+        super()._start_asgi_task(cycle, app)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """WebSockets, with ``drop(code, reason)`` in the scope."""
+
+    async def run_asgi(self) -> None:
+        extensions: Any = self.scope["extensions"]
+        extensions[DROP] = self._drop
+        await super().run_asgi()
+
+    def _drop(self, code: int, reason: str) -> None:
+        """Say so behind what is still to be read, and break the connection off soon after."""
+        if self.disconnected or self.close_sent:
+            return
+        self.conn.send_close(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """The server stops: the application says goodbye to those who read, and nobody waits
+        for those who do not."""
+        if not self.writable.is_set():
+            self.transport.abort()
+        elif self.close_sent or not self.handshake_complete:
+            super().shutdown()

@@ -1,0 +1,160 @@
+"""Watching a run over a WebSocket."""
+
+import asyncio
+import contextlib
+from typing import Any, cast
+from uuid import UUID
+
+from fastapi import APIRouter, Response, WebSocket
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+from starlette.websockets import WebSocketDisconnect
+
+from app.api.errors import field_problem, for_error, problem_response
+from app.api.sockets import DROP
+from app.api.watch import WatchQuery
+from app.container import Service
+from app.db.base import DEFAULT_TENANT
+from app.errors import BottegaError
+from app.events.log import is_transient
+from app.events.tail import Sight, Subscriber, Tail
+from app.runs.control import request_cancel
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+SUBPROTOCOL = "bottega.v1"
+FINISHED, STOPPING, SLOW = 1000, 1001, 4008
+_KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"}'
+
+
+@router.websocket("/{run_id}/ws")
+async def watch(socket: WebSocket, run_id: str) -> None:
+    """Send the run's events as JSON text frames, then close with 1000.
+
+    A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
+    and ``{"type": "cancel"}``.
+    """
+    service: Service = socket.app.state.service
+    try:
+        query = WatchQuery.model_validate(dict(socket.query_params))
+        sight = await service.tails.look(DEFAULT_TENANT, UUID(run_id))
+    except Exception as error:
+        await socket.send_denial_response(_refusal(error))
+        return
+    offered = SUBPROTOCOL in socket.scope["subprotocols"]
+    with service.tails.watching(sight, query.after) as tail:
+        await socket.accept(SUBPROTOCOL if offered else None)
+        await _serve(socket, service, sight, tail, query)
+
+
+def _refusal(error: Exception) -> Response:
+    if isinstance(error, ValidationError):
+        found = [field_problem({**item, "loc": ("query", *item["loc"])}) for item in error.errors()]
+        detail = f"{found[0].parameter}: {found[0].detail}"
+        return problem_response(422, "invalid", detail, found[:20])
+    if isinstance(error, BottegaError):
+        return for_error(error)
+    if isinstance(error, ValueError):
+        return problem_response(422, "invalid", "the run's id must be a UUID")
+    if is_transient(error):
+        detail = "the database is out of reach at the moment: try again"
+        return problem_response(503, "database_unavailable", detail, headers={"Retry-After": "1"})
+    raise error
+
+
+async def _serve(
+    socket: WebSocket, service: Service, sight: Sight, tail: Tail, query: WatchQuery
+) -> None:
+    """Send and listen, until the run is over or one side has enough."""
+    settings = service.settings
+    subscriber = Subscriber(tail, query.after, query.only, settings.heartbeat_s)
+    sending = _Sender(socket, subscriber, settings.slow_reader_s)
+    tasks = [
+        asyncio.ensure_future(sending.send_all()),
+        asyncio.ensure_future(_read_frames(socket, service, sight)),
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    except WebSocketDisconnect:
+        pass
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Sender:
+    """Sends a subscriber's frames, and in the end says why it ends.
+
+    Args:
+        patience_s: how long the client may read nothing.
+    """
+
+    def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
+        self._socket = socket
+        self._subscriber = subscriber
+        self._patience_s = patience_s
+        self._place = subscriber.place
+
+    async def send_all(self) -> None:
+        """Return when the socket is closed, or was dropped."""
+        try:
+            while (frames := await self._subscriber.next()) is not None:
+                for frame in frames:
+                    await self._send(frame.text)
+                    self._place = frame.seq or self._place
+                self._place = self._subscriber.place
+                if not frames:
+                    await self._send(f'{{"type":"heartbeat","seq":{self._place}}}')
+            async with asyncio.timeout(self._patience_s):
+                if self._subscriber.finished:
+                    await self._socket.close(FINISHED)
+                else:
+                    hint = f"server stopping; resume after={self._place}"
+                    await self._socket.close(STOPPING, hint)
+        except TimeoutError:
+            self._socket.scope["extensions"][DROP](SLOW, f"slow; resume after={self._place}")
+
+    async def _send(self, text: str) -> None:
+        async with asyncio.timeout(self._patience_s):
+            await self._socket.send_text(text)
+
+
+async def _read_frames(socket: WebSocket, service: Service, sight: Sight) -> None:
+    """Answer the client's frames until it goes away."""
+    with contextlib.suppress(WebSocketDisconnect):
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            await socket.send_text(await _answer(_frame(message.get("text")), service, sight))
+
+
+async def _answer(frame: dict[str, Any], service: Service, sight: Sight) -> str:
+    match frame:
+        case {"type": "ping", **others} if not others:
+            return '{"type":"pong"}'
+        case {"type": "cancel", **others} if not others:
+            try:
+                await request_cancel(service.database.pool, sight.tenant_id, sight.run_id)
+            except Exception as error:
+                return _error(error)
+            return '{"type":"cancel.accepted"}'
+    return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
+
+
+def _error(error: Exception) -> str:
+    """What a refusal would say, as a frame."""
+    problem = from_json(bytes(_refusal(error).body))
+    answer = {"type": "error", "code": problem["code"], "detail": problem["detail"]}
+    return to_json(answer).decode()
+
+
+def _frame(text: str | None) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        frame = from_json(text or "")
+        if isinstance(frame, dict):
+            return cast(dict[str, Any], frame)
+    return {}

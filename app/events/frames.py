@@ -1,0 +1,101 @@
+"""A run's events as they go over the wire, encoded once for all who watch, and who wants which."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from app.events.types import FINAL_EVENT_TYPES
+
+LLM_DELTA = "llm.delta"
+"""Text of a model call while it comes in. Never stored, and so without a ``seq``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One event for clients.
+
+    Attributes:
+        seq: ``None`` for what is not stored.
+        depth: of the event's task as ``/tasks`` shows it; -1 for the root and the run itself.
+        text: the envelope as JSON.
+    """
+
+    seq: int | None
+    type: str
+    agent: str | None
+    depth: int
+    text: str
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing follows a final event."""
+        return self.type in FINAL_EVENT_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events somebody wants to see; the final one is always among them.
+
+    Attributes:
+        agents: only theirs.
+        types: only these.
+        depth: only the root's, and those of tasks up to this depth (0: the root's own).
+    """
+
+    agents: frozenset[str] | None = None
+    types: frozenset[str] | None = None
+    depth: int | None = None
+
+    def passes(self, frame: Frame) -> bool:
+        """Whether to show it."""
+        return frame.is_final or (
+            (self.types is None or frame.type in self.types)
+            and (self.agents is None or frame.agent in self.agents)
+            and (self.depth is None or frame.depth <= self.depth)
+        )
+
+
+def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
+    """A frame of an event's row; ``data`` is JSON already, and stays as it is."""
+    head = to_json(
+        {
+            "seq": row["seq"],
+            "type": row["type"],
+            "run_id": run_id,
+            "task_id": row["task_id"],
+            "agent": row["agent"],
+            "parent_task_id": row["parent_task_id"],
+            "at": row["at"],
+        }
+    ).decode()
+    depth = -1 if row["task_id"] is None else row["depth"] or 0
+    text = f'{head[:-1]},"data":{row["data"]}}}'
+    return Frame(row["seq"], row["type"], row["agent"], depth, text)
+
+
+def of_text(
+    run_id: UUID,
+    *,
+    task_id: UUID | None,
+    parent_task_id: UUID | None,
+    agent: str | None,
+    depth: int,
+    at: datetime,
+    data: Mapping[str, Any],
+) -> Frame:
+    """A frame of live text; ``data`` is ``{call, attempt, offset, text}``."""
+    envelope = {
+        "seq": None,
+        "type": LLM_DELTA,
+        "run_id": run_id,
+        "task_id": task_id,
+        "agent": agent,
+        "parent_task_id": parent_task_id,
+        "at": at,
+        "data": data,
+    }
+    return Frame(None, LLM_DELTA, agent, depth, to_json(envelope).decode())

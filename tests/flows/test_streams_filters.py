@@ -1,0 +1,156 @@
+"""Choosing what to see of a run, and signs of life while there is nothing to see."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+import websockets
+from pydantic_core import from_json
+
+from app.settings import Settings
+from tests.flows.test_streams import sse
+from tests.growing import growing
+from tests.service import Running, running
+from tests.team import define, start
+
+Event = dict[str, Any]
+IMPATIENT_S = 0.02
+LISTED = ("llm.completed", "agent.started")
+
+
+@pytest.fixture
+async def quick(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """An API without a worker that sends heartbeats all the time."""
+    changed = settings.model_copy(update={"heartbeat_s": IMPATIENT_S})
+    async with running(changed, database_url) as server:
+        yield server
+
+
+def final(event: Event) -> bool:
+    return bool(event["type"] == "run.completed")
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("agents=designer,nobody", lambda event: event["agent"] == "designer"),
+        ("types=llm.completed,agent.started", lambda event: event["type"] in LISTED),
+        ("types=llm.delta", lambda event: False),
+        ("depth=0", lambda event: True),
+        (
+            "agents=designer,implementer&types=agent.completed",
+            lambda event: (
+                event["agent"] != "requirements"
+                and event["type"] == "agent.completed"
+                and event["task_id"] is not None
+            ),
+        ),
+    ],
+)
+async def test_filters_choose_and_the_final_event_always_passes(
+    bottega: Running, query: str, wanted: Callable[[Event], bool]
+) -> None:
+    await define(bottega.client)
+    path = f"/v1/runs/{await start(bottega.client)}"
+    everything = await bottega.frames(f"{path}/ws")
+    expected = [event for event in everything if wanted(event) or final(event)]
+    assert await bottega.frames(f"{path}/ws?{query}") == expected
+    assert await sse(bottega.client, f"{path}/events?{query}") == expected
+    after = expected[len(expected) // 2]["seq"] - 1
+    rest = [event for event in expected if event["seq"] > after]
+    assert await bottega.frames(f"{path}/ws?after={after}&{query}") == rest
+    for order, items in (("asc", expected), ("desc", expected[::-1])):
+        page = await bottega.client.get(f"{path}/events?limit=200&order={order}&{query}")
+        assert page.json()["items"] == items
+
+
+async def test_depth_counts_as_tasks_do(bottega: Running) -> None:
+    """A chain of three: the run's own agent, its sub-agent, and that one's."""
+    chain = ["one", "two", "three"]
+    for name, below in zip(chain, [["two"], ["three"], []], strict=True):
+        agent: dict[str, Any] = {
+            "name": name,
+            "description": name,
+            "system_message": f"I am {name}.",
+        }
+        if below:
+            agent["subagents"] = {"mode": "sync", "names": below}
+        assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    run_id = await start(bottega.client, agent="one", graph=None)
+    everything = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    depths = {task["id"]: task["depth"] for task in tasks}
+    assert sorted(depths.values()) == [0, 1]
+    for depth in (0, 1):
+        expected = [event for event in everything if depths.get(event["task_id"], -1) <= depth]
+        assert await bottega.frames(f"/v1/runs/{run_id}/ws?depth={depth}") == expected
+        page = await bottega.client.get(f"/v1/runs/{run_id}/events?limit=200&depth={depth}")
+        assert page.json()["items"] == expected
+
+
+@pytest.mark.parametrize(
+    "query", ["types=nonsense", "agents=Upper", "agents=", "types=", "depth=x", "after=-1"]
+)
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_filters_that_cannot_be_are_refused(quick: Running, query: str, accept: str) -> None:
+    path = f"/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/events?{query}"
+    answer = await quick.client.get(path, headers={"accept": accept})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["parameter"] == query.split("=")[0]
+
+
+async def test_a_websocket_is_told_how_far_it_is_while_nothing_is_for_it(quick: Running) -> None:
+    async with growing(quick) as run:
+        url = f"ws://127.0.0.1:{quick.port}{run.path}/ws?types=run.completed"
+        async with websockets.connect(url) as socket:
+            for _ in range(3):
+                await run.warn(5)
+                beat = from_json(await socket.recv())
+                while beat["seq"] < run.seq:
+                    beat = from_json(await socket.recv())
+                assert beat == {"type": "heartbeat", "seq": run.seq}
+            await run.finish()
+            rest = [from_json(message) async for message in socket]
+    assert rest[-1]["type"] == "run.completed"
+
+
+async def test_server_sent_events_move_the_place_without_an_event(quick: Running) -> None:
+    async with growing(quick) as run:
+        await run.warn(5)
+        headers = {"accept": "text/event-stream"}
+        path = f"{run.path}/events?types=run.completed"
+        async with quick.client.stream("GET", path, headers=headers) as response:
+            lines = response.aiter_lines()
+            assert await anext(lines) == ": heartbeat"
+            while await anext(lines) != f"id: {run.seq}":
+                pass
+            assert await anext(lines) == ""
+            await run.finish()
+            assert f"id: {run.seq}" in [line async for line in lines]
+
+
+async def test_an_event_source_that_has_everything_is_told_not_to_come_back(
+    quick: Running,
+) -> None:
+    async with growing(quick) as run:
+        await run.finish()
+    headers = {"accept": "text/event-stream", "last-event-id": str(run.seq)}
+    assert (await quick.client.get(f"{run.path}/events", headers=headers)).status_code == 204
+    headers["last-event-id"] = str(run.seq - 1)
+    assert (await quick.client.get(f"{run.path}/events", headers=headers)).status_code == 200
+
+
+async def test_server_sent_events_end_with_a_hint_when_the_server_stops(quick: Running) -> None:
+    async with growing(quick) as run:
+        lines = await _until_stopped(quick.client, f"{run.path}/events", quick)
+    assert lines[-3:] == [": the server stops", "retry: 1000", ""]
+
+
+async def _until_stopped(client: httpx2.AsyncClient, path: str, server: Running) -> list[str]:
+    async with client.stream("GET", path, headers={"accept": "text/event-stream"}) as response:
+        lines = []
+        async for line in response.aiter_lines():
+            lines.append(line)
+            server.service.feed.close()
+    return lines

@@ -1,0 +1,141 @@
+"""Readers that stop reading: they cost nothing, delay nobody, and come back for the rest."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import websockets
+from pydantic_core import from_json
+
+from app.db.engine import open_database
+from app.settings import Settings
+from tests.growing import Growing, growing, growing_on
+from tests.processes import command
+from tests.service import Running, frames, running
+from tests.team import define, start
+
+SLOW_S = 1.0
+ENOUGH = 3_000
+"""Events of about 1 KB: more than the kernels' buffers between both ends hold."""
+
+
+@pytest.fixture
+async def strict(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """An API without a worker that has little patience with readers."""
+    changed = settings.model_copy(update={"slow_reader_s": SLOW_S})
+    async with running(changed, database_url) as server:
+        yield server
+
+
+def narrow(port: int | None) -> socket.socket:
+    """A connection that takes in little before it is read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.setblocking(False)
+    return connection
+
+
+def idle(port: int | None, path: str) -> Any:
+    """A WebSocket that reads a few frames, and no more until it is asked."""
+    url = f"ws://127.0.0.1:{port}{path}"
+    return websockets.connect(url, sock=narrow(port), max_queue=1, ping_interval=None)
+
+
+async def readers_are(count: int, server: Running, run: Growing) -> None:
+    """Wait until so many watch the run."""
+    while server.service.tails.watched().get(run.run_id, 0) != count:
+        await asyncio.sleep(0)
+
+
+async def to_the_end(slow: Any) -> list[dict[str, Any]]:
+    """What is still to be read, whatever the code that it is closed with."""
+    received = []
+    with contextlib.suppress(websockets.ConnectionClosed):
+        async for message in slow:
+            received.append(from_json(message))
+    return received
+
+
+async def test_a_websocket_that_is_not_read_is_closed_with_the_place_to_resume(
+    strict: Running,
+) -> None:
+    async with growing(strict) as run:
+        other = asyncio.ensure_future(strict.frames(f"{run.path}/ws"))
+        async with idle(strict.port, f"{run.path}/ws") as slow:
+            await run.warn(ENOUGH, 1000)
+            await readers_are(1, strict, run)
+            await run.finish()
+            everything = await other
+            assert [event["seq"] for event in everything] == list(range(1, run.seq + 1))
+            received = await to_the_end(slow)
+        assert slow.close_code == 4008
+        seen = received[-1]["seq"]
+        assert slow.close_reason == f"slow; resume after={seen}"
+        assert received == everything[:seen]
+        rest = await strict.frames(f"{run.path}/ws?after={seen}")
+        assert received + rest == everything
+
+
+async def test_server_sent_events_that_are_not_read_are_cut_off(strict: Running) -> None:
+    async with growing(strict) as run:
+        other = asyncio.ensure_future(strict.frames(f"{run.path}/ws"))
+        while not strict.service.tails.watched():
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection(sock=narrow(strict.port), limit=1024)
+        request = f"GET {run.path}/events HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        writer.write(f"{request}accept: text/event-stream\r\n\r\n".encode())
+        await readers_are(2, strict, run)
+        await run.warn(ENOUGH, 1000)
+        await readers_are(1, strict, run)
+        await run.finish()
+        assert len(await other) == run.seq
+        received = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(65536):
+                received += part
+        assert b"id: 1\r\n" in received
+        assert f"id: {run.seq - 1}\r\n".encode() not in received
+        writer.close()
+
+
+async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url: str) -> None:
+    """40 MB of events pass by a reader that reads none of them, in a server of its own."""
+    environment = {
+        "DATABASE_URL": database_url,
+        "OPENAI_BASE_URL": model_url,
+        "OPENAI_API_KEY": "none",
+    }
+    async with (
+        command("serve", "--no-worker", "--port", "0", **environment) as server,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client,
+        open_database(database_url) as database,
+    ):
+        await define(client)
+        run_id = await start(client)
+        async with growing_on(database, run_id) as run:
+            warm = asyncio.ensure_future(frames(server.port, f"{run.path}/ws"))
+            await run.warn(1_000, 4_000)
+            process = psutil.Process(server.process.pid)
+            async with idle(server.port, f"{run.path}/ws?after={run.seq}") as slow:
+                before = process.memory_info().rss
+                highest = before
+                for _ in range(90):
+                    await run.warn(100, 4_000)
+                    highest = max(highest, process.memory_info().rss)
+                await run.finish()
+                assert len(await warm) == run.seq
+                highest = max(highest, process.memory_info().rss)
+                slow.transport.abort()
+    assert highest - before < 20_000_000
+
+
+@pytest.fixture
+def model_url() -> str:
+    """Nobody asks it anything."""
+    return "http://127.0.0.1:9/v1"

@@ -1,0 +1,81 @@
+"""A run whose log a test writes itself, in place of a worker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database
+from app.events import log
+from app.events.feed import Notifier, background
+from tests.service import Running
+from tests.team import define, start
+
+
+@dataclass(slots=True)
+class Growing:
+    """A run that is executed by nobody.
+
+    Attributes:
+        seq: of its newest event.
+    """
+
+    database: Database
+    notifier: Notifier
+    run_id: UUID
+    attempt: int
+    seq: int
+
+    @property
+    def path(self) -> str:
+        return f"/v1/runs/{self.run_id}"
+
+    async def append(self, *events: dict[str, Any], outcome: dict[str, Any] | None = None) -> None:
+        """Store events in one step, and say so; what an event leaves out is that of a warning."""
+        blank = {"type": "warning", "task_id": None, "parent_task_id": None, "agent": "coordinator"}
+        await log.append_step(
+            self.database.pool,
+            DEFAULT_TENANT,
+            self.run_id,
+            attempt=self.attempt,
+            after=self.seq,
+            events=[{**blank, "data": {}, **event} for event in events],
+            outcome=outcome,
+        )
+        self.seq += len(events)
+        self.notifier.wake(self.run_id)
+
+    async def warn(self, count: int, size: int = 100, *, step: int = 100) -> None:
+        """Store ``count`` warnings of about ``size`` bytes."""
+        for first in range(0, count, step):
+            data = {"code": "test", "message": "x" * size}
+            await self.append(*[{"data": data}] * min(step, count - first))
+
+    async def finish(self) -> None:
+        """Store the final event."""
+        outcome = {"status": "completed", "output": None, "usage": None}
+        await self.append({"type": "run.completed", "agent": None}, outcome=outcome)
+
+
+@asynccontextmanager
+async def growing(running: Running, *, defined: bool = False) -> AsyncIterator[Growing]:
+    """A new run on a server without a worker, claimed by the test."""
+    if not defined:
+        await define(running.client)
+    async with growing_on(running.service.database, await start(running.client)) as run:
+        yield run
+
+
+@asynccontextmanager
+async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
+    """A queued run, claimed by the test."""
+    claim = "SELECT claim_run($1, $2, $3)"
+    answer = from_json(await database.pool.fetchval(claim, DEFAULT_TENANT, UUID(run_id), 600.0))
+    notifier = Notifier(database.connect)
+    async with background(notifier.run):
+        attempt, seq = answer["attempt"], answer["last_seq"]
+        yield Growing(database, notifier, UUID(run_id), attempt, seq)

@@ -1,0 +1,85 @@
+"""The tail of a watched run: read once for all, and bounded."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database
+from app.events.feed import Feed, background
+from app.events.frames import Filter, Frame
+from app.events.tail import RING_EVENTS, Subscriber, Tails
+from app.settings import Settings
+from tests.growing import Growing, growing
+from tests.service import running
+
+
+@pytest.fixture
+async def run(settings: Settings, database_url: str) -> AsyncIterator[Growing]:
+    async with running(settings, database_url) as server, growing(server) as run:
+        yield run
+
+
+async def collect(subscriber: Subscriber) -> list[Frame]:
+    found: list[Frame] = []
+    while (frames := await subscriber.next()) is not None:
+        found += frames
+    return found
+
+
+async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
+    run: Growing, database: Database
+) -> None:
+    reads = []
+
+    async def count(connection: asyncpg.Connection) -> None:
+        connection.add_query_logger(lambda record: reads.append(record.query))
+
+    pool = asyncpg.create_pool(database.url, min_size=1, max_size=2, init=count)
+    feed = Feed(database.connect)
+    async with pool, background(feed.run):
+        tails = Tails(pool, feed, poll_s=60)
+        sight = await tails.look(DEFAULT_TENANT, run.run_id)
+        with tails.watching(sight, 0) as tail:
+            subscribers = [Subscriber(tail, 0, Filter(), 60) for _ in range(100)]
+            collecting = [asyncio.ensure_future(collect(one)) for one in subscribers]
+            for _ in range(10):
+                await run.warn(3)
+                while tail.last < run.seq:
+                    await asyncio.sleep(0)
+            await run.finish()
+            for found in await asyncio.gather(*collecting):
+                assert [frame.seq for frame in found] == list(range(1, run.seq + 1))
+        reading = [query for query in reads if "run_events" in query]
+        # One at the start, one when it listens, one per wake-up.
+        assert 2 <= len(reading) <= 2 + 11
+
+
+async def test_who_is_further_behind_than_the_tail_reaches_reads_the_log(run: Growing) -> None:
+    database = run.database
+    feed = Feed(database.connect)
+    async with background(feed.run):
+        tails = Tails(database.pool, feed)
+        sight = await tails.look(DEFAULT_TENANT, run.run_id)
+        with tails.watching(sight, 0) as tail:
+            early, late = (Subscriber(tail, 0, Filter(), 60) for _ in range(2))
+            collecting = asyncio.ensure_future(collect(early))
+            await run.warn(3 * RING_EVENTS, step=500)
+            await run.finish()
+            expected = list(range(1, run.seq + 1))
+            assert [frame.seq for frame in await collecting] == expected
+            assert tail.since(0) is None
+            assert [frame.seq for frame in await collect(late)] == expected
+
+
+async def test_a_page_of_big_events_is_short(run: Growing) -> None:
+    await run.warn(20, size=100_000, step=20)
+    feed = Feed(run.database.connect)
+    tails = Tails(run.database.pool, feed)
+    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+        frames, more = await tail.page(2)
+        assert 1 < len(frames) < 5
+        assert more
+        assert frames[0].seq == 3
