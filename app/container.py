@@ -23,6 +23,7 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
     from app.memory.embeddings import BuiltinEmbedder
+    from app.tools.egress import Egress
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
         async with (
             leases(database.connect, executor.held, settings.takeover_s),
             background(notifier.run, watch.run, lambda: sweeping),
+            _by_the_clock(service, egress),
         ):
             working = asyncio.ensure_future(
                 queue.work(
@@ -132,6 +134,21 @@ async def _worker(service: Service) -> AsyncIterator[None]:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await notifier.sent()
+
+
+@asynccontextmanager
+async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
+    """Send webhooks beside the block, if there is a secret to sign them with."""
+    from app.runs.alarms import heed
+    from app.runs.webhooks import Webhooks
+
+    secret, database = service.settings.webhook_secret, service.database
+    if secret is None:
+        yield
+        return
+    webhooks = Webhooks(database.pool, egress, secret.get_secret_value())
+    async with background(lambda: heed(database.connect, webhooks.alarm), webhooks.run):
+        yield
 
 
 @asynccontextmanager

@@ -1,0 +1,345 @@
+"""Telling others that a run has ended, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic_core import from_json
+from standardwebhooks import Webhook
+from structlog.testing import capture_logs
+
+from app.container import Service
+from app.events.feed import background
+from app.runs.alarms import heed
+from app.runs.webhooks import RETRIES_S, Webhooks, outcome
+from app.settings import Settings
+from app.tools.egress import Egress
+from tests.fake_model import FakeModel, http_error, text
+from tests.flows.test_processes import client_of, environment
+from tests.processes import command
+from tests.service import Running, running
+from tests.team import define, start
+from tests.tools.raw_server import RawServer, answer
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def told(receiver: RawServer, number: int = 0) -> dict[str, Any]:
+    """A message that arrived, its signature verified."""
+    request = receiver.requests[number]
+    body: dict[str, Any] = Webhook(SECRET).verify(request.body, request.headers)
+    return body
+
+
+async def arrived(receiver: RawServer, count: int = 1) -> None:
+    while len(receiver.requests) < count:
+        await asyncio.sleep(0)
+
+
+async def settled(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
+    """What became of a run's webhook."""
+    while True:
+        webhook: dict[str, Any] = (await client.get(f"/v1/runs/{run_id}")).json()["webhook"]
+        if webhook["status"] != "pending":
+            return webhook
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[RawServer]:
+    async with RawServer() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def signing(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "model_tries": 1,
+            "drain_grace_s": 0.0,
+            "webhook_secret": Settings(_env_file=None, webhook_secret=SECRET).webhook_secret,
+            "egress_allow": ["127.0.0.1"],
+        }
+    )
+
+
+@pytest.fixture
+async def worker(signing: Settings, database_url: str) -> AsyncIterator[Running]:
+    async with running(signing, database_url, worker=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def api(signing: Settings, database_url: str) -> AsyncIterator[Running]:
+    """Without a worker: the test delivers."""
+    async with running(signing, database_url) as server:
+        yield server
+
+
+@asynccontextmanager
+async def delivering(service: Service, **options: Any) -> AsyncIterator[Webhooks]:
+    async with aclosing(Egress(["127.0.0.1"])) as egress:
+        webhooks = Webhooks(service.database.pool, egress, SECRET, jitter=lambda: 1.0, **options)
+        async with background(lambda: heed(service.database.connect, webhooks.alarm), webhooks.run):
+            yield webhooks
+
+
+async def ended(client: httpx2.AsyncClient, url: str) -> str:
+    """A run that was cancelled before it began."""
+    run_id = await start(client, webhook_url=url)
+    assert (await client.post(f"/v1/runs/{run_id}/cancel")).json()["status"] == "cancelled"
+    return run_id
+
+
+async def test_a_completed_run_is_told_with_a_signature(
+    worker: Running, receiver: RawServer
+) -> None:
+    await define(worker.client)
+    url = receiver.url("/hook?token=hidden")
+    run_id = await start(worker.client, webhook_url=url, metadata={"customer": "acme"})
+    webhook = await settled(worker.client, run_id)
+    run = (await worker.client.get(f"/v1/runs/{run_id}")).json()
+    message, (request,) = told(receiver), receiver.requests
+    assert request.line == "POST /hook?token=hidden HTTP/1.1"
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["webhook-id"] == run_id
+    assert (message["type"], message["timestamp"]) == ("run.completed", run["ended_at"])
+    data = message["data"]
+    assert data.pop("output_omitted") is False
+    assert data.pop("path") == f"/v1/runs/{run_id}"
+    assert data == {name: run[name] for name in data}
+    assert {"id", "status", "agent", "graph", "session_id", "output", "usage"} <= set(data)
+    assert data["metadata"] == {"customer": "acme"}
+    assert "hidden" not in str(message)
+    assert webhook["url"] == receiver.url("/hook")
+    assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("delivered", 1, 200)
+    assert webhook["error"] is webhook["next_at"] is None
+    assert webhook["ended_at"] is not None
+
+
+async def test_so_are_failed_and_cancelled_ones(
+    worker: Running, receiver: RawServer, model: FakeModel
+) -> None:
+    await define(worker.client)
+    model.script(http_error(401))
+    failed = await start(worker.client, webhook_url=receiver.url())
+    assert (await settled(worker.client, failed))["status"] == "delivered"
+    assert told(receiver)["type"] == "run.failed"
+    assert told(receiver)["data"]["error"]["code"] == "model_unauthorized"
+    plain = await start(worker.client)
+    while (await worker.client.get(f"/v1/runs/{plain}")).json()["ended_at"] is None:
+        pass
+    assert len(receiver.requests) == 1
+
+
+async def test_a_long_output_is_left_out(
+    worker: Running, receiver: RawServer, model: FakeModel
+) -> None:
+    await define(worker.client)
+    for length, omitted in ((100_000, False), (110_000, True)):
+        model.script(text("x" * length))
+        run_id = await start(
+            worker.client, agent="requirements", graph=None, webhook_url=receiver.url()
+        )
+        await settled(worker.client, run_id)
+        data = told(receiver, -1)["data"]
+        assert data["output_omitted"] is omitted
+        assert data["output"] == (None if omitted else "x" * length)
+        assert data["path"] == f"/v1/runs/{run_id}"
+
+
+def scripted(receiver: RawServer, *answers: bytes) -> None:
+    """Let a receiver give these answers, one each."""
+    waiting = list(answers)
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        writer.write(waiting.pop(0))
+        await writer.drain()
+
+    receiver.reply = reply
+
+
+async def test_what_fails_is_sent_again_under_the_same_id(
+    api: Running, receiver: RawServer
+) -> None:
+    await define(api.client)
+    elsewhere = f"location: {receiver.url('/elsewhere')}"
+    scripted(
+        receiver,
+        answer(status=500),
+        answer(status=302, headers=(elsewhere,)),
+        answer("y" * 100_000, status=429),
+        answer(status=204),
+    )
+    run_id = await ended(api.client, receiver.url("/hook"))
+    async with delivering(api.service, retries_s=(0.0, 0.0, 0.0)):
+        webhook = await settled(api.client, run_id)
+    assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("delivered", 4, 204)
+    assert webhook["error"] is None
+    assert {request.target for request in receiver.requests} == {"/hook"}
+    assert {request.headers["webhook-id"] for request in receiver.requests} == {run_id}
+    assert len({request.body for request in receiver.requests}) == 1
+    assert [told(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4
+
+
+async def test_it_waits_before_it_tries_again_and_gives_up_in_the_end(
+    api: Running, receiver: RawServer
+) -> None:
+    await define(api.client)
+    receiver.reply = answer(status=503)
+    run_id = await ended(api.client, receiver.url())
+    pool = api.service.database.pool
+    async with delivering(api.service, retries_s=(100.0, 1000.0)):
+        for tries, wait in ((1, 100), (2, 1000)):
+            while (webhook := (await api.client.get(f"/v1/runs/{run_id}")).json()["webhook"])[
+                "answer"
+            ] is None or webhook["tries"] < tries:
+                pass
+            left = "SELECT extract(epoch FROM next_at - now())::float FROM webhooks"
+            while (seconds := await pool.fetchval(left)) <= 60.0:
+                pass  # its lease: the outcome is about to be stored
+            assert wait - 30 < seconds <= wait
+            assert (webhook["status"], webhook["error"]) == (
+                "pending",
+                "the receiver answered 503",
+            )
+            await pool.execute("UPDATE webhooks SET next_at = now()")
+            await pool.execute("SELECT pg_notify('bottega_webhooks', '')")
+        webhook = await settled(api.client, run_id)
+    assert (webhook["status"], webhook["tries"], webhook["next_at"]) == ("failed", 3, None)
+    assert len(receiver.requests) == 3
+
+
+async def test_a_receiver_that_is_gone_is_left_alone(api: Running, receiver: RawServer) -> None:
+    await define(api.client)
+    receiver.reply = answer(status=410)
+    run_id = await ended(api.client, receiver.url())
+    async with delivering(api.service):
+        webhook = await settled(api.client, run_id)
+    assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("failed", 1, 410)
+
+
+async def test_an_address_inside_is_refused_when_it_is_sent(
+    signing: Settings, database_url: str, receiver: RawServer
+) -> None:
+    closed = signing.model_copy(update={"egress_allow": []})
+    async with running(closed, database_url, worker=True) as server:
+        await define(server.client)
+        run_id = await start(server.client, webhook_url=receiver.url(host="localhost"))
+        webhook = await settled(server.client, run_id)
+    assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("failed", 1, None)
+    assert "BOTTEGA_EGRESS_ALLOW" in webhook["error"]
+    assert receiver.connections == 0
+
+
+async def test_several_workers_send_each_once(api: Running, receiver: RawServer) -> None:
+    await define(api.client)
+    runs = [await ended(api.client, receiver.url()) for _ in range(30)]
+    async with (
+        delivering(api.service),
+        delivering(api.service),
+        delivering(api.service),
+    ):
+        for run_id in runs:
+            await settled(api.client, run_id)
+    assert sorted(request.headers["webhook-id"] for request in receiver.requests) == sorted(runs)
+
+
+async def test_a_few_go_out_at_a_time(api: Running, receiver: RawServer) -> None:
+    await define(api.client)
+    gate = asyncio.Event()
+
+    async def held(writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(answer())
+
+    receiver.reply = held
+    runs = [await ended(api.client, receiver.url()) for _ in range(20)]
+    async with delivering(api.service):
+        await arrived(receiver, 8)
+        await api.service.database.pool.execute("SELECT pg_notify('bottega_webhooks', '')")
+        begun = "SELECT count(*) FROM webhooks WHERE tries > 0"
+        assert await api.service.database.pool.fetchval(begun) == 8
+        gate.set()
+        for run_id in runs:
+            assert (await settled(api.client, run_id))["tries"] == 1
+    assert len(receiver.requests) == 20
+
+
+async def test_a_try_that_outlived_its_lease_changes_nothing(
+    api: Running, receiver: RawServer
+) -> None:
+    await define(api.client)
+    gate = asyncio.Event()
+
+    async def first_held(writer: asyncio.StreamWriter) -> None:
+        if len(receiver.requests) > 1:
+            writer.write(answer())
+        else:
+            await gate.wait()
+            writer.write(answer(status=410))
+
+    receiver.reply = first_held
+    with capture_logs() as logs:
+        async with delivering(api.service):
+            run_id = await ended(api.client, receiver.url())
+            await arrived(receiver)
+            async with delivering(api.service) as second:
+                await api.service.database.pool.execute("UPDATE webhooks SET next_at = now()")
+                second.alarm.ring()
+                delivered = await settled(api.client, run_id)
+            gate.set()
+            while not any(entry["event"] == "webhook.failed" for entry in logs):
+                await asyncio.sleep(0)
+    assert (delivered["status"], delivered["tries"]) == ("delivered", 2)
+    assert (await settled(api.client, run_id)) == delivered
+
+
+async def test_a_worker_killed_in_mid_delivery_is_replaced(
+    database_url: str, model: FakeModel, receiver: RawServer, api: Running
+) -> None:
+    environment_ = environment(
+        database_url,
+        model,
+        BOTTEGA_WEBHOOK_SECRET=SECRET,
+        BOTTEGA_EGRESS_ALLOW="127.0.0.1",
+    )
+    gate = asyncio.Event()
+
+    async def held(writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(answer())
+
+    receiver.reply = held
+    async with (
+        command("serve", "--no-worker", "--port", "0", **environment_) as serving,
+        client_of(serving.port) as client,
+    ):
+        await define(client)
+        async with command("worker", **environment_) as victim:
+            run_id = await start(client, webhook_url=receiver.url())
+            await arrived(receiver)
+            victim.kill()
+            await victim.process.wait()
+        left = await api.service.database.pool.fetchval(
+            "UPDATE webhooks w SET next_at = now() FROM webhooks old WHERE old.run_id = w.run_id "
+            "RETURNING extract(epoch FROM old.next_at - now())::float"
+        )
+        assert 15 < left <= 60  # nobody else sends it while the victim might
+        gate.set()
+        async with command("worker", **environment_):
+            webhook = await settled(client, run_id)
+    assert (webhook["status"], webhook["tries"]) == ("delivered", 2)
+    assert [request.headers["webhook-id"] for request in receiver.requests] == [run_id] * 2
+    assert from_json(receiver.requests[0].body) == told(receiver, 1)
+
+
+def test_the_tries_take_about_a_day() -> None:
+    tries, waited = 0, 0.0
+    while (what := outcome(500, None, tries := tries + 1, RETRIES_S)).status == "pending":
+        waited += what.wait_s
+    assert (tries, what.status) == (8, "failed")
+    assert 18 * 3600 < waited < 30 * 3600
