@@ -14,7 +14,17 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 
 import app as package
-from app.api import agents, errors, graphs, operations, runs, sessions, stream, websocket
+from app.api import (
+    agents,
+    errors,
+    graphs,
+    operations,
+    runs,
+    sessions,
+    stream,
+    tickets,
+    websocket,
+)
 from app.api.middleware import OnlyFromHere, RefuseLongBody
 from app.api.sockets import HttpProtocol, WebSocketProtocol
 from app.container import Service, open_service
@@ -44,7 +54,7 @@ def create_app(service: Service) -> FastAPI:
     settings = service.settings
     app.add_middleware(OnlyFromHere, host=settings.host, any_host=settings.allow_open)
     errors.install(app)
-    for routes in (agents, graphs, runs, stream, websocket, sessions, operations):
+    for routes in (agents, graphs, runs, stream, websocket, tickets, sessions, operations):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

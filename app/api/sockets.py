@@ -36,7 +36,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         extensions: Any = self.scope["extensions"]
         extensions[DROP] = self._drop
+        self.app = self._with_refusals(self.app)
         await super().run_asgi()
+
+    def _with_refusals(self, app: Any) -> Any:
+        async def answered(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # uvicorn takes a refusal, which it sent, for no answer, and logs an error.
+            self.handshake_complete |= self.initial_response is not None
+
+        return answered
 
     def _drop(self, code: int, reason: str) -> None:
         """Say so behind what is still to be read, and break the connection off soon after."""

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from app.api.errors import field_problem, for_error, problem_response
 from app.api.sockets import DROP
+from app.api.tickets import redeem
 from app.api.watch import WatchQuery
 from app.container import Service
 from app.db.base import DEFAULT_TENANT
@@ -23,6 +24,8 @@ from app.runs.control import request_cancel
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 SUBPROTOCOL = "bottega.v1"
+TICKET = "ticket."
+"""What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
 FINISHED, STOPPING, SLOW = 1000, 1001, 4008
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"}'
 
@@ -37,7 +40,11 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
-        sight = await service.tails.look(DEFAULT_TENANT, UUID(run_id))
+        tenant_id = await _tenant(socket, service, UUID(run_id))
+        if tenant_id is None:
+            await socket.send_denial_response(_bad_ticket())
+            return
+        sight = await service.tails.look(tenant_id, UUID(run_id))
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return
@@ -45,6 +52,24 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     with service.tails.watching(sight, query.after) as tail:
         await socket.accept(SUBPROTOCOL if offered else None)
         await _serve(socket, service, sight, tail, query)
+
+
+async def _tenant(socket: WebSocket, service: Service, run_id: UUID) -> UUID | None:
+    """Whose run the client may watch; ``None`` if it shows a ticket that is not good."""
+    for offered in socket.scope["subprotocols"]:
+        if offered.startswith(TICKET):
+            ticket = offered.removeprefix(TICKET)
+            return await redeem(service.database.pool, ticket, run_id)
+    return DEFAULT_TENANT
+
+
+def _bad_ticket() -> Response:
+    detail = (
+        "the ticket is unknown, used, too old or for another run: get a new one from "
+        "POST /v1/ws-tickets and connect within 30 seconds"
+    )
+    headers = {"WWW-Authenticate": "Bearer"}
+    return problem_response(401, "bad_ticket", detail, headers=headers)
 
 
 def _refusal(error: Exception) -> Response:

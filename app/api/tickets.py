@@ -1,0 +1,85 @@
+"""Tickets: how a browser, whose WebSocket cannot send headers, shows that it may watch."""
+
+import hashlib
+import secrets
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter
+from pydantic import ConfigDict, Field
+
+from app.api.deps import ServiceDep, Tenant
+from app.api.errors import problems
+from app.api.schemas.base import Answer, Body
+
+router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
+
+VALID_S = 30.0
+
+# Whoever asks for a ticket clears some away that nobody can use any more.
+_ISSUE = """
+WITH expired AS (
+    DELETE FROM ws_tickets WHERE ticket_hash IN (
+        SELECT ticket_hash FROM ws_tickets WHERE expires_at < now()
+        ORDER BY expires_at LIMIT 100 FOR UPDATE SKIP LOCKED))
+INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4)) RETURNING expires_at
+"""
+_REDEEM = """
+DELETE FROM ws_tickets WHERE ticket_hash = $1
+RETURNING tenant_id, expires_at > now() AND coalesce(run_id = $2, true) AS valid
+"""
+
+
+class NewTicket(Body):
+    """A ticket to ask for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}]})
+
+    run_id: Annotated[
+        Annotated[UUID, Field(strict=False)] | None,
+        Field(description="Good for this run only; null: for any of the tenant's."),
+    ] = None
+
+
+class Ticket(Answer):
+    """Good for opening one WebSocket."""
+
+    ticket: Annotated[
+        str, Field(description='Offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`.')
+    ]
+    expires_at: datetime
+
+
+@router.post(
+    "",
+    operation_id="create_ws_ticket",
+    summary="Get a ticket for a WebSocket",
+    description=(
+        "For browsers, whose WebSockets cannot send an Authorization header. The ticket is good "
+        "once, for 30 seconds, at any API process."
+    ),
+    status_code=201,
+    response_model=Ticket,
+    responses=problems(400, 404, 413, 415),
+)
+async def create(service: ServiceDep, tenant: Tenant, body: NewTicket) -> Any:
+    if body.run_id is not None:
+        await service.tails.look(tenant, body.run_id)
+    ticket = secrets.token_urlsafe(32)
+    expires_at = await service.database.pool.fetchval(
+        _ISSUE, tenant, _hash(ticket), body.run_id, VALID_S
+    )
+    return Ticket(ticket=ticket, expires_at=expires_at)
+
+
+async def redeem(pool: asyncpg.Pool, ticket: str, run_id: UUID) -> UUID | None:
+    """Use a ticket up, good or not; answers with its tenant if it was good for the run."""
+    row = await pool.fetchrow(_REDEEM, _hash(ticket), run_id)
+    return row["tenant_id"] if row is not None and row["valid"] else None
+
+
+def _hash(ticket: str) -> bytes:
+    return hashlib.sha256(ticket.encode()).digest()

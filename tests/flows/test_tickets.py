@@ -1,0 +1,106 @@
+"""Single-use tickets, by which a browser opens a WebSocket."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+import websockets
+from pydantic_core import from_json
+
+from app.settings import Settings
+from tests.growing import growing
+from tests.service import Running, running
+from tests.team import start
+
+
+@pytest.fixture
+async def ended(settings: Settings, database_url: str) -> Any:
+    """A server, and the path of a run that is over."""
+    async with running(settings, database_url) as server, growing(server) as run:
+        await run.finish()
+        yield server, run.path
+
+
+async def ticket(client: httpx2.AsyncClient, **body: Any) -> str:
+    answer = await client.post("/v1/ws-tickets", json=body)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["ticket"]
+    return found
+
+
+async def opened(server: Running, path: str, *protocols: str) -> str | None:
+    """The subprotocol that the server chose, after all events came."""
+    url = f"ws://127.0.0.1:{server.port}{path}/ws"
+    async with websockets.connect(url, subprotocols=list(protocols) or None) as socket:  # type: ignore[arg-type]
+        assert from_json([message async for message in socket][-1])["type"] == "run.completed"
+        return socket.subprotocol
+
+
+async def refused(server: Running, path: str, *protocols: str) -> None:
+    with pytest.raises(websockets.InvalidStatus) as answer:
+        await opened(server, path, *protocols)
+    assert answer.value.response.status_code == 401
+    assert from_json(answer.value.response.body or b"")["code"] == "bad_ticket"
+
+
+async def test_a_ticket_opens_one_websocket_at_any_server(
+    ended: Any, settings: Settings, database_url: str
+) -> None:
+    server, path = ended
+    for body in ({}, {"run_id": path.rpartition("/")[2]}):
+        good = f"ticket.{await ticket(server.client, **body)}"
+        async with running(settings, database_url) as other:
+            assert await opened(other, path, "bottega.v1", good) == "bottega.v1"
+        await refused(server, path, "bottega.v1", good)
+
+
+async def test_of_many_who_show_a_ticket_at_once_one_gets_in(ended: Any) -> None:
+    server, path = ended
+    good = f"ticket.{await ticket(server.client)}"
+    tries = [opened(server, path, "bottega.v1", good) for _ in range(8)]
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    assert results.count("bottega.v1") == 1
+    assert sum(isinstance(result, websockets.InvalidStatus) for result in results) == 7
+
+
+async def test_the_protocol_may_be_offered_without_a_ticket(ended: Any) -> None:
+    server, path = ended
+    assert await opened(server, path, "bottega.v1") == "bottega.v1"
+    assert await opened(server, path) is None
+
+
+async def test_tickets_that_are_not_good_are_refused(ended: Any) -> None:
+    server, path = ended
+    other_run = await start(server.client)
+    await refused(server, path, "bottega.v1", "ticket.unknown")
+    await refused(server, path, "bottega.v1", "ticket.")
+    foreign = await ticket(server.client, run_id=other_run)
+    await refused(server, path, "bottega.v1", f"ticket.{foreign}")
+    old = await ticket(server.client)
+    pool = server.service.database.pool
+    await pool.execute("UPDATE ws_tickets SET expires_at = now() - interval '1 s'")
+    await ticket(server.client)
+    assert await pool.fetchval("SELECT count(*) FROM ws_tickets") == 1
+    await refused(server, path, "bottega.v1", f"ticket.{old}")
+    late = await ticket(server.client)
+    await pool.execute("UPDATE ws_tickets SET expires_at = now() - interval '1 s'")
+    await refused(server, path, "bottega.v1", f"ticket.{late}")
+
+
+async def test_no_ticket_is_given_for_a_run_that_is_not_there(ended: Any) -> None:
+    server, _ = ended
+    nobody = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+    answer = await server.client.post("/v1/ws-tickets", json={"run_id": nobody})
+    assert answer.status_code == 404
+
+
+async def test_tickets_are_stored_hashed(ended: Any) -> None:
+    server, _ = ended
+    good = await ticket(server.client)
+    rows = await server.service.database.pool.fetch(
+        "SELECT ws_tickets::text AS row FROM ws_tickets"
+    )
+    assert len(rows) == 1
+    assert good not in rows[0]["row"]
+    assert good.encode().hex() not in rows[0]["row"]
