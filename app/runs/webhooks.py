@@ -18,7 +18,6 @@ import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
-from app.clock import utcnow
 from app.errors import BottegaError
 from app.events.log import is_transient
 from app.runs.alarms import Alarm
@@ -42,7 +41,7 @@ UPDATE webhooks w SET tries = w.tries + 1, next_at = now() + make_interval(secs 
 FROM (SELECT tenant_id, run_id FROM webhooks WHERE status = 'pending' AND next_at <= now()
       ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED) due
 WHERE w.tenant_id = due.tenant_id AND w.run_id = due.run_id
-RETURNING w.tenant_id, w.run_id, w.url, w.tries
+RETURNING w.tenant_id, w.run_id, w.url, w.tries, now()
 """
 _NEXT = """
 SELECT extract(epoch FROM min(next_at) - now())::float FROM webhooks WHERE status = 'pending'
@@ -187,7 +186,9 @@ class Webhooks:
             else:
                 log.error("webhook.broken", exc_info=error)
 
-    async def _send(self, tenant_id: UUID, run_id: UUID, url: str, tries: int) -> None:
+    async def _send(
+        self, tenant_id: UUID, run_id: UUID, url: str, tries: int, at: datetime
+    ) -> None:
         """Send once, and store what came of it."""
         body = message(await self._pool.fetchrow(_RUN, tenant_id, run_id))
         answer, failure = None, None
@@ -195,7 +196,7 @@ class Webhooks:
             reply = await self._egress.request(
                 "POST",
                 url,
-                headers=signed(self._secret, run_id, utcnow(), body),
+                headers=signed(self._secret, run_id, at, body),
                 content=body,
                 timeout_s=TIMEOUT_S,
                 max_bytes=_MAX_REPLY,
