@@ -138,16 +138,21 @@ async def _worker(service: Service) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
-    """Send webhooks beside the block, if there is a secret to sign them with."""
+    """Start scheduled runs beside the block, and, with a secret to sign them, send webhooks."""
     from app.runs.alarms import heed
+    from app.runs.schedules import Limits, Ticker
     from app.runs.webhooks import Webhooks
 
-    secret, database = service.settings.webhook_secret, service.database
-    if secret is None:
-        yield
-        return
-    webhooks = Webhooks(database.pool, egress, secret.get_secret_value())
-    async with background(lambda: heed(database.connect, webhooks.alarm), webhooks.run):
+    settings, database = service.settings, service.database
+    limits = Limits(settings.run_timeout_s, settings.queue_timeout_s)
+    workers: list[Ticker | Webhooks] = [Ticker(database.engine, limits)]
+    if settings.webhook_secret is not None:
+        secret = settings.webhook_secret.get_secret_value()
+        workers.append(Webhooks(database.pool, egress, secret))
+    alarms = [worker.alarm for worker in workers]
+    async with background(
+        lambda: heed(database.connect, *alarms), *(worker.run for worker in workers)
+    ):
         yield
 
 

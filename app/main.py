@@ -20,6 +20,7 @@ from app.api import (
     graphs,
     operations,
     runs,
+    schedules,
     sessions,
     stream,
     tickets,
@@ -54,7 +55,17 @@ def create_app(service: Service) -> FastAPI:
     settings = service.settings
     app.add_middleware(OnlyFromHere, host=settings.host, any_host=settings.allow_open)
     errors.install(app)
-    for routes in (agents, graphs, runs, stream, websocket, tickets, sessions, operations):
+    for routes in (
+        agents,
+        graphs,
+        runs,
+        stream,
+        websocket,
+        tickets,
+        schedules,
+        sessions,
+        operations,
+    ):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

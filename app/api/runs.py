@@ -84,7 +84,7 @@ class RunQuery(PageQuery):
         )
 
 
-def check_webhook(settings: Settings, url: str | None) -> None:
+def check_webhook(settings: Settings, url: str | None, *, pointer: str = "/webhook_url") -> None:
     """Refuse at once what could never be sent; what a name resolves to is judged when it is.
 
     Raises:
@@ -97,12 +97,12 @@ def check_webhook(settings: Settings, url: str | None) -> None:
             "this server has no secret to sign webhooks with: its operator sets one in "
             "BOTTEGA_WEBHOOK_SECRET",
             code="no_webhook_secret",
-            pointer="/webhook_url",
+            pointer=pointer,
         )
     try:
         refuse_inside(url, AllowList.parse(settings.egress_allow))
     except EgressRefusedError as error:
-        raise InvalidInputError(error.detail, code=error.code, pointer="/webhook_url") from None
+        raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
 
 
 @router.post(

@@ -5,7 +5,7 @@ nowhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
@@ -53,8 +53,9 @@ class NewRun:
             timeout_s, queue_timeout_s: the server's, where it asks for none of its own.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return cls(**{**asked, **limits, **given})
+        known = [field.name for field in fields(cls)]  # an older version may have stored it
+        given = {name: asked[name] for name in known if asked.get(name) is not None}
+        return cls(**{**dict.fromkeys(known), **limits, **given})
 
 
 async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> UUID:
