@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
-from app.events.feed import Feed, Notifier, background
+from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tail import Tails
 from app.runs import queue
 from app.settings import Settings, secrets
@@ -87,12 +87,14 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
     from app.runs.leases import leases
+    from app.runs.live_text import LiveText
     from app.runs.plugins import configure_agent
     from app.tools.builtin import ToolDeps
     from app.tools.egress import Egress
 
     settings, database = service.settings, service.database
     notifier = Notifier(database.connect)
+    live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
         executor = Executor(
             pool=database.pool,
@@ -108,12 +110,13 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,
+            live_text=live_text,
         )
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         watch = CancelWatch(database.connect, executor.held, executor.cancel)
         async with (
             leases(database.connect, executor.held, settings.takeover_s),
-            background(notifier.run, watch.run, lambda: sweeping),
+            background(notifier.run, live_text.run, watch.run, lambda: sweeping),
             _by_the_clock(service, egress),
         ):
             working = asyncio.ensure_future(

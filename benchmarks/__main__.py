@@ -98,6 +98,8 @@ async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float]:
     ) as socket:
         async for message in socket:
             event = from_json(message)
+            if event["type"] == "heartbeat":
+                continue
             at[event["type"]] = datetime.fromisoformat(event["at"])
             if event["type"] == "run.completed":
                 took = time.perf_counter() - began

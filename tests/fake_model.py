@@ -124,6 +124,16 @@ def gated_within(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
     return lambda request: _Stream(list(wire.chunks(answer, request)), gate=gate, wait_at=events)
 
 
+def gated_cut(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
+    """The first ``events`` events of an answer; once ``gate`` is set the connection breaks."""
+
+    def make(request: dict[str, Any]) -> ASGIApp:
+        sent = list(wire.chunks(answer, request))[: events + 1]
+        return _Stream(sent, ends=False, gate=gate, wait_at=events)
+
+    return make
+
+
 def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
     """The application that gives ``reply`` to ``request``."""
     if not isinstance(reply, Answer):

@@ -31,13 +31,21 @@ class Running:
 
 
 async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
-    """Everything that a WebSocket sends until the server closes it, which must be with 1000."""
+    """Every event that a WebSocket sends until the server closes it, which must be with 1000.
+
+    Without live text and heartbeats, which depend on how fast everything is.
+    """
     received = []
     async with websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket:
         async for message in socket:
             received.append(from_json(message))
     assert socket.close_code == 1000
-    return received
+    return [frame for frame in received if is_stored(frame)]
+
+
+def is_stored(frame: dict[str, Any]) -> bool:
+    """Whether a frame is an event of the log."""
+    return frame["type"] not in ("llm.delta", "heartbeat")
 
 
 async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:

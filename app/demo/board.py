@@ -11,6 +11,9 @@ from rich.tree import Tree
 
 _MARKS = {"done": "[green]✓[/]", "failed": "[red]✗[/]", "stopped": "[yellow]■[/]"}
 
+_SHOWN = 48
+"""Characters of what a model is saying."""
+
 
 @dataclass(slots=True)
 class Line:
@@ -21,6 +24,7 @@ class Line:
     state: str = "starting"
     ended: datetime | None = None
     tokens: int = 0
+    text: str = ""
     received: list[str] = field(default_factory=list)
     children: "list[Line]" = field(default_factory=list)
     mark: str = "busy"
@@ -52,7 +56,10 @@ class Board:
             return None
         match kind:
             case "llm.started":
-                line.state = f"asks the model (call {data['call']})"
+                line.state, line.text = f"asks the model (call {data['call']})", ""
+            case "llm.delta":
+                line.text = line.text[: data["offset"]] + data["text"]
+                line.state = f"[italic]…{escape(' '.join(line.text.split())[-_SHOWN:])}[/]"
             case "llm.completed":
                 usage = data["usage"]
                 line.tokens += usage["input_tokens"] + usage["output_tokens"]

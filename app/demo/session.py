@@ -114,7 +114,9 @@ async def _checked(answer: Any) -> dict[str, Any]:
 async def _events(url: str) -> AsyncIterator[dict[str, Any]]:
     async with websockets.connect(url, max_size=None) as socket:
         async for message in socket:
-            yield from_json(message)
+            frame = from_json(message)
+            if frame["type"] != "heartbeat":
+                yield frame
 
 
 async def _watch(url: str) -> None:

@@ -144,7 +144,7 @@ class Feed:
         await gone.wait()
 
     def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        for text in str(payload).split(","):
+        for text in str(payload).split(",") if self._watchers else ():
             with contextlib.suppress(ValueError):
                 for news in self._watchers.get(UUID(text), ()):
                     news.tell(channel)

@@ -52,10 +52,14 @@ class Filter:
 
     def passes(self, frame: Frame) -> bool:
         """Whether to show it."""
-        return frame.is_final or (
-            (self.types is None or frame.type in self.types)
-            and (self.agents is None or frame.agent in self.agents)
-            and (self.depth is None or frame.depth <= self.depth)
+        return frame.is_final or self.wants(frame.type, frame.agent, frame.depth)
+
+    def wants(self, kind: str, agent: str | None, depth: int) -> bool:
+        """Whether to show what is of this type, and of this agent at this depth."""
+        return (
+            (self.types is None or kind in self.types)
+            and (self.agents is None or agent in self.agents)
+            and (self.depth is None or depth <= self.depth)
         )
 
 

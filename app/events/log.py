@@ -162,18 +162,19 @@ def _json(value: Any) -> str:
     try:
         encoded = to_json(value)
     except (UnicodeEncodeError, ValueError):
-        encoded = to_json(_storable(value))
+        encoded = to_json(storable(value))
     if b"\\u0000" in encoded:
-        encoded = to_json(_storable(value))
+        encoded = to_json(storable(value))
     return encoded.decode()
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
+    """``value`` with what PostgreSQL cannot store replaced, character by character."""
     if isinstance(value, str):
         clean = value.encode("utf-8", "replace").decode() if not value.isascii() else value
         return clean.replace("\x00", "\ufffd")
     if isinstance(value, dict):
-        return {_storable(key): _storable(item) for key, item in value.items()}
+        return {storable(key): storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_storable(item) for item in value]
+        return [storable(item) for item in value]
     return value

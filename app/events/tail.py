@@ -8,19 +8,21 @@ until it has caught up. So nobody delays anybody, and who does not read costs no
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from app.clock import monotonic
 from app.errors import NotFoundError
-from app.events.feed import Feed, News
-from app.events.frames import Filter, Frame, of_row
+from app.events.feed import EVENTS, TEXT, Feed, News
+from app.events.frames import LLM_DELTA, Filter, Frame, of_row
 from app.events.log import is_transient
+from app.events.speech import Speech, Speeches
 
 RING_EVENTS = 1000
 RING_BYTES = 256 * 1024
@@ -43,6 +45,23 @@ SELECT * FROM (
 WHERE before IS NULL OR before < $5
 ORDER BY seq
 """
+_READ_TEXT = """
+SELECT id, task_id, call, attempt, at, text, clock_timestamp() AS now FROM live_text
+WHERE tenant_id = $1 AND run_id = $2 AND id > $3 ORDER BY id LIMIT $4
+"""
+# Of each task the newest event that begins or ends a model call.
+_READ_CALLS = """
+SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.data,
+    (SELECT t.depth FROM tasks t
+     WHERE t.tenant_id = e.tenant_id AND t.run_id = e.run_id AND t.id = e.task_id) AS depth
+FROM run_events e
+WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq <= $3 AND NOT e.data ? 'retry_in_ms'
+  AND e.type IN ('llm.started', 'llm.completed', 'llm.failed', 'agent.completed', 'agent.failed')
+  AND e.seq > coalesce((SELECT max(r.seq) FROM run_events r WHERE r.tenant_id = $1
+                        AND r.run_id = $2 AND r.seq <= $3 AND r.type = 'run.resumed'), 0)
+ORDER BY e.task_id, e.seq DESC
+"""
+_ALL = frozenset([EVENTS, TEXT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,7 @@ class Tail:
         over: that was the final one.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new one, whenever anything here changes.
+        speeches: what the model calls under way say; never ahead of the events here, or behind.
     """
 
     def __init__(self, pool: asyncpg.Pool, sight: Sight, after: int, closed: asyncio.Event) -> None:
@@ -77,6 +97,9 @@ class Tail:
         self.over = sight.over and self.last == sight.last_seq
         self.changed = asyncio.Event()
         self.watchers = 0
+        self.speeches = Speeches(sight.run_id)
+        self._knows_calls = self.last == 0
+        self._text_id = 0
         self._pool = pool
         self._run = sight
         self._ring: deque[Frame] = deque()
@@ -92,53 +115,88 @@ class Tail:
             return None
         return list(islice(self._ring, after - missing, None))
 
-    async def page(self, after: int) -> tuple[list[Frame], bool]:
-        """Events behind ``after`` from the log, at most a page, and whether there may be more.
+    async def page(self, after: int) -> list[Frame]:
+        """Events behind ``after`` from the log, at most a page.
 
         Waits for a database that is away; answers nothing when this process is about to stop.
         """
+        rows, _ = await self._rows(after)
+        return [of_row(self._run.run_id, row) for row in rows]
+
+    async def _rows(self, after: int) -> tuple[list[Any], bool]:
+        """The same as rows, and whether there may be more."""
+        rows = await self._fetch(_READ, after, _PAGE, _PAGE_BYTES)
+        size = sum(len(row["data"]) for row in rows)
+        return rows, len(rows) == _PAGE or size >= _PAGE_BYTES
+
+    async def _fetch(self, query: str, *arguments: int) -> list[Any]:
         while not self.closed.is_set():
-            run = self._run
             try:
-                rows = await self._pool.fetch(
-                    _READ, run.tenant_id, run.run_id, after, _PAGE, _PAGE_BYTES
+                rows: list[Any] = await self._pool.fetch(
+                    query, self._run.tenant_id, self._run.run_id, *arguments
                 )
+                return rows
             except Exception as error:
                 if not is_transient(error):
                     raise
-                await asyncio.sleep(_RETRY_S)
-                continue
-            size = sum(len(row["data"]) for row in rows)
-            more = len(rows) == _PAGE or size >= _PAGE_BYTES
-            return [of_row(run.run_id, row) for row in rows], more
-        return [], False
+            await asyncio.sleep(_RETRY_S)
+        return []
 
     async def keep_up(self, news: News, poll_s: float) -> None:
         """Read what is new whenever there is news, until the final event.
 
         Wake-ups are hints; every ``poll_s`` seconds it looks without one.
         """
+        told: Collection[str] = _ALL
         try:
-            while not (self.over or self.closed.is_set()):
-                frames, more = await self.page(self.last)
-                if frames:
-                    self._append(frames)
-                    self._wake()
-                if not (more or self.over):
-                    await news.wait(poll_s)
+            while True:
+                # The text first: what is in the log then has the calls that it is of.
+                text = await self._read_text(news) if TEXT in told else []
+                if EVENTS in told or not self.speeches.knows(text):
+                    await self._read_log()
+                if self.over or self.closed.is_set():
+                    return
+                if text:
+                    await self._hear(text)
+                told = await news.wait(poll_s) or _ALL
         except Exception as error:
             self._failure = error  # raised where somebody reads
         finally:
             self._wake()
 
-    def _append(self, frames: list[Frame]) -> None:
-        self._ring.extend(frames)
-        self._size += sum(len(frame.text) for frame in frames)
+    async def _read_log(self) -> None:
+        more = True
+        while more and not self.over:
+            rows, more = await self._rows(self.last)
+            if rows:
+                self._append(rows)
+                self._wake()
+
+    async def _read_text(self, news: News) -> list[Any]:
+        rows = await self._fetch(_READ_TEXT, self._text_id, _PAGE)
+        if rows:
+            self._text_id = rows[-1]["id"]
+        if len(rows) == _PAGE:
+            news.tell(TEXT)
+        return rows
+
+    async def _hear(self, text: list[Any]) -> None:
+        if not (self._knows_calls or self.speeches.knows(text)):
+            self.speeches.recall(await self._fetch(_READ_CALLS, self.last))
+            self._knows_calls = True
+        self.speeches.hear(text)
+        self._wake()
+
+    def _append(self, rows: list[Any]) -> None:
+        for row in rows:
+            frame = of_row(self._run.run_id, row)
+            self._ring.append(frame)
+            self._size += len(frame.text)
+            self.last = row["seq"]
+            self.over = frame.is_final
+            self.speeches.see(row)
         while len(self._ring) > RING_EVENTS or (self._size > RING_BYTES and len(self._ring) > 1):
             self._size -= len(self._ring.popleft().text)
-        newest = frames[-1]
-        self.last = newest.seq or self.last
-        self.over = newest.is_final
 
     def _wake(self) -> None:
         self.changed.set()
@@ -211,6 +269,7 @@ class Subscriber:
         self._tail = tail
         self._only = only
         self._heartbeat_s = heartbeat_s
+        self._heard: dict[UUID | None, tuple[Speech, int]] = {}
 
     @property
     def finished(self) -> bool:
@@ -225,11 +284,13 @@ class Subscriber:
             changed = tail.changed
             found = tail.since(self.place)
             if found is None:
-                found, _ = await tail.page(self.place)
+                found = await tail.page(self.place)
             if found:
                 self.place = found[-1].seq or self.place
                 if wanted := [frame for frame in found if self._only.passes(frame)]:
                     return wanted
+            elif text := self._text():
+                return text
             elif self.finished:
                 return None
             elif not await _within(changed, due - monotonic()):
@@ -237,6 +298,22 @@ class Subscriber:
             if monotonic() >= due:
                 return []
         return None
+
+    def _text(self) -> list[Frame]:
+        """What was said since; only for who has all events, so that none comes too late."""
+        frames = []
+        heard, self._heard = self._heard, {}
+        for speech in self._tail.speeches.open():
+            if not self._only.wants(LLM_DELTA, speech.agent, speech.depth):
+                continue
+            before, offset = heard.get(speech.task_id, (speech, 0))
+            replaces = before is not speech and before.same_call(speech) and offset > 0
+            if before is not speech:
+                offset = 0
+            if replaces or offset < len(speech.text):
+                frames.append(speech.frame(offset))
+            self._heard[speech.task_id] = speech, len(speech.text)
+        return frames
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

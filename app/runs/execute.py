@@ -20,6 +20,7 @@ from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
 from app.runs.journal import End, Journal
 from app.runs.leases import Held, lease_s
+from app.runs.live_text import LiveText
 from app.runs.recorder import JournalRecorder
 
 logger = structlog.get_logger(__name__)
@@ -54,6 +55,7 @@ class Executor:
         wake: told a run's id after each commit to its log.
         max_crashes: a run whose worker died so often ends as failed.
         takeover_s: how long a claim holds without a renewal.
+        live_text: shows the models' text while it comes in.
     """
 
     pool: asyncpg.Pool
@@ -61,6 +63,7 @@ class Executor:
     wake: Callable[[UUID], None]
     max_crashes: int
     takeover_s: float
+    live_text: LiveText | None = None
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -113,6 +116,7 @@ class Executor:
             in_session=claim["session_id"] is not None,
             token_budget=claim["token_budget"],
             cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
+            live_text=self.live_text,
         )
         entry.held = Held(tenant_id, run_id, journal.attempt)
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)

@@ -123,6 +123,10 @@ class Journal:
         """
         return seq > self._claimed or seq <= self._carried
 
+    def is_stored(self, seq: int) -> bool:
+        """Whether an event is in the log, for everybody to see."""
+        return seq <= self._stored
+
     def task(self, task_id: UUID, **fields: Any) -> None:
         """Set fields of a task's row with the current step."""
         self._tasks.setdefault(task_id, {"id": task_id}).update(fields)

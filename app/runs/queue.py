@@ -48,6 +48,14 @@ WHERE (r.status = 'queued' OR (r.status = 'running' AND (
 LIMIT 1000
 """
 
+# What a worker that died left of the models' text; a page of it.
+_LEFTOVERS = """
+DELETE FROM live_text WHERE ctid = ANY (ARRAY(
+    SELECT l.ctid FROM live_text l
+    LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id
+    WHERE r.status IS DISTINCT FROM 'running' LIMIT 1000))
+"""
+
 
 def _queries(connection: asyncpg.Connection) -> Queries:
     return Queries(
@@ -83,6 +91,7 @@ async def sweep(connection: asyncpg.Connection) -> int:
         if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(4871019202)"):
             return 0
         await connection.execute("SELECT expire_queued()")
+        await connection.execute(_LEFTOVERS)
         rows = await connection.fetch(_UNQUEUED)
         if rows:
             await enqueue(

@@ -1,7 +1,8 @@
 """Between a running agent and its run's journal: the agent core's port, filled in."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -15,7 +16,7 @@ from app.agents.messages import (
     ToolResult,
     ToolStatus,
 )
-from app.agents.provider import FailedTry
+from app.agents.provider import FailedTry, OnDelta
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase
@@ -25,6 +26,7 @@ from app.events.types import EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.fold import Key
 from app.runs.journal import Journal
+from app.runs.live_text import LiveText, Speech
 
 T = TypeVar("T")
 Path = tuple[tuple[int, int], ...]
@@ -41,6 +43,7 @@ class JournalRecorder(Recorder):
         in_session: publications go into the run's session too.
         token_budget: no model call is begun once this many tokens are spent.
         cancelled: tasks that somebody cancelled.
+        live_text: who shows the models' text while it comes in.
 
     Attributes:
         answer_seq: of the root's accepted answer, once there is one.
@@ -55,6 +58,7 @@ class JournalRecorder(Recorder):
         in_session: bool = False,
         token_budget: int | None = None,
         cancelled: Collection[UUID] = (),
+        live_text: LiveText | None = None,
     ) -> None:
         self.journal = journal
         self.answer_seq: int | None = None
@@ -62,6 +66,8 @@ class JournalRecorder(Recorder):
         self._task_root = task_root
         self._token_budget = token_budget
         self._cancelled = set(cancelled)
+        self._live_text = live_text
+        self._speeches: dict[Query, Speech] = {}
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
         self._open: dict[Query, None] = {}
         self._ids: dict[Path, UUID | None] = {(): None}
@@ -169,10 +175,11 @@ class JournalRecorder(Recorder):
             )
         await self.journal.commit()
         about = {"call": call, "attempt": self.journal.attempt}
-        self._add(query, EventType.LLM_STARTED, about)
+        started = self._add(query, EventType.LLM_STARTED, about)
         began = monotonic()
         try:
-            message = await invoke()
+            with self._overheard(query, started):
+                message = await invoke()
         except ModelError as error:
             data = {**about, "error": {"code": error.code, "message": error.detail}}
             self._add(query, EventType.LLM_FAILED, data)
@@ -192,12 +199,40 @@ class JournalRecorder(Recorder):
         self._spend(message)
         return message
 
+    @contextlib.contextmanager
+    def _overheard(self, query: Query, started: int) -> Iterator[None]:
+        """Show the text of a model call while it comes in."""
+        if self._live_text is None:
+            yield
+            return
+        speech = Speech(
+            self.journal,
+            self.task_id(query),
+            None if query.parent is None else self.task_id(query.parent),
+            _name(query),
+            query.model_calls,
+            started,
+        )
+        self._live_text.begin(speech)
+        self._speeches[query] = speech
+        try:
+            yield
+        finally:
+            del self._speeches[query]
+            self._live_text.end(speech)
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        speech = self._speeches.get(query)
+        return None if speech is None else speech.listener
+
     def _spend(self, message: AssistantMessage) -> None:
         self.spent += AgentUsage(
             tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)
         )
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        if query in self._speeches:
+            self._speeches[query].restart()
         self._add(
             query,
             EventType.LLM_FAILED,

@@ -1,0 +1,200 @@
+"""The models' text while it comes in: ``llm.delta``."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import websockets
+from pydantic_core import from_json
+
+from app.db.base import DEFAULT_TENANT
+from app.runs import queue
+from app.settings import Settings
+from tests.fake_model import FakeModel, cut, gated_cut, gated_within, text
+from tests.service import Running, running
+from tests.team import define, start
+
+Frame = dict[str, Any]
+TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again."
+ANSWER = text(TEXT)
+HALF = 6
+"""Events of the model's stream, some words of the answer."""
+
+
+async def frames(server: Running, path: str) -> AsyncGenerator[Frame, None]:
+    async with websockets.connect(f"ws://127.0.0.1:{server.port}{path}") as socket:
+        async for message in socket:
+            yield from_json(message)
+
+
+async def until_text(stream: AsyncIterator[Frame], length: int) -> tuple[list[Frame], str]:
+    """All frames until the live text, put together as a client does, has a length."""
+    seen: list[Frame] = []
+    so_far = ""
+    while len(so_far) < length:
+        frame = await anext(stream)
+        seen.append(frame)
+        so_far = said(so_far, frame)
+    return seen, so_far
+
+
+def said(so_far: str, frame: Frame) -> str:
+    if frame["type"] == "llm.started":
+        return ""
+    if frame["type"] != "llm.delta":
+        return so_far
+    offset: int = frame["data"]["offset"]
+    assert offset <= len(so_far)
+    return f"{so_far[:offset]}{frame['data']['text']}"
+
+
+def types(seen: list[Frame]) -> list[str]:
+    return [frame["type"] for frame in seen]
+
+
+async def alone(server: Running) -> str:
+    """The path of a new run of one agent."""
+    await define(server.client)
+    return f"/v1/runs/{await start(server.client, agent='requirements', graph=None)}"
+
+
+async def test_text_is_shown_while_it_comes_in_to_early_and_late_subscribers_anywhere(
+    bottega: Running, model: FakeModel, settings: Settings, database_url: str
+) -> None:
+    gate = asyncio.Event()
+    model.script(gated_within(gate, ANSWER, events=HALF))
+    path = await alone(bottega)
+    async with (
+        running(settings, database_url) as other,
+        aclosing(frames(bottega, f"{path}/ws")) as early,
+    ):
+        seen, shown = await until_text(early, 10)
+        assert TEXT.startswith(shown)
+        assert types(seen).index("llm.delta") > types(seen).index("llm.started")
+        delta = seen[-1]
+        assert (delta["seq"], delta["task_id"], delta["agent"]) == (None, None, "requirements")
+        assert (delta["data"]["call"], delta["data"]["attempt"]) == (1, 1)
+        last = max(frame["seq"] or 0 for frame in seen)
+        for server in (bottega, other):
+            for after in (0, last):
+                async with aclosing(frames(server, f"{path}/ws?after={after}")) as late:
+                    seen, so_far = await until_text(late, len(shown))
+                    assert types(seen).count("llm.delta") == 1
+                    assert seen[-1]["data"]["offset"] == 0
+                    assert so_far == shown
+        gate.set()
+        rest = [frame async for frame in early]
+    assert rest[-1]["type"] == "run.completed"
+    ended = types(rest).index("llm.completed")
+    assert "llm.delta" not in types(rest)[ended:]
+
+
+async def test_an_event_stream_shows_text_without_an_id(bottega: Running, model: FakeModel) -> None:
+    gate = asyncio.Event()
+    model.script(gated_within(gate, ANSWER, events=HALF))
+    path = await alone(bottega)
+    headers = {"accept": "text/event-stream"}
+    url = f"{path}/events?types=llm.delta"
+    async with bottega.client.stream("GET", url, headers=headers) as response:
+        lines = response.aiter_lines()
+        assert await anext(lines) == "event: llm.delta"
+        assert TEXT.startswith(from_json((await anext(lines))[6:])["data"]["text"])
+        assert await anext(lines) == ""
+        gate.set()
+        rest = [line async for line in lines]
+    assert "event: run.completed" in rest
+    assert "event: llm.completed" not in rest
+
+
+async def test_filters_hold_for_text_too(bottega: Running, model: FakeModel) -> None:
+    gate = asyncio.Event()
+    model.script(gated_within(gate, ANSWER, events=HALF))
+    path = await alone(bottega)
+    async with (
+        aclosing(frames(bottega, f"{path}/ws?types=llm.completed")) as others,
+        aclosing(frames(bottega, f"{path}/ws?agents=designer")) as designers,
+        aclosing(frames(bottega, f"{path}/ws?agents=requirements&depth=0")) as wanted,
+    ):
+        await until_text(wanted, 10)
+        gate.set()
+        assert types([frame async for frame in others]) == ["llm.completed", "run.completed"]
+        assert types([frame async for frame in designers]) == ["run.completed"]
+
+
+async def test_what_a_failed_try_said_is_replaced(bottega: Running, model: FakeModel) -> None:
+    breaks, goes_on = asyncio.Event(), asyncio.Event()
+    second = "Something else altogether, from the beginning."
+    model.script(
+        gated_cut(breaks, ANSWER, events=HALF), gated_within(goes_on, text(second), events=HALF)
+    )
+    path = await alone(bottega)
+    async with aclosing(frames(bottega, f"{path}/ws")) as stream:
+        _, shown = await until_text(stream, 10)
+        breaks.set()
+        while not second.startswith(shown) or not shown:
+            shown = said(shown, await anext(stream))
+        goes_on.set()
+        rest = [frame async for frame in stream]
+    assert rest[-1]["type"] == "run.completed"
+
+
+async def test_no_text_stays_behind(bottega: Running, model: FakeModel) -> None:
+    gate = asyncio.Event()
+    model.script(gated_within(gate, ANSWER, events=HALF))
+    path = await alone(bottega)
+    pool = bottega.service.database.pool
+    async with aclosing(frames(bottega, f"{path}/ws")) as stream:
+        await until_text(stream, 10)
+        assert await pool.fetchval("SELECT count(*) FROM live_text") > 0
+        gate.set()
+        async for _ in stream:
+            pass
+    while await pool.fetchval("SELECT count(*) FROM live_text"):
+        await asyncio.sleep(0)
+
+
+async def test_text_of_a_call_that_is_over_is_shown_to_nobody(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Late rows, of a call that was answered, and of an attempt that was overtaken."""
+    gate = asyncio.Event()
+    model.script(cut(ANSWER, events=2), gated_within(gate, ANSWER, events=HALF))
+    path = await alone(bottega)
+    async with aclosing(frames(bottega, f"{path}/ws")) as stream:
+        await until_text(stream, 10)
+        pool = bottega.service.database.pool
+        await pool.execute(
+            "INSERT INTO live_text (tenant_id, run_id, agent, call, attempt, at, text) SELECT "
+            "tenant_id, run_id, agent, call + c, attempt + a, 0, 'stale' FROM live_text, "
+            "(VALUES (1, 0), (0, 1), (0, -1)) AS v(c, a)"
+        )
+        async with aclosing(frames(bottega, f"{path}/ws?types=llm.delta")) as late:
+            _, shown = await until_text(late, 10)
+        assert TEXT.startswith(shown)
+        gate.set()
+        rest = [frame async for frame in stream]
+    assert not [frame for frame in rest if "stale" in str(frame["data"])]
+    late_frames = [frame async for frame in frames(bottega, f"{path}/ws")]
+    assert "llm.delta" not in types(late_frames)
+
+
+async def test_the_sweep_takes_away_what_dead_workers_left(bottega: Running) -> None:
+    pool = bottega.service.database.pool
+    await pool.execute(
+        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text) "
+        "VALUES ($1, $2, 1, 1, 0, 'left')",
+        DEFAULT_TENANT,
+        uuid4(),
+    )
+    async with pool.acquire() as connection:
+        await _swept(connection)
+    assert await pool.fetchval("SELECT count(*) FROM live_text") == 0
+
+
+async def _swept(connection: asyncpg.Connection) -> None:
+    """Sweep; the server's own sweep may hold the lock at the moment."""
+    while await connection.fetchval("SELECT count(*) FROM live_text"):
+        await queue.sweep(connection)

@@ -1,0 +1,83 @@
+"""Writing the models' text while it comes in."""
+
+import asyncio
+from uuid import UUID, uuid4
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database
+from app.events.feed import background
+from app.runs.journal import Journal
+from app.runs.live_text import LiveText, Speech
+
+
+class Woken:
+    """Who is told of new text."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+
+    def __call__(self, run_id: UUID) -> None:
+        self.news.set()
+
+    async def again(self) -> None:
+        await self.news.wait()
+        self.news.clear()
+
+
+def speech(database: Database, *, call: int, started: int = 5) -> Speech:
+    journal = Journal(
+        database.pool, DEFAULT_TENANT, uuid4(), attempt=1, last_seq=5, wake=lambda run_id: None
+    )
+    return Speech(journal, None, None, "a", call, started)
+
+
+async def rows(database: Database) -> list[tuple[int, int, str]]:
+    found = await database.pool.fetch("SELECT call, at, text FROM live_text ORDER BY id")
+    return [tuple(row) for row in found]
+
+
+async def test_only_what_is_still_being_said_is_written(database: Database) -> None:
+    woken = Woken()
+    live = LiveText(database.pool, woken, keep_s=0)
+    quick, early, slow = (
+        speech(database, call=1),
+        speech(database, call=2, started=6),
+        speech(database, call=3),
+    )
+    async with background(live.run):
+        for one in (quick, early, slow):
+            live.begin(one)
+            one.listener("wo\x00rd\ud800")
+        live.end(quick)  # over before anything was written
+        await woken.again()
+        # Not of the one whose llm.started is not in the log yet either.
+        assert await rows(database) == [(3, 0, "wo\ufffdrd?")]
+        slow.listener(" and")
+        slow.listener(" more")
+        await woken.again()
+        assert (await rows(database))[1:] == [(3, 6, " and more")]
+        slow.restart()
+        await woken.again()
+        slow.listener("anew")
+        await woken.again()
+        assert (await rows(database))[2:] == [(3, 0, ""), (3, 0, "anew")]
+        live.end(slow)
+        while await rows(database):
+            await asyncio.sleep(0)
+
+
+async def test_what_could_not_be_written_goes_with_the_next(database: Database) -> None:
+    woken = Woken()
+    live = LiveText(database.pool, woken)
+    one = speech(database, call=1)
+    await database.pool.execute(
+        "ALTER TABLE live_text ADD CONSTRAINT short CHECK (length(text) > 3)"
+    )
+    async with background(live.run):
+        live.begin(one)
+        one.listener("one")
+        while not one.has_rows:
+            await asyncio.sleep(0)
+        one.listener(" two")
+        await woken.again()
+    assert await rows(database) == [(1, 0, "one two")]
