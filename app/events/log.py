@@ -87,7 +87,11 @@ def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same statement may work on a new connection."""
+    """Whether the same statement may work on a new connection.
+
+    asyncpg's ``InternalClientError`` is among them: it is what a statement meets whose connection
+    was lost between its parts.
+    """
     if isinstance(error, asyncpg.DataError):
         return False
     return isinstance(
@@ -95,6 +99,7 @@ def is_transient(error: Exception) -> bool:
         OSError
         | TimeoutError
         | asyncpg.InterfaceError
+        | asyncpg.InternalClientError
         | asyncpg.PostgresConnectionError
         | asyncpg.CannotConnectNowError
         | asyncpg.AdminShutdownError

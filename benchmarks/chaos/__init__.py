@@ -1,0 +1,1 @@
+"""Faults on purpose; see ``__main__``."""

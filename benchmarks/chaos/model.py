@@ -1,0 +1,131 @@
+"""The demo model behind a server that writes down each request: who asked for which step, when."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.demo import team
+from app.llm.demo_model import wire
+from app.llm.demo_model.conversation import text_of
+from app.llm.demo_model.decide import decide
+from app.llm.demo_model.server import create_app
+
+_MARKER = re.compile(r"\bjob-\d+\b")
+_AGENTS = {agent["system_message"]: agent["name"] for agent in team.AGENTS}
+
+Step = tuple[str, str, int]
+"""What a model call is for: the run's marker, the agent, and the number of its call (from 1)."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelRequest:
+    """A request as the model's side saw it. Times are seconds since the epoch.
+
+    Attributes:
+        port: the client's; tells which process asked.
+        answered_at: all of the answer was handed to the socket.
+        cut_at: the client hung up before that.
+    """
+
+    step: Step
+    arrived_at: float
+    port: int = 0
+    answered_at: float | None = None
+    cut_at: float | None = None
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class CountingModel:
+    """Answers as the demo model does, each request after a random time.
+
+    Args:
+        latency_s: least and most seconds until the answer.
+
+    Attributes:
+        requests: all of them, in order of arrival.
+        base_url: for the provider, once it serves.
+        holds: requests that are not answered before somebody releases them.
+        on_arrival: told each request at once.
+    """
+
+    def __init__(self, random: Random, latency_s: tuple[float, float]) -> None:
+        self.requests: list[ModelRequest] = []
+        self.base_url = ""
+        self.holds: Callable[[ModelRequest], bool] = lambda request: False
+        self.on_arrival: Callable[[ModelRequest], None] = lambda request: None
+        self._random = random
+        self._latency_s = latency_s
+        self._changed = asyncio.Event()
+
+    def asked_by(self, marker: str) -> list[ModelRequest]:
+        """The requests of one run."""
+        return [request for request in self.requests if request.step[0] == marker]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once ``condition`` holds; looked at whenever a request comes or goes."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve on loopback while the block lasts."""
+        config = uvicorn.Config(
+            create_app(self._answer), port=0, log_config=None, access_log=False, lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        serving = asyncio.ensure_future(server.main_loop())
+        port = server.servers[0].sockets[0].getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+        try:
+            yield
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+            await server.shutdown()
+
+    def _answer(self, body: dict[str, Any]) -> ASGIApp:
+        request = ModelRequest(step_of(body), time.time())
+        self.requests.append(request)
+        answer = list(wire.chunks(decide(body), body))
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            request.port = scope["client"][1]
+            self.on_arrival(request)
+            self._changed.set()
+            try:
+                await asyncio.sleep(self._random.uniform(*self._latency_s))
+                if self.holds(request):
+                    await request.released.wait()
+                headers = [(b"content-type", b"text/event-stream")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": b"".join(answer)})
+                request.answered_at = time.time()
+            except asyncio.CancelledError:
+                request.cut_at = time.time()
+                raise
+            finally:
+                self._changed.set()
+
+        return respond
+
+
+def step_of(body: dict[str, Any]) -> Step:
+    """Which step a request belongs to: told by the text, as every agent passes the marker on."""
+    messages = body["messages"]
+    asked = " ".join(text_of(message) for message in messages if message["role"] == "user")
+    marker = _MARKER.search(asked)
+    answers = sum(message["role"] == "assistant" for message in messages)
+    return marker[0] if marker else "", _AGENTS[text_of(messages[0])], answers + 1

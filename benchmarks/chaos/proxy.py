@@ -1,0 +1,99 @@
+"""A proxy whose connections can be cut, or whose answers can be held back."""
+
+import asyncio
+import contextlib
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+
+
+class Proxy:
+    """Passes bytes on between its clients and a server, while the ``async with`` block lasts.
+
+    Args:
+        dial: opens a connection to the server.
+
+    Attributes:
+        port: to connect to, on loopback.
+        answering: while it is cleared, what the server sends is kept from the clients.
+        cuts: connections cut so far.
+    """
+
+    def __init__(self, dial: Dial) -> None:
+        self.port = 0
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.cuts = 0
+        self._dial = dial
+        self._links: list[tuple[StreamWriter, StreamWriter]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def links(self) -> int:
+        """How many connections are open."""
+        return len(self._links)
+
+    def cut(self, chosen: Callable[[int], bool] = lambda index: True) -> None:
+        """Break connections off, in both directions and without a word.
+
+        Args:
+            chosen: of the open connections, by age.
+        """
+        for index, ends in enumerate(list(self._links)):
+            if chosen(index):
+                self.cuts += 1
+                for end in ends:
+                    end.transport.abort()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        self.cut()
+        self.answering.set()
+        await asyncio.gather(*self._tasks)
+
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            upstream_reader, upstream_writer = await self._dial()
+        except OSError:  # the server is down: so are we
+            writer.transport.abort()
+            return
+        ends = (writer, upstream_writer)
+        self._links.append(ends)
+        try:
+            await asyncio.gather(
+                _pump(reader, upstream_writer), _pump(upstream_reader, writer, self.answering)
+            )
+        finally:
+            self._links.remove(ends)
+            for end in ends:
+                end.transport.abort()
+
+
+async def _pump(
+    reader: StreamReader, writer: StreamWriter, flowing: asyncio.Event | None = None
+) -> None:
+    """Pass on until either end is closed, and then close."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65_536):
+            if flowing is not None:
+                await flowing.wait()
+            writer.write(data)
+            await writer.drain()
+    writer.close()
