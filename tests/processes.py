@@ -7,7 +7,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,24 @@ class Command:
 
     process: Process
     port: int | None
+    _said: list[str] = field(default_factory=list)
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
         """As ``kill -9``."""
         self.process.kill()
+
+    async def says(self, text: str) -> None:
+        """Wait until it has written a line with ``text`` to its log since it was ready."""
+        while not any(text in line for line in self._said):
+            self._more.clear()
+            await self._more.wait()
+
+    async def read_on(self, stream: asyncio.StreamReader) -> None:
+        """Read its log until it ends."""
+        while line := await stream.readline():
+            self._said.append(line.decode())
+            self._more.set()
 
 
 @asynccontextmanager
@@ -46,16 +60,12 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]
         said.append(line.decode())
     if "listens on" in said[-1]:
         port = int(said[-1].split("http://127.0.0.1:")[1].split()[0])
-    reading = asyncio.ensure_future(_read_on(process.stderr))
+    started = Command(process, port)
+    reading = asyncio.ensure_future(started.read_on(process.stderr))
     try:
-        yield Command(process, port)
+        yield started
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
         await reading
-
-
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass

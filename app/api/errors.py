@@ -224,6 +224,7 @@ def install(app: FastAPI) -> None:
         sqlalchemy.exc.SQLAlchemyError: _on_database,
         asyncpg.PostgresError: _on_database,
         asyncpg.InterfaceError: _on_database,
+        asyncpg.InternalClientError: _on_database,
         OSError: _on_database,
         Exception: _on_bug,
     }

@@ -157,9 +157,15 @@ class Feed:
 
 
 async def keep_connected(
-    connect: Connect, use: Callable[[asyncpg.Connection], Awaitable[None]]
+    connect: Connect,
+    use: Callable[[asyncpg.Connection], Awaitable[None]],
+    longest_s: float = _RECONNECT_MAX_S,
 ) -> None:
-    """Call ``use`` with a connection, and again with a new one whenever it is lost."""
+    """Call ``use`` with a connection, and again with a new one whenever it is lost.
+
+    Args:
+        longest_s: the most seconds between two tries, give or take half of it.
+    """
     delay = 0.05
     while True:
         try:
@@ -174,7 +180,7 @@ async def keep_connected(
                 raise
             log.warning("events.reconnect", error=str(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
-        delay = min(delay * 2, _RECONNECT_MAX_S)
+        delay = min(delay * 2, longest_s)
 
 
 async def _close(connection: asyncpg.Connection) -> None:

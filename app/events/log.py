@@ -1,6 +1,6 @@
 """The log of a run in the database: appended to by the worker that owns the run, read by anyone."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from app.events.types import FINAL_EVENT_TYPES, Event
 
 FENCED_SQLSTATE = "BT001"
 _RETRY_FOR_S = 60.0
+_PAGE = 1000
 
 _READ = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
@@ -86,6 +87,24 @@ def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:
     ]
 
 
+async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Event]:
+    """The whole log, in order. A database that is away meanwhile is waited for."""
+    events: list[Event] = []
+    after = 0
+    async for attempt_context in _patiently():
+        with attempt_context:
+            while page := await read(pool, tenant_id, run_id, after, _PAGE):
+                events += page
+                after = page[-1].seq
+    return events
+
+
+def _patiently() -> AsyncIterator[stamina.Attempt]:
+    return stamina.retry_context(
+        on=is_transient, attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
+    )
+
+
 def is_transient(error: Exception) -> bool:
     """Whether the same statement may work on a new connection.
 
@@ -146,9 +165,7 @@ async def append_step(
         _json(publications) if publications else None,
         None if outcome is None else _json(outcome),
     )
-    async for attempt_context in stamina.retry_context(
-        on=is_transient, attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
-    ):
+    async for attempt_context in _patiently():
         with attempt_context:
             try:
                 await pool.execute(_APPEND, *arguments)

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
-from app.events.types import Event, EventType, RunStatus
+from app.events.types import EventType, RunStatus
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
@@ -27,7 +27,6 @@ logger = structlog.get_logger(__name__)
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3)"
 _CLAIM = "SELECT claim_run($1, $2, $3)"
-_LOG_PAGE = 1000
 _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
 
@@ -166,14 +165,7 @@ class Executor:
     async def _fold(self, journal: Journal) -> Fold:
         if not journal.has_past:
             return Fold()
-        events: list[Event] = []
-        after = 0
-        while page := await log.read(
-            self.pool, journal.tenant_id, journal.run_id, after, _LOG_PAGE
-        ):
-            events += page
-            after = page[-1].seq
-        return fold(events)
+        return fold(await log.read_all(self.pool, journal.tenant_id, journal.run_id))
 
 
 async def _execute(

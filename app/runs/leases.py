@@ -80,7 +80,7 @@ async def _keep(connect: Connect, held: Callable[[], Sequence[Held]], takeover_s
 
     while True:
         try:
-            await keep_connected(connect, renew)
+            await keep_connected(connect, renew, lease_s(takeover_s) / 3)
         except Exception:
             log.exception("leases.broken")
         await asyncio.sleep(1)

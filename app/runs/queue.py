@@ -218,5 +218,9 @@ class _Taker:
         if len(self.executing) == self._concurrency:
             self._wake.set()
         del self.executing[run_id]
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, Exception) and is_transient(error):
+            log.warning("run.abandoned", run_id=str(run_id), error=str(error))
+        else:
             log.error("run.abandoned", run_id=str(run_id), exc_info=error)

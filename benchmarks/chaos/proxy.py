@@ -19,6 +19,7 @@ class Proxy:
     Attributes:
         port: to connect to, on loopback.
         answering: while it is cleared, what the server sends is kept from the clients.
+        closing: while it is cleared, clients are not told that the server has hung up.
         cuts: connections cut so far.
     """
 
@@ -26,6 +27,8 @@ class Proxy:
         self.port = 0
         self.answering = asyncio.Event()
         self.answering.set()
+        self.closing = asyncio.Event()
+        self.closing.set()
         self.cuts = 0
         self._dial = dial
         self._links: list[tuple[StreamWriter, StreamWriter]] = []
@@ -61,6 +64,7 @@ class Proxy:
         self._server.close()
         self.cut()
         self.answering.set()
+        self.closing.set()
         await asyncio.gather(*self._tasks)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -78,7 +82,8 @@ class Proxy:
         self._links.append(ends)
         try:
             await asyncio.gather(
-                _pump(reader, upstream_writer), _pump(upstream_reader, writer, self.answering)
+                _pump(reader, upstream_writer),
+                _pump(upstream_reader, writer, self.answering, self.closing),
             )
         finally:
             self._links.remove(ends)
@@ -86,14 +91,21 @@ class Proxy:
                 end.transport.abort()
 
 
+_ALWAYS = asyncio.Event()
+_ALWAYS.set()
+
+
 async def _pump(
-    reader: StreamReader, writer: StreamWriter, flowing: asyncio.Event | None = None
+    reader: StreamReader,
+    writer: StreamWriter,
+    flowing: asyncio.Event = _ALWAYS,
+    closing: asyncio.Event = _ALWAYS,
 ) -> None:
     """Pass on until either end is closed, and then close."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
-            if flowing is not None:
-                await flowing.wait()
+            await flowing.wait()
             writer.write(data)
             await writer.drain()
+    await closing.wait()
     writer.close()

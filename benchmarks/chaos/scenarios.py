@@ -308,7 +308,7 @@ def asker(on: Stage, request: ModelRequest) -> Bottega:
     """The worker that a request came from: told by the port at its end of the connection."""
     for worker in on.workers:
         for connection in psutil.Process(worker.process.pid).net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == request.port:
+            if connection.laddr.port == request.port:
                 return worker
     raise LookupError(f"nobody here asked for {request.step}")
 

@@ -84,6 +84,9 @@ BEGIN
         RETURN NULL;
     END IF;
     v_now := clock_timestamp();
+    -- Nobody could renew while the database was away: after its start, all leases hold once more.
+    r.leased_until := greatest(
+        r.leased_until, pg_postmaster_start_time() + make_interval(secs => p_lease_s));
     IF r.status = 'running' AND r.leased_until > v_now
             AND r.deadline + interval '60 s' > v_now THEN
         UPDATE pgqueuer.pgqueuer
