@@ -14,7 +14,7 @@ from app.events.types import FINAL_EVENT_TYPES, Event
 
 FENCED_SQLSTATE = "BT001"
 _RETRY_FOR_S = 60.0
-_PAGE = 1000
+_AT_ONCE = 1000
 
 _READ = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
@@ -93,9 +93,9 @@ async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Ev
     after = 0
     async for attempt_context in _patiently():
         with attempt_context:
-            while page := await read(pool, tenant_id, run_id, after, _PAGE):
-                events += page
-                after = page[-1].seq
+            while more := await read(pool, tenant_id, run_id, after, _AT_ONCE):
+                events += more
+                after = more[-1].seq
     return events
 
 

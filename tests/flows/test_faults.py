@@ -202,10 +202,13 @@ async def test_a_session_that_the_server_ended_fails_no_run(
         await model.received(2)
         proxy.closing.clear()
         await ask(database_url, _END_SESSIONS)
+        watching = asyncio.ensure_future(watch(api.port, run_id))
+        retried = asyncio.ensure_future(worker.says("stamina.retry_scheduled"))
         gate.set()
-        await worker.says("stamina.retry_scheduled")
+        await asyncio.wait([watching, retried], return_when=asyncio.FIRST_COMPLETED)
         proxy.closing.set()
-        assert_whole(await watch(api.port, run_id))
+        assert_whole(await watching)
+        await retried
     assert len(model.requests) == CALLS
 
 
