@@ -12,6 +12,7 @@ import pytest
 from app.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import running
+from tests.tools.raw_server import RawServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,14 +83,22 @@ async def test_shell_snippets_work(
     script = "set -euo pipefail\n" + "\n".join(
         code for who, _, code in blocks(page) if who == "tests"
     )
-    async with FakeModel() as model:
-        configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    secret = Settings(_env_file=None, webhook_secret=f"whsec_{'A' * 32}").webhook_secret
+    async with FakeModel() as model, RawServer() as hook:
+        configured = settings.model_copy(
+            update={
+                "openai_base_url": model.base_url,
+                "webhook_secret": secret,
+                "egress_allow": ["127.0.0.1"],
+            }
+        )
         async with running(configured, database_url, worker=True) as server:
             await execute(
                 "bash",
                 "-c",
                 script,
                 cwd=tmp_path,
+                HOOK=hook.url(),
                 BOTTEGA=f"http://127.0.0.1:{server.port}",
                 PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             )
