@@ -28,7 +28,6 @@ from app.errors import InvalidInputError
 from app.events.log import is_transient
 from app.runs import messages, read
 from app.runs import submit as submitting
-from app.runs.control import request_cancel
 from app.settings import Settings
 from app.tools.addresses import AllowList
 from app.tools.egress import EgressRefusedError, refuse_inside
@@ -137,9 +136,9 @@ async def create(
     async with service.database.engine.begin() as tx:
 
         async def accept() -> dict[str, Any]:
-            run_id = await submitting.submit(tx, tenant, new)
-            response.headers["Location"] = f"/v1/runs/{run_id}"
-            return await read.get(tx, tenant, run_id)
+            run = await submitting.submit(tx, tenant, new)
+            response.headers["Location"] = f"/v1/runs/{run['id']}"
+            return run
 
         run = await once(tx, response, Run, accept)
     if not wait:
@@ -192,25 +191,6 @@ async def list_(
 )
 async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     return await read.get(tx, tenant, run_id)
-
-
-@router.post(
-    "/{run_id}/cancel",
-    operation_id="cancel_run",
-    summary="End a run",
-    description=(
-        "The wish is stored, and takes effect within a second, in whichever process the run is "
-        "executed: its model calls are cut, and no further ones made. 200: it was over already."
-    ),
-    status_code=202,
-    response_model=Run,
-    responses={**problems(404), 200: {"model": Run, "description": "It was over already."}},
-)
-async def cancel(service: ServiceDep, tenant: Tenant, run_id: RunId, response: Response) -> Any:
-    if await request_cancel(service.database.pool, tenant, run_id):
-        response.status_code = 200
-    async with service.database.engine.begin() as tx:
-        return await read.get(tx, tenant, run_id)
 
 
 @router.get(

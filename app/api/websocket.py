@@ -16,10 +16,10 @@ from app.api.tickets import redeem
 from app.api.watch import WatchQuery
 from app.container import Service
 from app.db.base import DEFAULT_TENANT
-from app.errors import BottegaError
+from app.errors import BottegaError, InvalidInputError
 from app.events.log import is_transient
 from app.events.tail import Sight, Subscriber, Tail
-from app.runs.control import request_cancel
+from app.runs.control import request_cancel, request_task_cancel
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -27,7 +27,7 @@ SUBPROTOCOL = "bottega.v1"
 TICKET = "ticket."
 """What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
 FINISHED, STOPPING, SLOW = 1000, 1001, 4008
-_KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"}'
+_KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
 
 
 @router.websocket("/{run_id}/ws")
@@ -35,7 +35,7 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
     A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
-    and ``{"type": "cancel"}``.
+    and ``{"type": "cancel"}``, which with a ``task_id`` ends that task alone.
     """
     service: Service = socket.app.state.service
     try:
@@ -161,13 +161,25 @@ async def _answer(frame: dict[str, Any], service: Service, sight: Sight) -> str:
     match frame:
         case {"type": "ping", **others} if not others:
             return '{"type":"pong"}'
-        case {"type": "cancel", **others} if not others:
+        case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
             try:
-                await request_cancel(service.database.pool, sight.tenant_id, sight.run_id)
+                await _cancel(service, sight, others.get("task_id"))
             except Exception as error:
                 return _error(error)
             return '{"type":"cancel.accepted"}'
     return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
+
+
+async def _cancel(service: Service, sight: Sight, task: object) -> None:
+    pool = service.database.pool
+    if task is None:
+        await request_cancel(pool, sight.tenant_id, sight.run_id)
+        return
+    try:
+        task_id = UUID(str(task))
+    except ValueError:
+        raise InvalidInputError("task_id must be a UUID") from None
+    await request_task_cancel(pool, sight.tenant_id, sight.run_id, task_id)
 
 
 def _error(error: Exception) -> str:

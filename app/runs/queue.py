@@ -21,14 +21,13 @@ from pgqueuer.domain.models import Job
 from pgqueuer.domain.settings import DBSettings, Durability
 from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
 from pgqueuer.ports.repository import EntrypointExecutionParameter
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from app.events.feed import background
 from app.events.log import is_transient
 
 ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"
-_LOWEST_PRIORITY = 10
 _BATCH = 10
 _ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
 _KEPT_LOG = "1 hour"
@@ -38,8 +37,8 @@ log = structlog.get_logger(__name__)
 Execute = Callable[[UUID, UUID], Awaitable[None]]
 """Executes one run, given its tenant and its id."""
 
-_UNQUEUED = """
-SELECT r.tenant_id, r.id, r.priority FROM runs r
+_REQUEUE = """
+SELECT enqueue_run(r.tenant_id, r.id, r.priority) FROM runs r
 WHERE (r.status = 'queued' OR (r.status = 'running' AND (
         r.leased_until < now() OR r.deadline + interval '60 s' < now())))
   AND NOT EXISTS (
@@ -63,40 +62,19 @@ def _queries(connection: asyncpg.Connection) -> Queries:
     )
 
 
-async def enqueue(connection: asyncpg.Connection, runs: list[tuple[UUID, UUID, int]]) -> None:
-    """Put runs into the queue, on the caller's connection and so in its transaction.
-
-    A run that stands there already stays as it is.
-
-    Args:
-        runs: (tenant, run, priority 1 to 10 with 1 first).
-    """
-    await _queries(connection).enqueue(
-        [ENTRYPOINT] * len(runs),
-        [to_json({"tenant": tenant, "run": run}) for tenant, run, _ in runs],
-        [_LOWEST_PRIORITY - priority for *_, priority in runs],
-        dedupe_key=[str(run) for _, run, _ in runs],
-        on_conflict="skip",
-    )
-
-
 async def sweep(connection: asyncpg.Connection) -> int:
     """End the runs that waited too long; queue every unfinished one that the engine has no row of.
 
-    Answers how many there were of the latter.
-
-    One worker at a time: whoever comes second finds the lock taken and has nothing to do.
+    Answers how many there were of the latter. One worker at a time: whoever comes second finds
+    the lock taken and has nothing to do.
     """
     async with connection.transaction():
         if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(4871019202)"):
             return 0
         await connection.execute("SELECT expire_queued()")
         await connection.execute(_LEFTOVERS)
-        rows = await connection.fetch(_UNQUEUED)
+        rows = await connection.fetch(_REQUEUE)
         if rows:
-            await enqueue(
-                connection, [(row["tenant_id"], row["id"], row["priority"]) for row in rows]
-            )
             log.warning("queue.swept", runs=len(rows))
         await connection.execute(
             f"DELETE FROM pgqueuer.pgqueuer_log WHERE created < now() - interval '{_KEPT_LOG}'"  # noqa: S608

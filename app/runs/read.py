@@ -1,7 +1,7 @@
 """Runs as clients read them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -60,13 +60,14 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
-    return _shown(row)
+    return shown(dict(row))
 
 
-def _shown(row: RowMapping) -> dict[str, Any]:
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's row as clients see it."""
     webhook = None
     if row["webhook_url"] is not None:
-        webhook = {name: row[f"webhook_{name}"] for name in _OF_WEBHOOK}
+        webhook = {name: row.get(f"webhook_{name}") for name in _OF_WEBHOOK}
         webhook["url"] = row["webhook_url"].split("?")[0]
         if webhook["status"] is None:  # it is ordered when the run ends
             webhook |= {"status": "pending", "tries": 0}
@@ -87,7 +88,7 @@ async def page(
     if after is not None:
         query = query.where(runs.c.id < after if descending else runs.c.id > after)
     query = query.order_by(runs.c.id.desc() if descending else runs.c.id).limit(limit)
-    return [_shown(row) for row in (await connection.execute(query)).mappings()]
+    return [shown(dict(row)) for row in (await connection.execute(query)).mappings()]
 
 
 def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:

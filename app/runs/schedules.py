@@ -212,8 +212,7 @@ class Ticker:
                     timeout_s=self._limits.timeout_s,
                     queue_timeout_s=self._limits.queue_timeout_s,
                 )
-                run_id: UUID = await submit(tx, row["tenant_id"], new)
-                changes["last_run_id"] = run_id
+                changes["last_run_id"] = (await submit(tx, row["tenant_id"], new))["id"]
         except BottegaError as error:
             changes["last_error"] = {"code": error.code, "message": error.detail}
         except Exception as error:

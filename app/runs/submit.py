@@ -4,22 +4,53 @@ All in the caller's transaction: a run that was answered for is queued, and one 
 nowhere.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, insert
+from pydantic_core import from_json, to_json
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.db import tables
 from app.definitions import store
-from app.definitions.agents import Reached, reachable
-from app.errors import InvalidInputError, NotFoundError, UnknownAgentError
-from app.events.types import EventType
-from app.runs import queue, sessions
+from app.definitions.agents import Reached
+from app.errors import InvalidInputError, UnknownAgentError
+from app.runs.read import shown
 
 _MAX_CHAIN = 20
+
+# All that the versions to pin depend on, in one answer: the graph, and every agent in reach.
+_PINS = text("""
+WITH RECURSIVE wanted AS (
+    SELECT v.version, ARRAY(
+        SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node) AS nodes
+    FROM graphs g JOIN graph_versions v
+      ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = g.version
+    WHERE g.tenant_id = :tenant AND g.name = CAST(:graph AS text) AND g.deleted_at IS NULL
+), reached(name, version, definition) AS (
+    SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+    WHERE a.tenant_id = :tenant AND a.deleted_at IS NULL AND (
+        a.name = CAST(:agent AS text) OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
+    UNION
+    SELECT a.name, v.version, v.definition FROM reached
+    CROSS JOIN jsonb_array_elements_text(reached.definition #> '{subagents,names}') AS child(name)
+    JOIN agents a ON a.tenant_id = :tenant AND a.name = child.name AND a.deleted_at IS NULL
+    JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+)
+SELECT CAST(jsonb_build_object(
+    'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
+    'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
+        'version', version, 'undescribed', definition ->> 'description' = '',
+        'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))), '{}')
+        FROM reached)) AS text)
+""")
+_ACCEPT = text("""
+SELECT CAST(accept_run(
+    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:cancelled AS jsonb)) AS text)
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +89,21 @@ class NewRun:
         return cls(**{**dict.fromkeys(known), **limits, **given})
 
 
-async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> UUID:
-    """Store and queue a run; answers its id.
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a run that repeats another from its last step need not do again.
+
+    Attributes:
+        events: of its log, from the second on.
+        cancelled: its tasks that somebody cancelled, as rows.
+    """
+
+    events: Sequence[Mapping[str, Any]]
+    cancelled: Sequence[Mapping[str, Any]]
+
+
+async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
+    """Store and queue a run; answers it as :func:`app.runs.read.get` would.
 
     Raises:
         UnknownAgentError: an agent that it needs does not exist.
@@ -67,66 +111,53 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> U
             nothing of itself (``missing_description``).
     """
     pinned = await _pin(connection, tenant_id, new)
-    if new.session_id is not None:
-        await sessions.ensure(connection, tenant_id, new.session_id)
-    run_id: UUID | None = await connection.scalar(
-        insert(tables.runs)
-        .values(
-            tenant_id=tenant_id,
-            mode=new.mode,
-            agent=new.agent,
-            graph=new.graph,
-            session_id=new.session_id,
-            input=new.input,
-            pinned=pinned,
-            priority=new.priority,
-            timeout_s=new.timeout_s,
-            queue_timeout_s=new.queue_timeout_s,
-            token_budget=new.token_budget,
-            webhook_url=new.webhook_url,
-            metadata=new.metadata,
-            last_seq=1,
-        )
-        .returning(tables.runs.c.id)
-    )
-    assert run_id is not None
-    await connection.execute(
-        insert(tables.run_events).values(
-            tenant_id=tenant_id,
-            run_id=run_id,
-            seq=1,
-            attempt=0,
-            type=EventType.RUN_QUEUED,
-            at=func.now(),
-            data={
-                "mode": new.mode,
-                "agent": new.agent,
-                "graph": new.graph,
-                "session_id": new.session_id,
-                "priority": new.priority,
-            },
-        )
-    )
-    raw = await connection.get_raw_connection()
-    await queue.enqueue(raw.driver_connection, [(tenant_id, run_id, new.priority)])
-    return run_id
+    return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned})
+
+
+async def accept(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    new: Mapping[str, Any],
+    carried: Carried | None = None,
+) -> dict[str, Any]:
+    """Store and queue a run of which everything is known and checked.
+
+    Args:
+        new: columns of its row, with ``pinned``.
+        carried: what it need not do again.
+    """
+    values = {
+        "tenant": tenant_id,
+        "new": to_json(new).decode(),
+        "carried": None if carried is None else to_json(carried.events).decode(),
+        "cancelled": None if carried is None else to_json(carried.cancelled).decode(),
+    }
+    return shown(from_json(await connection.scalar(_ACCEPT, values)))
 
 
 async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
     """The versions that the run keeps, whatever happens to the names later."""
+    found = from_json(
+        await connection.scalar(
+            _PINS, {"tenant": tenant_id, "agent": new.agent, "graph": new.graph}
+        )
+    )
     nodes: list[str] = []
     graph: dict[str, Any] | None = None
     if new.graph is not None:
-        try:
-            found = await store.get(connection, store.GRAPHS, tenant_id, new.graph)
-        except NotFoundError as error:
-            raise InvalidInputError(error.detail, code="unknown_graph", pointer="/graph") from error
-        nodes = [node["agent"] for node in found.content["nodes"]]
-        graph = {"name": found.name, "version": found.version}
+        if found["graph"] is None:
+            raise InvalidInputError(
+                f"there is no graph '{new.graph}'", code="unknown_graph", pointer="/graph"
+            )
+        nodes = found["graph"]["nodes"]
+        graph = {"name": new.graph, "version": found["graph"]["version"]}
     named_by = dict.fromkeys(nodes, "/graph")
     if new.agent is not None:
         named_by = {new.agent: "/agent"} | named_by
-    agents = await reachable(connection, tenant_id, list(named_by))
+    agents = {
+        name: Reached(agent["version"], tuple(agent["children"]), agent["undescribed"])
+        for name, agent in found["agents"].items()
+    }
     for name, agent in agents.items():
         named_by |= {
             child: f"sub-agent of {name}" for child in agent.children if child not in named_by

@@ -13,6 +13,66 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
+# Put a run into the queue, unless it stands there already.
+ENQUEUE_RUN = """
+CREATE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO pgqueuer.pgqueuer (priority, entrypoint, payload, status, dedupe_key)
+    VALUES (10 - p_priority, 'run', convert_to(
+        json_build_object('tenant', p_tenant, 'run', p_run)::text, 'UTF8'), 'queued', p_run::text)
+    ON CONFLICT DO NOTHING
+$$
+"""
+
+# Accept a run: its row, its first event (and those it carries over), its place in the queue.
+ACCEPT_RUN = """
+CREATE FUNCTION accept_run(
+    p_tenant uuid, p_new jsonb, p_carried jsonb, p_cancelled jsonb
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_carried integer := coalesce(jsonb_array_length(p_carried), 0);
+BEGIN
+    IF p_new ->> 'session_id' IS NOT NULL THEN
+        INSERT INTO sessions (tenant_id, id) VALUES (p_tenant, p_new ->> 'session_id')
+        ON CONFLICT DO NOTHING;
+    END IF;
+    INSERT INTO runs (tenant_id, mode, agent, graph, session_id, session_base, input, pinned,
+                      priority, timeout_s, queue_timeout_s, token_budget, webhook_url, metadata,
+                      retry_of, task_root, last_seq, carried_seq)
+    SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, n.session_base, n.input, n.pinned,
+           n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.webhook_url, n.metadata,
+           n.retry_of, n.task_root, 1 + v_carried,
+           CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
+    FROM jsonb_to_record(p_new) AS n(
+        mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
+        pinned jsonb, priority smallint, timeout_s double precision,
+        queue_timeout_s double precision, token_budget bigint, webhook_url text, metadata jsonb,
+        retry_of uuid, task_root uuid)
+    RETURNING * INTO r;
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
+        p_tenant, r.id, 1, 0, 'run.queued', r.created_at, jsonb_build_object(
+            'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
+            'priority', r.priority, 'retry_of', r.retry_of));
+    IF v_carried > 0 THEN
+        INSERT INTO run_events
+            (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, at, data)
+        SELECT p_tenant, r.id, 1 + e.position, 0, e.value ->> 'type',
+               (e.value ->> 'task_id')::uuid, (e.value ->> 'parent_task_id')::uuid,
+               e.value ->> 'agent', r.created_at, e.value -> 'data'
+        FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position);
+        INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, error,
+                           started_at, ended_at, cancel_requested_at)
+        SELECT p_tenant, r.id, t.id, t.parent_id, t.agent, t.depth, 'cancelled', t.error,
+               r.created_at, r.created_at, r.created_at
+        FROM jsonb_to_recordset(p_cancelled) AS t(
+            id uuid, parent_id uuid, agent text, depth smallint, error jsonb);
+    END IF;
+    PERFORM enqueue_run(p_tenant, r.id, r.priority);
+    RETURN to_jsonb(r) - '{pinned,session_base}'::text[];
+END $$
+"""
+
 # A run that no worker holds ends here and now: its state, its event, its place in the queue.
 END_UNCLAIMED = """
 CREATE FUNCTION end_unclaimed(p_tenant uuid, p_run uuid, p_status text, p_error jsonb)
@@ -133,7 +193,8 @@ BEGIN
         'remaining_s', extract(epoch FROM r.deadline - v_now),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
-        'cancelled_tasks', CASE WHEN v_cause = 'start' THEN '[]' ELSE (
+        'cancelled_tasks', CASE WHEN v_cause = 'start' AND r.carried_seq = 0
+            THEN '[]' ELSE (
             SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
             WHERE t.tenant_id = p_tenant AND t.run_id = p_run
               AND t.cancel_requested_at IS NOT NULL
@@ -492,6 +553,8 @@ def upgrade() -> None:
     )
     op.execute("DROP FUNCTION append_step(uuid, uuid, integer, bigint, jsonb, jsonb, jsonb, jsonb)")
     for function in (
+        ENQUEUE_RUN,
+        ACCEPT_RUN,
         END_UNCLAIMED,
         EXPIRE_QUEUED,
         CLAIM_RUN,
@@ -522,6 +585,8 @@ def downgrade() -> None:
         "claim_run",
         "expire_queued",
         "end_unclaimed",
+        "accept_run",
+        "enqueue_run",
     ):
         op.execute(f"DROP FUNCTION {function}")
     for table in ("schedules", "ws_tickets", "idempotency_keys", "webhooks", "live_text"):

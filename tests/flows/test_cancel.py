@@ -1,15 +1,19 @@
 """Ending runs from outside."""
 
 import asyncio
+from typing import Any
 
 import websockets
 from pydantic_core import from_json
 
-from tests.fake_model import FakeModel, calls, gated, text
+from app.settings import Settings
+from tests.fake_model import FakeModel, Reply, calls, gated, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import named, says
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command
-from tests.service import Running, watch
-from tests.team import define, start
+from tests.service import Running, running, watch
+from tests.team import define, define_graph, start
 
 
 async def test_a_run_under_way_is_cut_off_in_another_process(
@@ -97,3 +101,90 @@ async def test_over_the_websocket(bottega: Running, model: FakeModel) -> None:
 async def test_an_unknown_run_is_not_found(bottega: Running) -> None:
     path = "/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/cancel"
     assert (await bottega.client.post(path)).status_code == 404
+
+
+async def test_a_task_is_ended_with_all_below_it_and_the_run_goes_on(
+    bottega: Running, model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Reply:
+        answered = [message for message in request["messages"] if message["role"] == "tool"]
+        match named(request), len(answered):
+            case "root", 0:
+                return calls(("mid", {"query": "go"}), ("other", {"query": "go"}))
+            case "root", _:
+                return text("; ".join(message["content"] for message in answered))
+            case "mid", _:
+                return calls(("leaf", {"query": "go"}))
+            case "leaf", _:
+                return gated(asyncio.Event(), text("never"))
+        return text("other is done")
+
+    model.decide = decide
+    for name in ("leaf", "other"):
+        await create(bottega, name)
+    await create(bottega, "mid", subagents={"names": ["leaf"]})
+    await create(bottega, "root", subagents={"names": ["mid", "other"]})
+    body = {"agent": "root", "input": "x"}
+    run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    path = f"/v1/runs/{run_id}"
+    await model.received(4)
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}{path}/ws") as socket:
+        started: list[dict[str, Any]] = []
+        while sum(frame["type"] == "llm.started" for frame in started) < 4:
+            started.append(from_json(await socket.recv()))
+    ids = {frame["agent"]: frame["task_id"] for frame in started}
+    answer = await bottega.client.post(f"{path}/tasks/{ids['mid']}/cancel")
+    assert answer.status_code == 200
+    assert {item["task_id"]: item["status"] for item in answer.json()["items"]} == {
+        ids["mid"]: "stopped",
+        ids["leaf"]: "stopped",
+    }
+    await model.disconnected()
+    frames = await watch(bottega.port, run_id)
+    assert frames[-1]["type"] == "run.completed"
+    run = (await bottega.client.get(path)).json()
+    assert run["output"] == "Error: somebody cancelled this task; other is done"
+    failed = [frame["agent"] for frame in frames if frame["type"] == "agent.failed"]
+    assert failed == ["leaf", "mid"]
+    tasks = (await bottega.client.get(f"{path}/tasks")).json()["items"]
+    assert {task["agent"]: task["status"] for task in tasks} == {
+        "mid": "cancelled",
+        "leaf": "cancelled",
+        "other": "completed",
+    }
+    again = await bottega.client.post(f"{path}/tasks/{ids['mid']}/cancel")
+    assert {item["status"] for item in again.json()["items"]} == {"already_final"}
+    unknown = await bottega.client.post(f"{path}/tasks/{run_id}/cancel")
+    assert unknown.status_code == 404
+    # It stays so when the run is repeated with what was done.
+    before = len(model.requests)
+    retry = await bottega.client.post(f"{path}/retry", json={"from": "last_step"})
+    frames = await watch(bottega.port, retry.json()["id"])
+    assert frames[-1]["type"] == "run.completed"
+    assert len(model.requests) == before
+
+
+async def test_a_cancelled_task_stays_so_when_the_run_is_resumed(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    model.decide = says(a=gated(asyncio.Event(), text("never")))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    async with running(configured, database_url, worker=True) as bottega:
+        await define_graph(bottega.client, "g", ("a", "b"))
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(1)
+    async with running(configured, database_url) as bottega:
+        (task,) = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+        path = f"/v1/runs/{run_id}/tasks/{task['id']}/cancel"
+        answer = await bottega.client.post(path)
+        assert answer.status_code == 202
+        assert [item["status"] for item in answer.json()["items"]] == ["stopping"]
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await watch(bottega.port, run_id)
+        tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    assert frames[-1]["type"] == "run.failed"
+    assert {task["agent"]: task["status"] for task in tasks} == {"a": "cancelled", "b": "failed"}
+    assert len(model.requests) == 1

@@ -2,8 +2,10 @@
 
 import asyncio
 
+from app.runs import queue
+from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
-from tests.service import Running
+from tests.service import Running, running
 from tests.team import define, start
 
 
@@ -150,3 +152,39 @@ async def test_a_run_keeps_the_versions_it_pinned(bottega: Running, model: FakeM
     new = model.requests[-1]
     assert old["messages"][0]["content"] != "New."
     assert new["messages"][0]["content"] == "New."
+
+
+async def test_no_model_call_is_begun_once_the_token_budget_is_spent(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client, token_budget=1)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert (run["status"], run["error"]["code"]) == ("failed", "budget_exhausted")
+    assert len(model.requests) == 1
+    assert run["usage"]["model_calls"] == 1
+    assert frames[-1]["data"]["usage"] == run["usage"]
+    generous = await start(bottega.client, token_budget=1_000_000)
+    assert (await bottega.frames(f"/v1/runs/{generous}/ws"))[-1]["type"] == "run.completed"
+
+
+async def test_a_run_that_waits_too_long_ends_without_having_started(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url) as bottega:
+        await define(bottega.client)
+        late = await start(bottega.client, queue_timeout_s=0.001)
+        patient = await start(bottega.client)
+        watching = asyncio.ensure_future(bottega.frames(f"/v1/runs/{late}/ws"))
+        async with bottega.service.database.pool.acquire() as connection:
+            await queue.sweep(connection)
+        frames = await watching
+        async with running(configured, database_url, worker=True) as other:
+            assert (await other.frames(f"/v1/runs/{patient}/ws"))[-1]["type"] == "run.completed"
+        run = (await bottega.client.get(f"/v1/runs/{late}")).json()
+    assert [frame["type"] for frame in frames] == ["run.queued", "run.timeout"]
+    assert frames[-1]["data"]["error"]["code"] == run["error"]["code"] == "queue_timeout"
+    assert (run["status"], run["attempts"]) == ("timeout", [])
+    assert len(model.requests) == 7

@@ -142,6 +142,28 @@ class NewRun(Body):
         return value
 
 
+class Retry(Body):
+    """How to repeat a run."""
+
+    from_: Annotated[
+        Literal["start", "last_step"],
+        Field(alias="from", description="`last_step` keeps what was done well."),
+    ] = "start"
+
+
+class StoppedTask(Answer):
+    """What became of a task that was to end."""
+
+    task_id: UUID
+    status: Literal["stopped", "already_final", "stopping"]
+
+
+class StoppedTasks(Answer):
+    """A task and all below it."""
+
+    items: list[StoppedTask]
+
+
 class Attempt(Answer):
     """One worker's go at a run."""
 

@@ -1,0 +1,115 @@
+"""Who holds a run, and until when."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_processes import environment
+from tests.flows.test_resume import final
+from tests.processes import command
+from tests.service import Running, running
+
+TAKEOVER_S = 1.5
+
+BUSY = """
+import time
+from app.agents import AgentEvent
+
+def configure_agent(agent, definition):
+    def works_hard(message, status):
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            pass
+        return message
+    agent.on(AgentEvent.AFTER_LLM_CALL).transform(works_hard)
+"""
+
+
+@pytest.fixture
+def quick(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(
+        update={"openai_base_url": model.base_url, "takeover_s": TAKEOVER_S, "drain_grace_s": 0.0}
+    )
+
+
+async def test_a_worker_that_computes_keeps_its_runs(
+    quick: Settings, database_url: str, model: FakeModel, tmp_path: Path
+) -> None:
+    """Its event loop stands still for longer than its lease holds; another worker is looking."""
+    (tmp_path / "busy.py").write_text(BUSY.replace("SECONDS", str(2 * TAKEOVER_S)))
+    info = tmp_path / "busy-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: busy\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[bottega.plugins]\nbusy = busy\n")
+    with_model = environment(database_url, model) | {"BOTTEGA_TAKEOVER_S": str(TAKEOVER_S)}
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    async with running(quick, database_url) as bottega:
+        await create(bottega, "solo")
+        async with (
+            command("worker", **with_model, **path),
+            command("worker", **with_model, **path),
+        ):
+            answer = await bottega.client.post(
+                "/v1/runs?wait=30", json={"agent": "solo", "input": "x"}
+            )
+    assert answer.json()["status"] == "completed"
+    assert [attempt["cause"] for attempt in answer.json()["attempts"]] == ["start"]
+    assert len(model.requests) == 1
+
+
+async def claim(bottega: Running, run_id: str) -> Any:
+    row = await bottega.service.database.pool.fetchrow(
+        "SELECT tenant_id, claim_run(tenant_id, id, 1000) AS claim FROM runs WHERE id = $1", run_id
+    )
+    return row["claim"]
+
+
+async def test_a_run_in_good_hands_cannot_be_claimed(
+    quick: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    async with running(quick, database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(1)
+        assert await claim(bottega, run_id) is None
+        gate.set()
+        run = await final(bottega, run_id)
+    assert (run["status"], len(run["attempts"])) == ("completed", 1)
+
+
+async def test_a_run_beyond_its_time_is_taken_from_whoever_holds_it(
+    quick: Settings, database_url: str, model: FakeModel
+) -> None:
+    async with running(quick, database_url) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        assert await claim(bottega, run_id) is not None
+        await bottega.service.database.pool.execute(
+            "UPDATE runs SET deadline = now() - interval '61 s'"
+        )
+        async with running(quick, database_url, worker=True):
+            run = await final(bottega, run_id)
+    assert (run["status"], len(run["attempts"])) == ("timeout", 2)
+
+
+async def test_nothing_is_left_in_the_queue(
+    quick: Settings, database_url: str, model: FakeModel
+) -> None:
+    async with running(quick, database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        await bottega.client.post("/v1/runs?wait=30", json=body)
+        rows = await bottega.service.database.pool.fetchval(
+            "SELECT count(*) FROM pgqueuer.pgqueuer"
+        )
+    assert rows == 0

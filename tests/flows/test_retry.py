@@ -1,0 +1,150 @@
+"""Repeating finished runs."""
+
+import asyncio
+from typing import Any
+
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import DIAMOND, named, says
+from tests.service import Running
+from tests.team import CALLS, define, define_graph, start
+
+
+async def ended(bottega: Running, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+    return run, frames
+
+
+async def again(bottega: Running, run_id: str, place: str) -> dict[str, Any]:
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/retry", json={"from": place})
+    assert answer.status_code == 202, answer.text
+    run: dict[str, Any] = answer.json()
+    assert (run["retry_of"], run["status"]) == (run_id, "queued")
+    assert answer.headers["location"] == f"/v1/runs/{run['id']}"
+    return run
+
+
+async def test_from_the_start_everything_is_done_again(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client, metadata={"mine": 1}, priority=3)
+    first, _ = await ended(bottega, run_id)
+    second = await again(bottega, run_id, "start")
+    run, frames = await ended(bottega, second["id"])
+    assert run["status"] == "completed"
+    assert (run["metadata"], run["priority"]) == ({"mine": 1}, 3)
+    assert frames[0]["data"]["retry_of"] == run_id
+    assert len(model.requests) == 2 * CALLS
+    assert first["output"] == run["output"]
+
+
+async def test_from_the_last_step_only_what_failed_is_done_again(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(calls(("requirements", {"query": "go"})), text("R1"), http_error(400))
+    run_id = await start(bottega.client, session_id="s")
+    failed, old = await ended(bottega, run_id)
+    assert (failed["status"], len(model.requests)) == ("failed", 3)
+    model.script(text("all good now"))
+    run, frames = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    assert (run["status"], run["output"]) == ("completed", "all good now")
+    assert len(model.requests) == 4
+    assert model.requests[3]["messages"] == model.requests[2]["messages"]
+    assert run["usage"]["model_calls"] == 3
+    types = [frame["type"] for frame in frames]
+    assert types.count("run.started") == types.count("agent.completed") - 1 == 1
+    # What it carries over is as it was, tasks and publications too.
+    task_id = next(frame["task_id"] for frame in old if frame["task_id"])
+    path = f"/v1/runs/{run['id']}"
+    (task,) = (await bottega.client.get(f"{path}/tasks")).json()["items"]
+    assert (task["id"], task["status"], task["output"]) == (task_id, "completed", "R1")
+    graph = (await bottega.client.get(f"{path}/graph")).json()
+    published = {node["agent"]: node["published"] for node in graph["nodes"]}
+    assert published["requirements"]["content"] == "R1"
+    ended_with = frames[-1]["data"]["answer_seq"]
+    assert frames[ended_with - 1]["data"]["output"] == "all good now"
+
+
+async def test_a_failure_that_the_run_went_on_from_is_kept(
+    bottega: Running, model: FakeModel
+) -> None:
+    """The sub-agent failed, the coordinator read so and went on, and failed itself later."""
+    await define(bottega.client)
+    model.script(
+        calls(("requirements", {"query": "go"})),
+        http_error(400),
+        calls(("designer", {"query": "go"})),
+        text("D1"),
+        http_error(400),
+    )
+    run_id = await start(bottega.client)
+    await ended(bottega, run_id)
+    model.script(text("the end"))
+    run, _ = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    assert (run["status"], len(model.requests)) == ("completed", 6)
+    tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
+    assert {task["agent"]: task["status"] for task in tasks} == {
+        "requirements": "failed",
+        "designer": "completed",
+    }
+
+
+async def test_a_dag_repeats_the_agent_that_failed_and_those_behind_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", *DIAMOND)
+    model.decide = says(b=http_error(400))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    failed = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    assert failed["status"] == "failed"
+    before = len(model.requests)
+    model.decide = says()
+    run, _ = await ended(bottega, (await again(bottega, failed["id"], "last_step"))["id"])
+    assert (run["status"], run["output"]) == ("completed", "d's answer")
+    asked = [named(request) for request in model.requests[before:]]
+    assert "a" not in asked
+    assert {"b", "d"} <= set(asked)
+
+
+async def test_a_retry_can_itself_be_retried(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "leaf")
+    await create(bottega, "root", subagents={"names": ["leaf"]})
+    model.script(calls(("leaf", {"query": "go"})), text("L"), http_error(400))
+    body = {"agent": "root", "input": "x"}
+    first = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    model.script(http_error(400))
+    second, _ = await ended(bottega, (await again(bottega, first["id"], "last_step"))["id"])
+    assert (second["status"], len(model.requests)) == ("failed", 4)
+    model.script(text("third time lucky"))
+    third, _ = await ended(bottega, (await again(bottega, second["id"], "last_step"))["id"])
+    assert (third["output"], len(model.requests)) == ("third time lucky", 5)
+    path = f"/v1/runs/{third['id']}/tasks"
+    assert [task["output"] for task in (await bottega.client.get(path)).json()["items"]] == ["L"]
+
+
+async def test_a_completed_run_repeated_from_its_last_step_asks_nobody(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    first, _ = await ended(bottega, run_id)
+    run, _ = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    assert (run["output"], len(model.requests)) == (first["output"], CALLS)
+
+
+async def test_a_run_under_way_is_not_retried(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "solo")
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    body = {"agent": "solo", "input": "x"}
+    run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/retry", json={})
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_final")
+    gate.set()
+    await ended(bottega, run_id)
+    unknown = "/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/retry"
+    assert (await bottega.client.post(unknown, json={})).status_code == 404
+    odd = await bottega.client.post(f"/v1/runs/{run_id}/retry", json={"from": "middle"})
+    assert odd.status_code == 422
