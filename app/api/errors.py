@@ -190,13 +190,8 @@ async def _on_own(request: Request, error: BottegaError) -> Response:
 
 
 async def _on_database(request: Request, error: Exception) -> Response:
-    cause = getattr(error, "orig", None)
-    driver_error = getattr(cause, "__cause__", None) or error.__cause__ or error
-    out_of_reach = isinstance(error, sqlalchemy.exc.TimeoutError) or (
-        isinstance(driver_error, Exception) and is_transient(driver_error)
-    )
-    if out_of_reach:
-        log.warning("api.database_unavailable", error=str(driver_error))
+    if is_transient(error):
+        log.warning("api.database_unavailable", error=str(error))
         return problem_response(
             503,
             "database_unavailable",

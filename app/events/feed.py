@@ -16,7 +16,6 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from app.errors import UnavailableError
 from app.events.log import is_transient
 
 EVENTS = "bottega_events"
@@ -176,7 +175,7 @@ async def keep_connected(
             finally:
                 await asyncio.shield(_close(connection))
         except Exception as error:
-            if not (isinstance(error, UnavailableError) or is_transient(error)):
+            if not is_transient(error):
                 raise
             log.warning("events.reconnect", error=str(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)

@@ -5,10 +5,11 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import sqlalchemy.exc
 import stamina
 from pydantic_core import from_json, to_json
 
-from app.errors import FencedError
+from app.errors import FencedError, UnavailableError
 from app.events.frames import Filter
 from app.events.types import FINAL_EVENT_TYPES, Event
 
@@ -106,16 +107,21 @@ def _patiently() -> AsyncIterator[stamina.Attempt]:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same statement may work on a new connection.
+    """Whether the same statement may work on a new connection, or a little later.
 
-    asyncpg's ``InternalClientError`` is among them: it is what a statement meets whose connection
-    was lost between its parts.
+    asyncpg's ``InternalClientError`` is among them: it is what a statement meets on a session whose
+    end the server has announced.
     """
+    if isinstance(error, sqlalchemy.exc.DBAPIError):
+        driver_error = error.orig and error.orig.__cause__
+        return isinstance(driver_error, Exception) and is_transient(driver_error)
     if isinstance(error, asyncpg.DataError):
         return False
     return isinstance(
         error,
-        OSError
+        UnavailableError
+        | sqlalchemy.exc.TimeoutError
+        | OSError
         | TimeoutError
         | asyncpg.InterfaceError
         | asyncpg.InternalClientError

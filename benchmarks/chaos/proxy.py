@@ -61,6 +61,10 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Take no connections any more, and cut those that are open."""
         self._server.close()
         self.cut()
         self.answering.set()

@@ -29,7 +29,6 @@ from benchmarks.chaos.audit import Entry, Requests, RunLog, by_step
 from benchmarks.chaos.model import CountingModel
 from benchmarks.chaos.proxy import Proxy
 
-POLL_S = 0.02
 LATENCY_S = (0.05, 0.2)
 _LOGS = """
 SELECT r.id::text, r.input #>> '{}' AS input, r.status, r.error, r.attempts,
@@ -41,6 +40,7 @@ ORDER BY r.created_at, r.id, e.seq
 
 _TROUBLE = re.compile(r'"level": "(error|critical)"|^Traceback|was never ')
 
+_TRY_AGAIN = {(503, "database_unavailable"), (409, "in_flight")}
 _REFUSAL = "ASGI callable returned without completing handshake"
 """uvicorn says so whenever a WebSocket is refused by an HTTP answer."""
 
@@ -85,6 +85,7 @@ class Bottega:
     process: Process
     said: list[str] = field(default_factory=list)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def port(self) -> int:
@@ -96,11 +97,18 @@ class Bottega:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
+    async def says(self, text: str, times: int) -> None:
+        """Wait until it has said something so often."""
+        while sum(text in line for line in self.said) < times:
+            self.more.clear()
+            await self.more.wait()
+
     async def read(self) -> None:
         """Read what it says until it ends."""
         assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
             self.said.append(line.decode())
+            self.more.set()
             if "listens on" in self.said[-1] or "is ready" in self.said[-1]:
                 self.ready.set()
         self.ready.set()
@@ -165,22 +173,23 @@ class Stage:
     async def post(self, *, parallel: bool = False, **fields: Any) -> str:
         """Start a run of the demo pipeline under a new marker; answers its id.
 
-        Repeated while the service cannot take it.
+        Repeated while the service cannot take it, and when it is unknown whether it did.
         """
+        self._markers += 1
+        marker = f"job-{self._markers}"
         how = " in parallel" if parallel else ""
         graph = None if parallel else team.GRAPH  # its edges would put the calls in order
+        text = f"Build a todo app{how}, {marker}."
+        body = {"agent": team.COORDINATOR, "graph": graph, "input": text, **fields}
+        once = {"Idempotency-Key": marker}
         while True:
-            self._markers += 1
-            marker = f"job-{self._markers}"
-            text = f"Build a todo app{how}, {marker}."
-            body = {"agent": team.COORDINATOR, "graph": graph, "input": text, **fields}
             try:
-                answer = await self.client.post("/v1/runs", json=body)
+                answer = await self.client.post("/v1/runs", json=body, headers=once)
                 if answer.status_code == 202:
                     run_id: str = answer.json()["id"]
                     self.created[run_id] = marker
                     return run_id
-                if answer.status_code != 503:
+                if (answer.status_code, answer.json()["code"]) not in _TRY_AGAIN:
                     self.unexpected.append(f"POST was answered {answer.status_code} {answer.text}")
             except httpx2.TransportError:
                 pass

@@ -11,8 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from app.db import migrate
+from app.db.engine import open_database
+from app.errors import UnavailableError
+from app.events.log import is_transient
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.stage import Server
 from benchmarks.chaos.watch import Watcher
@@ -231,6 +236,26 @@ async def test_a_session_that_the_server_ended_is_no_internal_error(
         while answer.status_code != 200:
             assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
             answer = await client.get(path)
+
+
+async def test_a_lost_connection_is_known_as_such_at_every_door(database_url: str) -> None:
+    async with before(database_url) as (proxy, through), open_database(through) as database:
+        async with database.engine.connect() as connection, database.pool.acquire() as other:
+            await connection.scalar(text("SELECT 1"))
+            await other.fetchval("SELECT 1")
+            proxy.cut()
+            for use in (connection.scalar(text("SELECT 2")), other.fetchval("SELECT 2")):
+                with pytest.raises(Exception) as caught:  # noqa: PT011 (any that is transient)
+                    await use
+                assert is_transient(caught.value)
+        with pytest.raises(DBAPIError) as wrong:
+            async with database.engine.connect() as connection:
+                await connection.scalar(text("SELECT 1 / 0"))
+        assert not is_transient(wrong.value)
+        await proxy.close()
+        with pytest.raises(UnavailableError) as away:
+            await database.connect()
+        assert is_transient(away.value)
 
 
 async def test_a_zombie_writes_nothing_and_cannot_lose_its_run(
