@@ -23,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx2
 import openai
 import psutil
@@ -195,15 +196,22 @@ async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> Non
                     "database": postmaster,
                 }
                 before = {name: cpu_s(pid) for name, pid in pids.items()}
+                written = await writing(url)
                 began = time.perf_counter()
                 took = await many(client, port, runs, concurrency)
                 wall = time.perf_counter() - began
                 spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+                transactions, log_bytes = (
+                    (now - then) / runs
+                    for now, then in zip(await writing(url), written, strict=True)
+                )
         floor_rate, floor_cpu = await floor(base_url, max(20, runs // 10), concurrency)
     print(f"{runs} runs of {CALLS} model calls, {concurrency} at a time, one worker process")
     print(f"  runs/s                         {runs / wall:8.1f}")
     for name, seconds in spent.items():
         print(f"  CPU ms per run, {name:14} {seconds * 1000 / runs:8.2f}")
+    print(f"  writing transactions per run   {transactions:8.1f}")
+    print(f"  KB of database log per run     {log_bytes / 1024:8.1f}")
     print(f"  POST to final event, p50 / p99 {_ms(took, 0.5):8.1f} / {_ms(took, 0.99):.1f} ms")
     whole, start = [pair[0] for pair in alone], [pair[1] for pair in alone]
     print(f"  the same, one run at a time    {_ms(whole, 0.5):8.1f} / {_ms(whole, 0.99):.1f} ms")
@@ -213,6 +221,17 @@ async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> Non
     print(f"  CPU ms per round               {floor_cpu:8.2f}")
     ratio = spent["worker"] * 1000 / runs / floor_cpu
     print(f"worker's CPU per run / floor's   {ratio:8.2f}")
+
+
+async def writing(url: str) -> tuple[int, int]:
+    """How many transactions have written so far, and how many bytes of log there are."""
+    connection = await asyncpg.connect(url)
+    row = await connection.fetchrow(
+        "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS transactions, "
+        "(pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint AS log_bytes"
+    )
+    await connection.close()
+    return row["transactions"], row["log_bytes"]
 
 
 def _ms(values: list[float], share: float) -> float:

@@ -11,15 +11,16 @@ from app.container import Service
 from app.db.base import DEFAULT_TENANT
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
+# Not awaiting anything, and still ``async``: FastAPI gives a plain function a thread to run in.
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
-def _tenant() -> UUID:
+async def _tenant() -> UUID:
     """Until there are keys, everybody is the default tenant."""
     return DEFAULT_TENANT
 

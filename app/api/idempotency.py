@@ -109,7 +109,7 @@ class Once:
         )
 
 
-def _once(
+async def _once(
     request: Request,
     tenant: Tenant,
     idempotency_key: Annotated[

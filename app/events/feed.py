@@ -24,6 +24,9 @@ TEXT = "bottega_text"
 """The channel that says there is more live text of a run."""
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
 _RECONNECT_MAX_S = 5.0
+_PAUSE_S = 0.01
+"""After a notice: what comes meanwhile goes with the next. Each wakes every process that listens,
+and sets it reading."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +75,7 @@ class Notifier:
                     self._news.set()
                     raise
             self._sent.set()
+            await asyncio.sleep(_PAUSE_S)
 
 
 class News:

@@ -171,14 +171,19 @@ async def append_step(
         _json(publications) if publications else None,
         None if outcome is None else _json(outcome),
     )
-    async for attempt_context in _patiently():
-        with attempt_context:
-            try:
-                await pool.execute(_APPEND, *arguments)
-            except asyncpg.PostgresError as error:
-                if error.sqlstate == FENCED_SQLSTATE:
-                    raise FencedError(str(error)) from error
+    try:
+        try:
+            await pool.execute(_APPEND, *arguments)
+        except Exception as error:
+            if not is_transient(error):
                 raise
+            async for attempt_context in _patiently():
+                with attempt_context:
+                    await pool.execute(_APPEND, *arguments)
+    except asyncpg.PostgresError as error:
+        if error.sqlstate == FENCED_SQLSTATE:
+            raise FencedError(str(error)) from error
+        raise
 
 
 def _json(value: Any) -> str:

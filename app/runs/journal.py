@@ -2,7 +2,8 @@
 
 A step is everything since the last commit, stored by one statement. Steps are committed
 
-- before anything outside happens because of them (a model call, a tool that is no sub-agent),
+- before anything outside happens because of them (a model call after an answer or a result, a
+  tool that is no sub-agent),
 - at the end of the run,
 - and after :data:`SHOW_AFTER_S` at the latest, so that people see it.
 """
@@ -22,6 +23,11 @@ from app.events.types import FINAL_EVENT, EventType, RunStatus
 from app.runs.fold import Fold, key_of
 
 SHOW_AFTER_S = 0.05
+
+_STARTS = frozenset(
+    (EventType.AGENT_STARTED, EventType.LLM_STARTED, EventType.MEMORY_INJECTED, EventType.WARNING)
+)
+"""Nothing is lost with these: who goes on without them comes to them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class Journal:
         self._clear()
 
     def _clear(self) -> None:
+        self._binding = False
         self._events: list[dict[str, Any]] = []
         self._tasks: dict[UUID, dict[str, Any]] = {}
         self._publications: list[dict[str, Any]] = []
@@ -97,6 +104,8 @@ class Journal:
         """Write an event into the current step; answers its ``seq``, old or new."""
         if known := self.folded.seen.get(key_of(event_type, task_id, data)):
             return known
+        if event_type not in _STARTS:
+            self._binding = True
         self._events.append(
             {
                 "type": event_type,
@@ -134,6 +143,15 @@ class Journal:
     def publication(self, **fields: Any) -> None:
         """Add to what the run's graph shows with the current step."""
         self._publications.append(fields)
+
+    async def settle(self) -> None:
+        """Return when all that was done so far is stored; what was only begun may wait.
+
+        Raises:
+            Exception: as :meth:`commit`.
+        """
+        if self._binding or self._writing.locked() or self._failure is not None:
+            await self.commit()
 
     async def commit(self, outcome: dict[str, Any] | None = None) -> None:
         """Return when all that was written so far is stored.

@@ -173,7 +173,7 @@ class JournalRecorder(Recorder):
                 f"the run has spent {self.spent.tokens.total_tokens} tokens, and its token_budget "
                 f"is {self._token_budget}"
             )
-        await self.journal.commit()
+        await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
         started = self._add(query, EventType.LLM_STARTED, about)
         began = monotonic()
