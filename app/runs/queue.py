@@ -39,7 +39,7 @@ Execute = Callable[[UUID, UUID], Awaitable[None]]
 
 _REQUEUE = """
 SELECT enqueue_run(r.tenant_id, r.id, r.priority) FROM runs r
-WHERE (r.status = 'queued' OR (r.status = 'running' AND (
+WHERE r.ended_at IS NULL AND (r.status = 'queued' OR (r.status = 'running' AND (
         r.leased_until < now() OR r.deadline + interval '60 s' < now())))
   AND NOT EXISTS (
     SELECT FROM pgqueuer.pgqueuer q

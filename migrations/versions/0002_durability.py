@@ -108,7 +108,7 @@ DECLARE
 BEGIN
     FOR r IN
         SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
-        WHERE status = 'queued' AND (
+        WHERE ended_at IS NULL AND status = 'queued' AND (
             (attempt = 0 AND created_at + make_interval(secs => queue_timeout_s) < now())
             OR deadline < now())
         LIMIT 500 FOR UPDATE SKIP LOCKED
@@ -227,10 +227,23 @@ DECLARE
     v_session text;
     v_now timestamptz;
 BEGIN
-    UPDATE runs SET last_seq = p_after + v_count
-    WHERE tenant_id = p_tenant AND id = p_run
-      AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
-    RETURNING session_id INTO v_session;
+    v_now := clock_timestamp();
+    IF p_outcome IS NULL THEN
+        UPDATE runs SET last_seq = p_after + v_count
+        WHERE tenant_id = p_tenant AND id = p_run
+          AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
+        RETURNING session_id INTO v_session;
+    ELSE
+        UPDATE runs SET
+            last_seq = p_after + v_count,
+            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+            stop_reason = p_outcome ->> 'stop_reason',
+            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
+        WHERE tenant_id = p_tenant AND id = p_run
+          AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
+        RETURNING session_id INTO v_session;
+    END IF;
     IF NOT FOUND THEN
         PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run
             AND attempt = p_attempt AND last_seq = p_after + v_count AND v_count > 0;
@@ -240,7 +253,6 @@ BEGIN
         RAISE EXCEPTION 'run % is not at attempt %, event % any more', p_run, p_attempt, p_after
             USING ERRCODE = 'BT001';
     END IF;
-    v_now := clock_timestamp();
     INSERT INTO run_events
         (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, at, data)
     SELECT p_tenant, p_run, p_after + e.position, p_attempt, e.type, e.task_id, e.parent, e.agent,
@@ -275,12 +287,6 @@ BEGIN
         END IF;
     END IF;
     IF p_outcome IS NOT NULL THEN
-        UPDATE runs SET
-            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
-            stop_reason = p_outcome ->> 'stop_reason',
-            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
-            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
-        WHERE tenant_id = p_tenant AND id = p_run;
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
         WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running');
         DELETE FROM pgqueuer.pgqueuer
@@ -435,6 +441,15 @@ def upgrade() -> None:
         postgresql_using="gin",
         postgresql_ops={"metadata": "jsonb_path_ops"},
         postgresql_where=sa.text("metadata <> '{}'::jsonb"),
+    )
+    # It must not name a column that changes while a run goes on, or each change is one of indexes.
+    op.drop_index("ix_runs_unfinished", table_name="runs")
+    op.create_index(
+        "ix_runs_unfinished",
+        "runs",
+        ["tenant_id", "id"],
+        unique=False,
+        postgresql_where=sa.text("ended_at IS NULL"),
     )
     # Every step updates its run's row: leave room for the new version beside the old one.
     op.execute("ALTER TABLE runs SET (fillfactor = 70)")
@@ -601,6 +616,14 @@ def downgrade() -> None:
     )
     op.drop_column("tasks", "cancel_requested_at")
     op.execute("ALTER TABLE runs RESET (fillfactor)")
+    op.drop_index("ix_runs_unfinished", table_name="runs")
+    op.create_index(
+        "ix_runs_unfinished",
+        "runs",
+        ["tenant_id", "id"],
+        unique=False,
+        postgresql_where=sa.text("status IN ('queued', 'running')"),
+    )
     op.drop_index("ix_runs_metadata", "runs")
     for column in (
         "carried_seq",

@@ -74,7 +74,7 @@ Index(
     "ix_runs_unfinished",
     runs.c.tenant_id,
     runs.c.id,
-    postgresql_where=text("status IN ('queued', 'running')"),
+    postgresql_where=text("ended_at IS NULL"),
 )
 
 # For lists by metadata; most runs have none.
