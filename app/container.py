@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
-from app.events.tail import Tails
+from app.events.tails import Tails
 from app.runs import queue
 from app.settings import Settings, secrets
 
@@ -63,7 +63,7 @@ async def open_service(
         service = Service(settings, database, feed, Tails(database.pool, feed), working=worker)
         async with contextlib.AsyncExitStack() as stack:
             if api:
-                await stack.enter_async_context(background(service.feed.run))
+                await stack.enter_async_context(background(service.feed.run, service.tails.run))
                 stack.callback(service.feed.close)
             if worker:
                 await stack.enter_async_context(_worker(service))

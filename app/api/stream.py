@@ -135,4 +135,5 @@ async def _sse(
 
 def _encoded(frame: Frame) -> bytes:
     place = "" if frame.seq is None else f"id: {frame.seq}\r\n"
-    return f"{place}event: {frame.type}\r\ndata: {frame.text}\r\n\r\n".encode()
+    head = f"{place}event: {frame.type}\r\ndata: ".encode()
+    return head + frame.body + b"\r\n\r\n"

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Response, WebSocket
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.utils import ClientDisconnected
 
 from app.api.errors import field_problem, for_error, problem_response
-from app.api.sockets import DROP
+from app.api.sockets import DROP, SEND
 from app.api.tickets import redeem
 from app.api.watch import WatchQuery
 from app.container import Service
@@ -102,7 +103,7 @@ async def _serve(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    except WebSocketDisconnect:
+    except (WebSocketDisconnect, ClientDisconnected):
         pass
     finally:
         for task in tasks:
@@ -119,6 +120,8 @@ class _Sender:
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
         self._socket = socket
+        self._send = socket.scope["extensions"][SEND]
+        self._drop = socket.scope["extensions"][DROP]
         self._subscriber = subscriber
         self._patience_s = patience_s
         self._place = subscriber.place
@@ -127,12 +130,11 @@ class _Sender:
         """Return when the socket is closed, or was dropped."""
         try:
             while (frames := await self._subscriber.next()) is not None:
-                for frame in frames:
-                    await self._send(frame.text)
-                    self._place = frame.seq or self._place
-                self._place = self._subscriber.place
-                if not frames:
-                    await self._send(f'{{"type":"heartbeat","seq":{self._place}}}')
+                place = self._subscriber.place
+                beat = b'{"type":"heartbeat","seq":%d}' % place
+                async with asyncio.timeout(self._patience_s):
+                    await self._send([frame.body for frame in frames] or [beat])
+                self._place = place
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
@@ -140,11 +142,7 @@ class _Sender:
                     hint = f"server stopping; resume after={self._place}"
                     await self._socket.close(STOPPING, hint)
         except TimeoutError:
-            self._socket.scope["extensions"][DROP](SLOW, f"slow; resume after={self._place}")
-
-    async def _send(self, text: str) -> None:
-        async with asyncio.timeout(self._patience_s):
-            await self._socket.send_text(text)
+            self._drop(SLOW, f"slow; resume after={self._place}")
 
 
 async def _read_frames(socket: WebSocket, service: Service, sight: Sight) -> None:

@@ -85,7 +85,7 @@ class News:
         self._told: set[str] = set()
         self._event = asyncio.Event()
 
-    def tell(self, channel: str) -> None:
+    def tell(self, channel: str = EVENTS) -> None:
         """There may be something new."""
         self._told.add(channel)
         self._event.set()
@@ -107,11 +107,13 @@ class Feed:
         self._connect = connect
         self._watchers: defaultdict[UUID, set[News]] = defaultdict(set)
         self._closed = asyncio.Event()
+        self._spoken: set[UUID] = set()
+        self._text = asyncio.Event()
 
     @contextmanager
-    def watching(self, run_id: UUID) -> Iterator[News]:
-        """What is told whenever the run may have news. Start by reading the log."""
-        news = News()
+    def watching(self, run_id: UUID, news: News | None = None) -> Iterator[News]:
+        """Have ``news`` told whenever the run's log may have grown. Start by reading it."""
+        news = news or News()
         self._watchers[run_id].add(news)
         try:
             yield news
@@ -146,17 +148,37 @@ class Feed:
         self._wake_all()
         await gone.wait()
 
+    def speak(self, run_id: UUID) -> None:
+        """There may be new live text of a run."""
+        self._spoken.add(run_id)
+        self._text.set()
+
+    async def spoken(self) -> set[UUID]:
+        """Wait until there is new live text; answers with the watched runs that it is of."""
+        await self._text.wait()
+        self._text.clear()
+        runs, self._spoken = self._spoken, set()
+        return runs
+
     def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
         for text in str(payload).split(",") if self._watchers else ():
             with contextlib.suppress(ValueError):
-                for news in self._watchers.get(UUID(text), ()):
-                    news.tell(channel)
+                run_id = UUID(text)
+                if run_id not in self._watchers:
+                    continue
+                if channel == TEXT:
+                    self.speak(run_id)
+                else:
+                    self._tell(run_id)
+
+    def _tell(self, run_id: UUID) -> None:
+        for news in self._watchers[run_id]:
+            news.tell()
 
     def _wake_all(self) -> None:
-        for watchers in self._watchers.values():
-            for news in watchers:
-                news.tell(EVENTS)
-                news.tell(TEXT)
+        for run_id in self._watchers:
+            self._tell(run_id)
+            self.speak(run_id)
 
 
 async def keep_connected(

@@ -21,14 +21,14 @@ class Frame:
     Attributes:
         seq: ``None`` for what is not stored.
         depth: of the event's task as ``/tasks`` shows it; -1 for the root and the run itself.
-        text: the envelope as JSON.
+        body: the envelope as JSON.
     """
 
     seq: int | None
     type: str
     agent: str | None
     depth: int
-    text: str
+    body: bytes
 
     @property
     def is_final(self) -> bool:
@@ -75,10 +75,10 @@ def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
             "parent_task_id": row["parent_task_id"],
             "at": row["at"],
         }
-    ).decode()
+    )
     depth = -1 if row["task_id"] is None else row["depth"] or 0
-    text = f'{head[:-1]},"data":{row["data"]}}}'
-    return Frame(row["seq"], row["type"], row["agent"], depth, text)
+    body = b'%s,"data":%s}' % (head[:-1], row["data"].encode())
+    return Frame(row["seq"], row["type"], row["agent"], depth, body)
 
 
 def of_text(
@@ -102,4 +102,4 @@ def of_text(
         "at": at,
         "data": data,
     }
-    return Frame(None, LLM_DELTA, agent, depth, to_json(envelope).decode())
+    return Frame(None, LLM_DELTA, agent, depth, to_json(envelope))

@@ -8,8 +8,6 @@ until it has caught up. So nobody delays anybody, and who does not read costs no
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,19 +16,18 @@ from uuid import UUID
 import asyncpg
 
 from app.clock import monotonic
-from app.errors import NotFoundError
-from app.events.feed import EVENTS, TEXT, Feed, News
+from app.events.feed import EVENTS, TEXT, News
 from app.events.frames import LLM_DELTA, Filter, Frame, of_row
 from app.events.log import is_transient
 from app.events.speech import Speech, Speeches
 
 RING_EVENTS = 1000
 RING_BYTES = 256 * 1024
+_BATCH = 100
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _RETRY_S = 0.2
 
-_LOOK = "SELECT last_seq, ended_at IS NOT NULL AS over FROM runs WHERE tenant_id = $1 AND id = $2"
 # At most a page, and no more than the row that makes it too big.
 _READ = """
 SELECT * FROM (
@@ -45,10 +42,6 @@ SELECT * FROM (
 WHERE before IS NULL OR before < $5
 ORDER BY seq
 """
-_READ_TEXT = """
-SELECT id, task_id, call, attempt, at, text, clock_timestamp() AS now FROM live_text
-WHERE tenant_id = $1 AND run_id = $2 AND id > $3 ORDER BY id LIMIT $4
-"""
 # Of each task the newest event that begins or ends a model call.
 _READ_CALLS = """
 SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.data,
@@ -61,7 +54,6 @@ WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq <= $3 AND NOT e.data ? 'retry
                         AND r.run_id = $2 AND r.seq <= $3 AND r.type = 'run.resumed'), 0)
 ORDER BY e.task_id, e.seq DESC
 """
-_ALL = frozenset([EVENTS, TEXT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,7 @@ class Tail:
         over: that was the final one.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new one, whenever anything here changes.
+        news: of the log, and of the text that is put here.
         speeches: what the model calls under way say; never ahead of the events here, or behind.
     """
 
@@ -96,10 +89,12 @@ class Tail:
         self.last = max(min(after, sight.last_seq), sight.last_seq - _PAGE)
         self.over = sight.over and self.last == sight.last_seq
         self.changed = asyncio.Event()
+        self.news = News()
         self.watchers = 0
         self.speeches = Speeches(sight.run_id)
         self._knows_calls = self.last == 0
-        self._text_id = 0
+        self.text_id = 0
+        self._text: list[Any] = []
         self._pool = pool
         self._run = sight
         self._ring: deque[Frame] = deque()
@@ -107,13 +102,13 @@ class Tail:
         self._failure: Exception | None = None
 
     def since(self, after: int) -> list[Frame] | None:
-        """What came behind ``after``; ``None`` if that is no longer all here: read the log."""
+        """Some of what came behind ``after``; ``None`` if it is no longer here: read the log."""
         if self._failure is not None:
             raise self._failure
         missing = self.last - len(self._ring)
         if after < missing:
             return None
-        return list(islice(self._ring, after - missing, None))
+        return list(islice(self._ring, after - missing, after - missing + _BATCH))
 
     async def page(self, after: int) -> list[Frame]:
         """Events behind ``after`` from the log, at most a page.
@@ -142,23 +137,23 @@ class Tail:
             await asyncio.sleep(_RETRY_S)
         return []
 
-    async def keep_up(self, news: News, poll_s: float) -> None:
+    async def keep_up(self, poll_s: float) -> None:
         """Read what is new whenever there is news, until the final event.
 
         Wake-ups are hints; every ``poll_s`` seconds it looks without one.
         """
-        told: Collection[str] = _ALL
+        told = {EVENTS}
         try:
             while True:
-                # The text first: what is in the log then has the calls that it is of.
-                text = await self._read_text(news) if TEXT in told else []
+                # Text that is here was written when its call was in the log.
+                text, self._text = self._text, []
                 if EVENTS in told or not self.speeches.knows(text):
                     await self._read_log()
                 if self.over or self.closed.is_set():
                     return
                 if text:
                     await self._hear(text)
-                told = await news.wait(poll_s) or _ALL
+                told = await self.news.wait(poll_s) or {EVENTS}
         except Exception as error:
             self._failure = error  # raised where somebody reads
         finally:
@@ -172,13 +167,11 @@ class Tail:
                 self._append(rows)
                 self._wake()
 
-    async def _read_text(self, news: News) -> list[Any]:
-        rows = await self._fetch(_READ_TEXT, self._text_id, _PAGE)
-        if rows:
-            self._text_id = rows[-1]["id"]
-        if len(rows) == _PAGE:
-            news.tell(TEXT)
-        return rows
+    def add_text(self, rows: list[Any]) -> None:
+        """Live text of the run that was read, in order; to be heard with the next news."""
+        self._text += rows
+        self.text_id = rows[-1]["id"]
+        self.news.tell(TEXT)
 
     async def _hear(self, text: list[Any]) -> None:
         if not (self._knows_calls or self.speeches.knows(text)):
@@ -191,66 +184,16 @@ class Tail:
         for row in rows:
             frame = of_row(self._run.run_id, row)
             self._ring.append(frame)
-            self._size += len(frame.text)
+            self._size += len(frame.body)
             self.last = row["seq"]
             self.over = frame.is_final
             self.speeches.see(row)
         while len(self._ring) > RING_EVENTS or (self._size > RING_BYTES and len(self._ring) > 1):
-            self._size -= len(self._ring.popleft().text)
+            self._size -= len(self._ring.popleft().body)
 
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
-
-
-class Tails:
-    """The tails of all runs that are being watched through this process.
-
-    Args:
-        poll_s: how long a lost wake-up may delay an event, in seconds.
-    """
-
-    def __init__(self, pool: asyncpg.Pool, feed: Feed, *, poll_s: float = 5.0) -> None:
-        self._pool = pool
-        self._feed = feed
-        self._poll_s = poll_s
-        self._tails: dict[tuple[UUID, UUID], tuple[Tail, asyncio.Task[None]]] = {}
-
-    async def look(self, tenant_id: UUID, run_id: UUID) -> Sight:
-        """Find a run to watch.
-
-        Raises:
-            NotFoundError: unknown, or another tenant's.
-        """
-        row = await self._pool.fetchrow(_LOOK, tenant_id, run_id)
-        if row is None:
-            raise NotFoundError(f"there is no run {run_id}")
-        return Sight(tenant_id, run_id, row["last_seq"], row["over"])
-
-    def watched(self) -> dict[UUID, int]:
-        """How many watch each run through this process."""
-        return {run_id: tail.watchers for (_, run_id), (tail, _) in self._tails.items()}
-
-    @contextmanager
-    def watching(self, sight: Sight, after: int) -> Iterator[Tail]:
-        """The run's tail, which lives as long as anybody watches."""
-        key = sight.tenant_id, sight.run_id
-        if key not in self._tails:
-            tail = Tail(self._pool, sight, after, self._feed.closed)
-            self._tails[key] = tail, asyncio.ensure_future(self._keep(tail, sight.run_id))
-        tail, reading = self._tails[key]
-        tail.watchers += 1
-        try:
-            yield tail
-        finally:
-            tail.watchers -= 1
-            if not tail.watchers:
-                del self._tails[key]
-                reading.cancel()
-
-    async def _keep(self, tail: Tail, run_id: UUID) -> None:
-        with self._feed.watching(run_id) as news:
-            await tail.keep_up(news, self._poll_s)
 
 
 class Subscriber:

@@ -10,7 +10,8 @@ from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database
 from app.events.feed import Feed, background
 from app.events.frames import Filter, Frame
-from app.events.tail import RING_EVENTS, Subscriber, Tails
+from app.events.tail import RING_EVENTS, Subscriber
+from app.events.tails import Tails
 from app.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running
