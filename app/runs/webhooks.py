@@ -27,8 +27,8 @@ CHANNEL = "bottega_webhooks"
 RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Seconds from each failed try to the next; together about a day."""
 
-TIMEOUT_S = 15.0
-_LEASE_S = 60.0  # longer than a try may take
+_TIMEOUT_S = 15.0
+_LEASE_S = 60.0
 _AT_ONCE = 8
 _MAX_REPLY = 4096
 _MAX_OUTPUT = 102_400
@@ -128,7 +128,8 @@ class Webhooks:
     Args:
         secret: signs.
         retries_s: seconds from each failed try to the next.
-        lease_s: how long a try belongs to the worker that began it; more than it may take.
+        timeout_s: for reading the run, and again for the answer.
+        lease_s: how long a try belongs to the worker that began it; more than both together.
         jitter: a factor to the time until the next try.
     """
 
@@ -139,6 +140,7 @@ class Webhooks:
         secret: str,
         *,
         retries_s: tuple[float, ...] = RETRIES_S,
+        timeout_s: float = _TIMEOUT_S,
         lease_s: float = _LEASE_S,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
     ) -> None:
@@ -147,6 +149,7 @@ class Webhooks:
         self._egress = egress
         self._secret = secret
         self._retries_s = retries_s
+        self._timeout_s = timeout_s
         self._lease_s = lease_s
         self._jitter = jitter
         self._sending: set[asyncio.Task[None]] = set()
@@ -190,7 +193,8 @@ class Webhooks:
         self, tenant_id: UUID, run_id: UUID, url: str, tries: int, at: datetime
     ) -> None:
         """Send once, and store what came of it."""
-        body = message(await self._pool.fetchrow(_RUN, tenant_id, run_id))
+        async with asyncio.timeout(self._timeout_s):
+            body = message(await self._pool.fetchrow(_RUN, tenant_id, run_id))
         answer, failure = None, None
         try:
             reply = await self._egress.request(
@@ -198,7 +202,7 @@ class Webhooks:
                 url,
                 headers=signed(self._secret, run_id, at, body),
                 content=body,
-                timeout_s=TIMEOUT_S,
+                timeout_s=self._timeout_s,
                 max_bytes=_MAX_REPLY,
             )
             answer = reply.status

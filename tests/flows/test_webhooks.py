@@ -222,6 +222,23 @@ async def test_a_receiver_that_is_gone_is_left_alone(api: Running, receiver: Raw
     assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("failed", 1, 410)
 
 
+async def test_one_that_never_answers_is_given_up_in_time(
+    api: Running, receiver: RawServer
+) -> None:
+    await define(api.client)
+    gate = asyncio.Event()
+
+    async def held(writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+
+    receiver.reply = held
+    run_id = await ended(api.client, receiver.url())
+    async with delivering(api.service, retries_s=(), timeout_s=0.3):
+        webhook = await settled(api.client, run_id)
+    assert (webhook["status"], webhook["answer"]) == ("failed", None)
+    assert "within 0.3 s" in webhook["error"]
+
+
 async def test_an_address_inside_is_refused_when_it_is_sent(
     signing: Settings, database_url: str, receiver: RawServer
 ) -> None:
