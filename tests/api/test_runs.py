@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from app.settings import Settings
-from tests.service import running
+from tests.service import Running, running
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 AGENT = {"name": "a", "system_message": "x"}
@@ -122,7 +122,9 @@ async def test_runs_are_found_by_metadata(client: httpx2.AsyncClient) -> None:
     assert len(await found(client)) == 5
 
 
-async def test_runs_are_found_by_the_time_they_were_made(client: httpx2.AsyncClient) -> None:
+async def test_runs_are_found_by_the_time_they_were_made(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
     await client.post("/v1/agents", json=AGENT)
     runs = [await start(client, input=str(number)) for number in range(5)]
     times = [run["created_at"] for run in runs]
@@ -136,3 +138,8 @@ async def test_runs_are_found_by_the_time_they_were_made(client: httpx2.AsyncCli
     ]
     assert await found(client, created_after="2000-01-01T00:00:00Z") == list("01234")
     assert await found(client, created_after="2999-01-01T00:00:00+02:00") == []
+    # Its transaction took a while: it has the time of its begin, and an id of the end.
+    await server_.service.database.pool.execute(
+        "UPDATE runs SET created_at = created_at - interval '30 min' WHERE id = $1", runs[4]["id"]
+    )
+    assert await found(client, created_before=times[0]) == ["4"]
