@@ -192,16 +192,16 @@ async def test_it_waits_before_it_tries_again_and_gives_up_in_the_end(
     receiver.reply = answer(status=503)
     run_id = await ended(api.client, receiver.url())
     pool = api.service.database.pool
-    async with delivering(api.service, retries_s=(100.0, 1000.0)):
-        for tries, wait in ((1, 100), (2, 1000)):
+    async with delivering(api.service, retries_s=(500.0, 1000.0)):
+        for tries, wait in ((1, 500), (2, 1000)):
             while (webhook := (await api.client.get(f"/v1/runs/{run_id}")).json()["webhook"])[
                 "answer"
             ] is None or webhook["tries"] < tries:
                 pass
             left = "SELECT extract(epoch FROM next_at - now())::float FROM webhooks"
-            while (seconds := await pool.fetchval(left)) <= 60.0:
+            while (seconds := await pool.fetchval(left)) < 100:
                 pass  # its lease: the outcome is about to be stored
-            assert wait - 30 < seconds <= wait
+            assert wait - 60 < seconds < wait + 1
             assert (webhook["status"], webhook["error"]) == (
                 "pending",
                 "the receiver answered 503",
@@ -345,7 +345,7 @@ async def test_a_worker_killed_in_mid_delivery_is_replaced(
             "UPDATE webhooks w SET next_at = now() FROM webhooks old WHERE old.run_id = w.run_id "
             "RETURNING extract(epoch FROM old.next_at - now())::float"
         )
-        assert 15 < left <= 60  # nobody else sends it while the victim might
+        assert 15 < left < 61  # nobody else sends it while the victim might
         gate.set()
         async with command("worker", **environment_):
             webhook = await settled(client, run_id)
