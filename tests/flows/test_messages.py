@@ -102,6 +102,34 @@ async def test_a_sub_agent_of_a_sub_agent_and_failures(bottega: Running, model: 
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
 
 
+async def test_a_retry_has_what_it_carried_over(bottega: Running, model: FakeModel) -> None:
+    client = bottega.client
+    await define(client)
+    model.script(calls(("requirements", {"query": "What?"})), text("1. Todos."), http_error(400))
+    failed = await start(client)
+    assert (await bottega.frames(f"/v1/runs/{failed}/ws"))[-1]["type"] == "run.failed"
+    model.script(text("Done."))
+    key = {"idempotency-key": "again"}
+    again = [
+        await client.post(f"/v1/runs/{failed}/retry", json={"from": "last_step"}, headers=key)
+        for _ in range(2)
+    ]
+    assert again[0].json() == again[1].json()
+    run_id = again[0].json()["id"]
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert shown(await said(client, run_id)) == [
+        ("user", "Build a todo app."),
+        ("assistant", ""),
+        ("tool", "1. Todos."),
+        ("assistant", "Done."),
+    ]
+    (task,) = (await client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    assert shown(await said(client, run_id, task_id=task["id"])) == [
+        ("user", "What?"),
+        ("assistant", "1. Todos."),
+    ]
+
+
 async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
     bottega: Running, model: FakeModel
 ) -> None:
@@ -117,11 +145,14 @@ async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
     asked = [(message["role"], message["content"]) for message in question]
     assert shown(await said(bottega.client, run["id"])) == asked
     tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
-    first, second = [
-        shown(await said(bottega.client, run["id"], task_id=task["id"])) for task in tasks
-    ]
-    assert first == [*asked, ("assistant", "one")]
-    assert second == [*asked, ("system", "one"), ("assistant", "two")]
+    heard = {
+        task["agent"]: shown(await said(bottega.client, run["id"], task_id=task["id"]))
+        for task in tasks
+    }
+    assert heard == {
+        "first": [*asked, ("assistant", "one")],
+        "second": [*asked, ("system", "one"), ("assistant", "two")],
+    }
     page = await bottega.client.get(f"/v1/runs/{run['id']}/messages?limit=1&order=desc")
     assert shown(page.json()["items"]) == asked[-1:]
 
