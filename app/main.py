@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 import app as package
 from app.api import (
     agents,
+    asyncapi,
     errors,
     graphs,
     operations,
@@ -58,6 +59,7 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app)
     for routes in (
         agents,
+        asyncapi,
         graphs,
         runs,
         run_control,

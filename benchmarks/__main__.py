@@ -95,6 +95,7 @@ async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float, 
     )
     run_id = answer.raise_for_status().json()["id"]
     at: dict[str, datetime] = {}
+    started = 0.0
     async with websockets.connect(
         f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws", compression=None
     ) as socket:

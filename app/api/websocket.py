@@ -28,6 +28,11 @@ SUBPROTOCOL = "bottega.v1"
 TICKET = "ticket."
 """What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
 FINISHED, STOPPING, SLOW = 1000, 1001, 4008
+CLOSES = {
+    FINISHED: "the final event was sent",
+    STOPPING: "the server stops, come back with the seq in the reason",
+    SLOW: "the client reads too slowly, it may come back with the seq in the reason",
+}
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app import errors
+from app.api import asyncapi
 from app.api.schemas.runs import Event
 from app.errors import BottegaError
 from app.events.types import EventType
@@ -60,6 +61,10 @@ def test_every_operation_is_named_described_and_documents_its_problems(settings:
 
 def test_the_events() -> None:
     check("events", {"types": sorted(EventType), "envelope": Event.model_json_schema()})
+
+
+def test_the_asyncapi_document() -> None:
+    check("asyncapi", asyncapi.document())
 
 
 def test_the_error_catalogue() -> None:
