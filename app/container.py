@@ -61,7 +61,9 @@ async def open_service(
         await require_current(database.pool)
         feed = Feed(database.connect)
         service = Service(settings, database, feed, Tails(database.pool, feed), working=worker)
-        async with contextlib.AsyncExitStack() as stack:
+        # By every process: what waits must end in time though no worker is up.
+        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
+        async with background(lambda: sweeping), contextlib.AsyncExitStack() as stack:
             if api:
                 await stack.enter_async_context(background(service.feed.run, service.tails.run))
                 stack.callback(service.feed.close)
@@ -112,11 +114,10 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             takeover_s=settings.takeover_s,
             live_text=live_text,
         )
-        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         watch = CancelWatch(database.connect, executor.held, executor.cancel)
         async with (
             leases(database.connect, executor.held, settings.takeover_s),
-            background(notifier.run, live_text.run, watch.run, lambda: sweeping),
+            background(notifier.run, live_text.run, watch.run),
             _by_the_clock(service, egress),
         ):
             working = asyncio.ensure_future(

@@ -68,11 +68,17 @@ async def _drain(stream: asyncio.StreamReader) -> None:
         pass
 
 
+def model_pid() -> int:
+    """The demo model's process, which this one has started."""
+    children = psutil.Process().children()
+    return next(child.pid for child in children if "app.llm.demo_model" in child.cmdline())
+
+
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its children so far."""
+    """CPU seconds of a process so far; its children's too, unless it is this one."""
     root = psutil.Process(pid)
     total = 0.0
-    for member in [root, *root.children(recursive=True)]:
+    for member in [root, *(root.children(recursive=True) if pid != os.getpid() else ())]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = member.cpu_times()
             total += times.user + times.system
@@ -198,6 +204,8 @@ async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> Non
                     "worker": worker_process.pid,
                     "API": api_process.pid,
                     "database": postmaster,
+                    "demo model": model_pid(),
+                    "this client": os.getpid(),
                 }
                 before = {name: cpu_s(pid) for name, pid in pids.items()}
                 written = await writing(url)

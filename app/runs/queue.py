@@ -65,7 +65,7 @@ def _queries(connection: asyncpg.Connection) -> Queries:
 async def sweep(connection: asyncpg.Connection) -> int:
     """End the runs that waited too long; queue every unfinished one that the engine has no row of.
 
-    Answers how many there were of the latter. One worker at a time: whoever comes second finds
+    Answers how many there were of the latter. One process at a time: whoever comes second finds
     the lock taken and has nothing to do.
     """
     async with connection.transaction():
