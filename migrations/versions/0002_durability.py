@@ -263,10 +263,14 @@ BEGIN
         INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, answer_seq,
                            error, usage, started_at, ended_at)
         SELECT p_tenant, p_run, t.id, t.parent_id, t.agent, t.depth, t.status, t.answer_seq,
-               t.error, t.usage, v_now, CASE WHEN t.status <> 'running' THEN v_now END
-        FROM jsonb_to_recordset(p_tasks) AS t(
-            id uuid, parent_id uuid, agent text, depth smallint, status text,
-            answer_seq bigint, error jsonb, usage jsonb)
+               t.error, t.usage, t.at, CASE WHEN t.status <> 'running' THEN t.at END
+        FROM (
+            -- Of the tasks of one step too it must be told which began first.
+            SELECT *, v_now + (position - 1) * interval '1 microsecond' AS at
+            FROM ROWS FROM (jsonb_to_recordset(p_tasks) AS (
+                id uuid, parent_id uuid, agent text, depth smallint, status text,
+                answer_seq bigint, error jsonb, usage jsonb)) WITH ORDINALITY
+            AS e(id, parent_id, agent, depth, status, answer_seq, error, usage, position)) t
         ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
             status = excluded.status, answer_seq = excluded.answer_seq,
             error = excluded.error, usage = excluded.usage, ended_at = excluded.ended_at;

@@ -145,6 +145,7 @@ async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
     asked = [(message["role"], message["content"]) for message in question]
     assert shown(await said(bottega.client, run["id"])) == asked
     tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
+    assert [task["agent"] for task in tasks] == ["first", "second"]
     heard = {
         task["agent"]: shown(await said(bottega.client, run["id"], task_id=task["id"]))
         for task in tasks
