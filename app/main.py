@@ -98,6 +98,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         app,
         http=HttpProtocol,
         ws=WebSocketProtocol,
+        ws_max_size=64 * 1024,
         # Heartbeats keep connections open. A pong may be late: the client reads what is before.
         ws_ping_interval=None,
         # It would compress every frame anew for every subscriber, and keep 40 KB for each.

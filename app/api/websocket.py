@@ -5,6 +5,7 @@ import contextlib
 from typing import Any, cast
 from uuid import UUID
 
+import structlog
 from fastapi import APIRouter, Response, WebSocket
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
@@ -22,15 +23,18 @@ from app.events.log import is_transient
 from app.events.tail import Sight, Subscriber, Tail
 from app.runs.control import request_cancel, request_task_cancel
 
+log = structlog.get_logger(__name__)
+
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 SUBPROTOCOL = "bottega.v1"
 TICKET = "ticket."
 """What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
-FINISHED, STOPPING, SLOW = 1000, 1001, 4008
+FINISHED, STOPPING, BROKEN, SLOW = 1000, 1001, 1011, 4008
 CLOSES = {
     FINISHED: "the final event was sent",
     STOPPING: "the server stops, come back with the seq in the reason",
+    BROKEN: "an error of the server, come back with the seq in the reason",
     SLOW: "the client reads too slowly, it may come back with the seq in the reason",
 }
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
@@ -108,8 +112,6 @@ async def _serve(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    except (WebSocketDisconnect, ClientDisconnected):
-        pass
     finally:
         for task in tasks:
             task.cancel()
@@ -148,6 +150,11 @@ class _Sender:
                     await self._socket.close(STOPPING, hint)
         except TimeoutError:
             self._drop(SLOW, f"slow; resume after={self._place}")
+        except (WebSocketDisconnect, ClientDisconnected):
+            pass
+        except Exception:
+            log.exception("websocket.broken")
+            self._drop(BROKEN, f"internal error; resume after={self._place}")
 
 
 async def _read_frames(socket: WebSocket, service: Service, sight: Sight) -> None:

@@ -1,5 +1,6 @@
 """Choosing what to see of a run, and signs of life while there is nothing to see."""
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -154,3 +155,25 @@ async def _until_stopped(client: httpx2.AsyncClient, path: str, server: Running)
             lines.append(line)
             server.service.feed.close()
     return lines
+
+
+async def test_a_server_that_fails_says_where_to_go_on(quick: Running) -> None:
+    async with growing(quick) as run:
+        async with websockets.connect(f"ws://127.0.0.1:{quick.port}{run.path}/ws") as socket:
+            while from_json(await socket.recv())["seq"] != run.seq:
+                pass
+            pool = run.database.pool
+            await pool.execute("ALTER TABLE run_events RENAME TO elsewhere")
+            run.notifier.wake(run.run_id)
+            async for _ in suppressed(socket):
+                pass
+        await pool.execute("ALTER TABLE elsewhere RENAME TO run_events")
+        assert socket.close_code == 1011
+        assert socket.close_reason == f"internal error; resume after={run.seq}"
+
+
+async def suppressed(socket: Any) -> AsyncIterator[Any]:
+    """All messages, whatever the code that ends them."""
+    with contextlib.suppress(websockets.ConnectionClosed):
+        async for message in socket:
+            yield message

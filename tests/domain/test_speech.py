@@ -1,0 +1,108 @@
+"""Putting live text together from what was written, whatever of it arrives."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import from_json, to_json
+
+from app.events.speech import MAX_CHARACTERS, Speeches
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def event(kind: str, **data: Any) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "task_id": None,
+        "parent_task_id": None,
+        "agent": "a",
+        "depth": None,
+        "data": to_json(data).decode(),
+    }
+
+
+def piece(at: int, text: str, *, call: int = 1, attempt: int = 1) -> dict[str, Any]:
+    return {"task_id": None, "call": call, "attempt": attempt, "at": at, "text": text, "now": NOW}
+
+
+def texts(speeches: Speeches) -> list[str]:
+    return [speech.text for speech in speeches.open()]
+
+
+def speaking() -> Speeches:
+    speeches = Speeches(uuid4())
+    speeches.see(event("llm.started", call=1, attempt=1))
+    return speeches
+
+
+def test_text_is_put_together_and_a_lower_offset_replaces_what_follows() -> None:
+    speeches = speaking()
+    assert texts(speeches) == []
+    speeches.hear([piece(0, "one "), piece(4, "two")])
+    assert texts(speeches) == ["one two"]
+    (first,) = speeches.open()
+    speeches.hear([piece(4, "three")])
+    assert texts(speeches) == ["one three"]
+    (second,) = speeches.open()
+    assert second is not first
+    assert second.same_call(first)
+    speeches.hear([piece(0, "")])
+    assert texts(speeches) == [""]
+
+
+def test_text_with_a_hole_before_it_is_void() -> None:
+    speeches = speaking()
+    speeches.hear([piece(0, "one"), piece(9, "lost before")])
+    assert texts(speeches) == ["one"]
+
+
+def test_text_belongs_to_one_call_of_one_attempt() -> None:
+    speeches = speaking()
+    strangers = [piece(0, "x", call=2), piece(0, "x", attempt=2)]
+    for stranger in strangers:
+        assert not speeches.knows([stranger])
+    speeches.hear(strangers)
+    assert texts(speeches) == []
+    speeches.hear([piece(0, "one")])
+    speeches.see(event("run.resumed", attempt=2))
+    assert texts(speeches) == []
+    speeches.see(event("llm.started", call=1, attempt=2))
+    speeches.hear([piece(3, "of the old one"), piece(0, "new", attempt=2)])
+    assert texts(speeches) == ["new"]
+
+
+def test_a_call_is_over_when_it_has_its_answer_and_not_when_a_try_failed() -> None:
+    for over in (
+        event("llm.completed", call=1, attempt=1),
+        event("llm.failed", call=1, attempt=1, error={}),
+        event("agent.failed", error={}),
+    ):
+        speeches = speaking()
+        speeches.hear([piece(0, "one")])
+        speeches.see(event("llm.failed", **{"call": 1, "try": 1, "retry_in_ms": 5}))
+        assert texts(speeches) == ["one"]
+        speeches.see(over)
+        assert not speeches.knows([piece(3, " two")])
+        speeches.hear([piece(3, " two")])
+        assert texts(speeches) == []
+
+
+def test_no_more_is_kept_than_there_is_room_for() -> None:
+    speeches = speaking()
+    speeches.hear([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
+    assert texts(speeches) == ["x" * MAX_CHARACTERS]
+    speeches.hear([piece(MAX_CHARACTERS + 1, "z")])
+    assert texts(speeches) == ["x" * MAX_CHARACTERS]
+
+
+def test_those_who_are_as_far_get_the_same_frame() -> None:
+    speeches = speaking()
+    speeches.hear([piece(0, "one two")])
+    (speech,) = speeches.open()
+    frame = speech.frame(4)
+    assert from_json(frame.body)["data"] == {
+        "call": 1, "attempt": 1, "offset": 4, "text": "two",
+    }  # fmt: skip
+    assert speech.frame(4) is frame
+    assert speech.frame(0) is not frame
