@@ -6,10 +6,10 @@ Everything is real and in processes of its own: embedded PostgreSQL, API, worker
 process is the client. It notes only when bytes arrive, and looks into them at the end. Delays count
 from the event's ``at``, just before its commit, on the same clock.
 
-1. All subscribers watch the demo pipeline over WebSockets, evenly spread over runs that start at
-   the same time; each must get every event, once and in order. With and without live text.
-2. 10,000 events of 2 KB flow in one run, written by this process in a worker's place. One reader
+1. 10,000 events of 2 KB flow in one run, written by this process in a worker's place. One reader
    stops reading, another does not.
+2. All subscribers watch the demo pipeline over WebSockets, evenly spread over runs that start at
+   the same time; each must get every event, once and in order. With and without live text.
 """
 
 import argparse
@@ -280,6 +280,8 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
             base = f"http://127.0.0.1:{port}"
             async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
                 await define(client)
+                print(f"a reader stops for {arguments.quiet_s:g} s while {EVENTS} events flow")
+                await flood(url, (server, port), client, arguments.quiet_s)
                 events = f"?types={','.join(EventType)}"
                 for what, query in (("with live text", ""), ("without live text", events)):
                     print(f"{arguments.subscribers} subscribers of {arguments.runs} runs, {what}")
@@ -287,8 +289,6 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
                         (server, port), client, environment, query,
                         arguments.subscribers, arguments.runs,
                     )  # fmt: skip
-                print(f"a reader stops for {arguments.quiet_s:g} s while {EVENTS} events flow")
-                await flood(url, (server, port), client, arguments.quiet_s)
 
 
 def main() -> None:

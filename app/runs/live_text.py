@@ -91,6 +91,7 @@ class Speech:
         if self._at == at + len(text):  # and the try did not fail meanwhile
             self._at = at
             self._pieces.insert(0, text)
+            self._void |= not text
 
 
 class LiveText:

@@ -52,6 +52,15 @@ async def test_sse_and_websocket_show_the_same_and_resume_anywhere(bottega: Runn
     assert await bottega.frames(f"{path}/ws?after=99999") == []
 
 
+async def test_many_subscribers_of_many_runs_get_every_event_once(bottega: Running) -> None:
+    await define(bottega.client)
+    runs = [await start(bottega.client) for _ in range(4)]
+    paths = [f"/v1/runs/{run_id}/ws" for run_id in runs for _ in range(12)]
+    for frames in await asyncio.gather(*map(bottega.frames, paths)):
+        assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+        assert frames[-1]["type"] == "run.completed"
+
+
 async def test_event_pages_join_both_ways(bottega: Running) -> None:
     await define(bottega.client)
     run_id = await start(bottega.client)
