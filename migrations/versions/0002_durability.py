@@ -136,6 +136,7 @@ DECLARE
     r runs%ROWTYPE;
     v_now timestamptz;
     v_cause text;
+    v_crashes integer;
 BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
@@ -147,6 +148,12 @@ BEGIN
     -- Nobody could renew while the database was away: after its start, all leases hold once more.
     r.leased_until := greatest(
         r.leased_until, pg_postmaster_start_time() + make_interval(secs => p_lease_s));
+    -- Runs that died together may have died of one of them. From the second time on they are taken
+    -- up at different times, so that the others get away from it before they count as crashed, too.
+    v_crashes := jsonb_array_length(
+        jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")'));
+    r.leased_until := r.leased_until + make_interval(secs => p_lease_s * least(v_crashes, 2)
+        * (hashtext(p_run::text || r.attempt) & 1023) / 1024.0);
     IF r.status = 'running' AND r.leased_until > v_now
             AND r.deadline + interval '60 s' > v_now THEN
         UPDATE pgqueuer.pgqueuer
@@ -199,8 +206,7 @@ BEGIN
             WHERE t.tenant_id = p_tenant AND t.run_id = p_run
               AND t.cancel_requested_at IS NOT NULL
               AND t.status IN ('queued', 'running', 'streaming', 'cancelled')) END,
-        'crashes', jsonb_array_length(jsonb_path_query_array(
-            r.attempts, '$[*] ? (@.cause == "crash")')),
+        'crashes', v_crashes + (v_cause = 'crash')::integer,
         'agents', (
             SELECT coalesce(jsonb_object_agg(v.name, v.definition), '{}')
             FROM jsonb_each_text(r.pinned -> 'agents') pin

@@ -156,6 +156,28 @@ async def test_a_lease_that_nobody_could_renew_holds_once_more(
     ]
 
 
+async def test_runs_that_died_together_again_are_taken_up_apart(
+    database_url: str, bottega: Running, model: FakeModel
+) -> None:
+    """One of them may be what kills the workers; the others are to get away from it."""
+    await define(bottega.client)
+    gate_specialists(model, "coordinator")
+    for _ in range(8):
+        await start(bottega.client)
+    await model.received(8)
+    died_twice = """
+        UPDATE runs SET attempt = 2, leased_until = now(),
+            attempts = attempts || '[{"number": 2, "cause": "crash"}]'
+    """
+    await ask(database_url, died_twice)
+    lease_s = "0.9 * extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+    await ask(database_url, f"SELECT claim_run(tenant_id, id, {lease_s}) FROM runs")
+    later = await ask(
+        database_url, "SELECT execute_after FROM pgqueuer.pgqueuer WHERE status = 'queued'"
+    )
+    assert len(set(later)) == len(later) >= 4
+
+
 async def test_a_step_whose_confirmation_is_lost_is_stored_once(
     database_url: str, model: FakeModel
 ) -> None:
@@ -213,7 +235,7 @@ async def test_a_session_that_the_server_ended_fails_no_run(
         await asyncio.wait([watching, retried], return_when=asyncio.FIRST_COMPLETED)
         proxy.closing.set()
         assert_whole(await watching)
-        await retried
+        retried.cancel()
     assert len(model.requests) == CALLS
 
 
