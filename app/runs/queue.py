@@ -8,6 +8,7 @@ disagree for long; and whatever befalls a row, the sweep finds a run that has no
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -179,7 +180,8 @@ class _Taker:
                 if len(jobs) == wanted:
                     continue  # there may be more
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
+                # Not in step with other workers: sooner or later, as one of them looks.
+                async with asyncio.timeout(self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
                     await self._wake.wait()
 
     def _begin(self, job: Job) -> None:

@@ -47,8 +47,8 @@ class Watcher:
             after = self.seen[-1] if self.seen else 0
             with contextlib.suppress(OSError, httpx2.TransportError, websockets.WebSocketException):
                 async for event in follow(port(), self.run_id, after):
-                    if "seq" not in event:
-                        continue  # live text has none
+                    if event.get("seq") is None or "data" not in event:
+                        continue  # live text, or a sign of life
                     self.seen.append(event["seq"])
                     self.ended = self.ended or event["type"] in FINAL_EVENT_TYPES
             if self.ended:
