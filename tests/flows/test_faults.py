@@ -178,33 +178,6 @@ async def test_runs_that_died_together_again_are_taken_up_apart(
     assert len(set(later)) == len(later) >= 4
 
 
-async def test_a_step_whose_confirmation_is_lost_is_stored_once(
-    database_url: str, model: FakeModel
-) -> None:
-    gate = asyncio.Event()
-    gate_call(model, 1, gate)
-    with_model = environment(database_url, model, **PATIENT)
-    async with (
-        before(database_url) as (proxy, through),
-        command("serve", "--no-worker", "--port", "0", **with_model) as api,
-        command("worker", **{**with_model, "DATABASE_URL": through}) as worker,
-        client_of(api.port) as client,
-    ):
-        await define(client)
-        run_id = await start(client)
-        await model.received(1)
-        proxy.answering.clear()
-        gate.set()
-        await stored(database_url, "llm.completed")
-        proxy.cut()
-        proxy.answering.set()
-        assert_whole(await watch(api.port, run_id))
-        await worker.says("stamina.retry_scheduled")
-        run = (await client.get(f"/v1/runs/{run_id}")).json()
-    assert [attempt["cause"] for attempt in run["attempts"]] == ["start"]
-    assert len(model.requests) == CALLS
-
-
 _END_SESSIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'bottega'
