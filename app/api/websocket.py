@@ -142,6 +142,7 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [beat])
                 self._place = place
+            self._place = self._subscriber.place  # beyond what was sent, if that was not wanted
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
