@@ -22,7 +22,7 @@ from app.events.log import is_transient
 from app.events.speech import Speech, Speeches
 
 RING_EVENTS = 1000
-RING_BYTES = 256 * 1024
+RING_BYTES = 512 * 1024
 _BATCH = 100
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
@@ -99,6 +99,7 @@ class Tail:
         self._run = sight
         self._ring: deque[Frame] = deque()
         self._size = 0
+        self._pages: dict[int, asyncio.Task[list[Frame]]] = {}
         self._failure: Exception | None = None
 
     def since(self, after: int) -> list[Frame] | None:
@@ -113,8 +114,16 @@ class Tail:
     async def page(self, after: int) -> list[Frame]:
         """Events behind ``after`` from the log, at most a page.
 
-        Waits for a database that is away; answers nothing when this process is about to stop.
+        Those who are as far behind at the same time share one reading. Waits for a database that
+        is away; answers nothing when this process is about to stop.
         """
+        reading = self._pages.get(after)
+        if reading is None:
+            reading = self._pages[after] = asyncio.ensure_future(self._read_page(after))
+            reading.add_done_callback(lambda _: self._pages.pop(after))
+        return await asyncio.shield(reading)
+
+    async def _read_page(self, after: int) -> list[Frame]:
         rows, _ = await self._rows(after)
         return [of_row(self._run.run_id, row) for row in rows]
 

@@ -75,6 +75,15 @@ async def test_who_is_further_behind_than_the_tail_reaches_reads_the_log(run: Gr
             assert [frame.seq for frame in await collect(late)] == expected
 
 
+async def test_those_who_are_as_far_behind_share_one_reading(run: Growing) -> None:
+    await run.warn(20)
+    tails = Tails(run.database.pool, Feed(run.database.connect))
+    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+        first, second = await asyncio.gather(tail.page(2), tail.page(2))
+        assert first is second
+        assert await tail.page(2) is not first
+
+
 async def test_a_page_of_big_events_is_short(run: Growing) -> None:
     await run.warn(20, size=100_000, step=20)
     feed = Feed(run.database.connect)
