@@ -19,6 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from app.errors import InvalidInputError, UnavailableError
 
+_LONGEST_STATEMENT_S = 30.0
+"""Of the pool's, which are small: one that takes longer hangs on a connection that is half dead."""
+
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
 
@@ -116,6 +119,7 @@ async def open_database(url: str, *, pool_size: int = 10) -> AsyncIterator[Datab
             url,
             min_size=1,
             max_size=pool_size,
+            command_timeout=_LONGEST_STATEMENT_S,
             reset=_keep_state,
             server_settings={"application_name": "bottega"},
         ) as pool:

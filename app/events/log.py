@@ -1,7 +1,7 @@
 """The log of a run in the database: appended to by the worker that owns the run, read by anyone."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -12,6 +12,8 @@ from pydantic_core import from_json, to_json
 from app.errors import FencedError, UnavailableError
 from app.events.frames import Filter
 from app.events.types import FINAL_EVENT_TYPES, Event
+
+T = TypeVar("T")
 
 FENCED_SQLSTATE = "BT001"
 _RETRY_FOR_S = 60.0
@@ -92,18 +94,30 @@ async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Ev
     """The whole log, in order. A database that is away meanwhile is waited for."""
     events: list[Event] = []
     after = 0
-    async for attempt_context in _patiently():
-        with attempt_context:
-            while more := await read(pool, tenant_id, run_id, after, _AT_ONCE):
-                events += more
-                after = more[-1].seq
+
+    async def read_on() -> None:
+        nonlocal after
+        while more := await read(pool, tenant_id, run_id, after, _AT_ONCE):
+            events.extend(more)
+            after = more[-1].seq
+
+    await persist(read_on)
     return events
 
 
-def _patiently() -> AsyncIterator[stamina.Attempt]:
-    return stamina.retry_context(
-        on=is_transient, attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
-    )
+async def persist(ask: Callable[[], Awaitable[T]]) -> T:
+    """What ``ask`` answers; it is called again while the database is away, for a minute.
+
+    It must do no harm a second time: whether the first call was carried out is unknown.
+    """
+    try:
+        return await ask()  # as nearly always
+    except Exception as error:
+        if not is_transient(error):
+            raise
+    return await stamina.AsyncRetryingCaller(
+        attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
+    )(is_transient, ask)
 
 
 def is_transient(error: Exception) -> bool:
@@ -172,14 +186,7 @@ async def append_step(
         None if outcome is None else _json(outcome),
     )
     try:
-        try:
-            await pool.execute(_APPEND, *arguments)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            async for attempt_context in _patiently():
-                with attempt_context:
-                    await pool.execute(_APPEND, *arguments)
+        await persist(lambda: pool.execute(_APPEND, *arguments))
     except asyncpg.PostgresError as error:
         if error.sqlstate == FENCED_SQLSTATE:
             raise FencedError(str(error)) from error

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import structlog
@@ -26,7 +26,7 @@ from app.runs.recorder import JournalRecorder
 logger = structlog.get_logger(__name__)
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3)"
-_CLAIM = "SELECT claim_run($1, $2, $3)"
+_CLAIM = "SELECT claim_run($1, $2, $3, $4)"
 _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
 
@@ -95,10 +95,15 @@ class Executor:
             del self._under_way[run_id]
 
     async def _execute(self, tenant_id: UUID, run_id: UUID, entry: _UnderWay) -> None:
-        answer = await self.pool.fetchval(_CLAIM, tenant_id, run_id, lease_s(self.takeover_s))
-        if answer is None:
+        claiming = asyncio.ensure_future(self._claim(tenant_id, run_id))
+        try:
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if claim := await claiming:  # it is ours, and we are not to begin
+                await self.pool.execute(_HAND_BACK, tenant_id, run_id, claim["attempt"])
+            raise
+        if claim is None:
             return  # it is over already, was deleted, or is in good hands
-        claim = from_json(answer)
         self.wake(run_id)
         journal = Journal(
             self.pool,
@@ -137,6 +142,11 @@ class Executor:
         finally:
             entry.held = None
             await journal.close()
+
+    async def _claim(self, tenant_id: UUID, run_id: UUID) -> dict[str, Any] | None:
+        claim = (tenant_id, run_id, lease_s(self.takeover_s), uuid4())
+        answer = await log.persist(lambda: self.pool.fetchval(_CLAIM, *claim))
+        return None if answer is None else from_json(answer)
 
     async def _take_to_its_end(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         journal = recorder.journal

@@ -125,18 +125,53 @@ BEGIN
 END $$
 """
 
+# All that is needed to execute a run.
+CLAIMED_RUN = """
+CREATE FUNCTION claimed_run(r runs) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN jsonb_build_object(
+        'mode', r.mode, 'agent', r.agent, 'input', r.input,
+        'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
+        'cancel', r.cancel_requested_at IS NOT NULL,
+        'session_id', r.session_id, 'session_base', r.session_base,
+        'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
+        'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
+        'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
+        'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
+            THEN '[]' ELSE (
+            SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
+            WHERE t.tenant_id = r.tenant_id AND t.run_id = r.id
+              AND t.cancel_requested_at IS NOT NULL
+              AND t.status IN ('queued', 'running', 'streaming', 'cancelled')) END,
+        'crashes', jsonb_array_length(jsonb_path_query_array(
+            r.attempts, '$[*] ? (@.cause == "crash")')),
+        'agents', (
+            SELECT coalesce(jsonb_object_agg(v.name, v.definition), '{}')
+            FROM jsonb_each_text(r.pinned -> 'agents') pin
+            JOIN agent_versions v
+              ON v.tenant_id = r.tenant_id AND v.name = pin.key AND v.version = pin.value::integer),
+        'graph', (
+            SELECT v.definition FROM graph_versions v
+            WHERE v.tenant_id = r.tenant_id AND v.name = r.pinned -> 'graph' ->> 'name'
+              AND v.version = (r.pinned -> 'graph' ->> 'version')::integer));
+END $$
+"""
+
 # A worker takes a run: raise its attempt (the fence), note why, and answer with all that is
 # needed to execute it. NULL if there is nothing to execute, with the engine's row put right: the
 # run is over or unknown, or another worker has it and is alive (its engine's heartbeat may be
-# late all the same; one that lives on beyond the run's deadline holds it no longer).
+# late all the same; one that lives on beyond the run's deadline holds it no longer). The same claim
+# again, its answer having been lost with the connection, is answered and changes nothing.
 CLAIM_RUN = """
-CREATE OR REPLACE FUNCTION claim_run(p_tenant uuid, p_run uuid, p_lease_s double precision)
-RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE FUNCTION claim_run(
+    p_tenant uuid, p_run uuid, p_lease_s double precision, p_claim uuid DEFAULT NULL
+) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
     v_now timestamptz;
     v_cause text;
     v_crashes integer;
+    v_repeated boolean;
 BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
@@ -154,12 +189,16 @@ BEGIN
         jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")'));
     r.leased_until := r.leased_until + make_interval(secs => p_lease_s * least(v_crashes, 2)
         * (hashtext(p_run::text || r.attempt) & 1023) / 1024.0);
-    IF r.status = 'running' AND r.leased_until > v_now
+    v_repeated := coalesce(r.status = 'running' AND r.claimed_by = p_claim, false);
+    IF r.status = 'running' AND r.leased_until > v_now AND NOT v_repeated
             AND r.deadline + interval '60 s' > v_now THEN
         UPDATE pgqueuer.pgqueuer
         SET status = 'queued', queue_manager_id = NULL, execute_after = r.leased_until
         WHERE dedupe_key = p_run::text AND status = 'picked';
         RETURN NULL;
+    END IF;
+    IF v_repeated THEN
+        RETURN claimed_run(r);
     END IF;
     -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
     v_cause := CASE WHEN r.attempt = 0 THEN 'start'
@@ -175,6 +214,7 @@ BEGIN
             'number', attempt + 1, 'cause', v_cause, 'started_at', v_now, 'ended_at', NULL)),
         started_at = coalesce(started_at, v_now),
         leased_until = v_now + make_interval(secs => p_lease_s),
+        claimed_by = p_claim,
         session_base = coalesce(session_base, CASE WHEN r.session_id IS NULL THEN '[]' ELSE (
             SELECT coalesce(jsonb_agg(jsonb_build_object(
                 'agent', m.agent, 'version', m.version, 'content', m.content,
@@ -192,30 +232,7 @@ BEGIN
     IF v_cause <> 'start' THEN
         DELETE FROM live_text WHERE tenant_id = p_tenant AND run_id = p_run;
     END IF;
-    RETURN jsonb_build_object(
-        'mode', r.mode, 'agent', r.agent, 'input', r.input,
-        'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
-        'cancel', r.cancel_requested_at IS NOT NULL,
-        'session_id', r.session_id, 'session_base', r.session_base,
-        'remaining_s', extract(epoch FROM r.deadline - v_now),
-        'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
-        'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
-        'cancelled_tasks', CASE WHEN v_cause = 'start' AND r.carried_seq = 0
-            THEN '[]' ELSE (
-            SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
-            WHERE t.tenant_id = p_tenant AND t.run_id = p_run
-              AND t.cancel_requested_at IS NOT NULL
-              AND t.status IN ('queued', 'running', 'streaming', 'cancelled')) END,
-        'crashes', v_crashes + (v_cause = 'crash')::integer,
-        'agents', (
-            SELECT coalesce(jsonb_object_agg(v.name, v.definition), '{}')
-            FROM jsonb_each_text(r.pinned -> 'agents') pin
-            JOIN agent_versions v
-              ON v.tenant_id = p_tenant AND v.name = pin.key AND v.version = pin.value::integer),
-        'graph', (
-            SELECT v.definition FROM graph_versions v
-            WHERE v.tenant_id = p_tenant AND v.name = r.pinned -> 'graph' ->> 'name'
-              AND v.version = (r.pinned -> 'graph' ->> 'version')::integer));
+    RETURN claimed_run(r);
 END $$
 """
 
@@ -439,6 +456,7 @@ def upgrade() -> None:
         sa.Column("queue_timeout_s", sa.Float(), server_default="86400", nullable=False),
         sa.Column("webhook_url", sa.Text(), nullable=True),
         sa.Column("retry_of", sa.Uuid(), nullable=True),
+        sa.Column("claimed_by", sa.Uuid(), nullable=True),
         sa.Column("task_root", sa.Uuid(), nullable=True),
         sa.Column("carried_seq", sa.BigInteger(), server_default="0", nullable=False),
     ):
@@ -576,12 +594,14 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("NOT paused"),
     )
+    op.execute("DROP FUNCTION claim_run")
     op.execute("DROP FUNCTION append_step(uuid, uuid, integer, bigint, jsonb, jsonb, jsonb, jsonb)")
     for function in (
         ENQUEUE_RUN,
         ACCEPT_RUN,
         END_UNCLAIMED,
         EXPIRE_QUEUED,
+        CLAIMED_RUN,
         CLAIM_RUN,
         PUBLISH_TO_SESSION,
         APPEND_STEP,
@@ -608,6 +628,7 @@ def downgrade() -> None:
         "append_step",
         "publish_to_session",
         "claim_run",
+        "claimed_run",
         "expire_queued",
         "end_unclaimed",
         "accept_run",
@@ -638,6 +659,7 @@ def downgrade() -> None:
     for column in (
         "carried_seq",
         "task_root",
+        "claimed_by",
         "retry_of",
         "webhook_url",
         "queue_timeout_s",

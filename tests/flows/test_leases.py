@@ -4,8 +4,10 @@ import asyncio
 import os
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from pydantic_core import from_json
 
 from app.settings import Settings
 from tests.fake_model import FakeModel, gated, text
@@ -113,3 +115,21 @@ async def test_nothing_is_left_in_the_queue(
             "SELECT count(*) FROM pgqueuer.pgqueuer"
         )
     assert rows == 0
+
+
+async def test_a_claim_whose_answer_was_lost_may_be_made_again(
+    quick: Settings, database_url: str
+) -> None:
+    async with running(quick, database_url) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        query = "SELECT claim_run(tenant_id, id, 1000, $2) FROM runs WHERE id = $1"
+        pool = bottega.service.database.pool
+        mine, other = uuid4(), uuid4()
+        first, again = [from_json(await pool.fetchval(query, run_id, mine)) for _ in range(2)]
+        assert await pool.fetchval(query, run_id, other) is None
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert first.pop("remaining_s") >= again.pop("remaining_s")
+    assert first == again
+    assert len(run["attempts"]) == first["attempt"] == 1

@@ -57,6 +57,8 @@ runs = Table(
     Column("metadata", JSONB, nullable=False, server_default="{}"),
     # The fence: every claim raises it, and the log refuses events of an older one.
     Column("attempt", Integer, nullable=False, server_default="0"),
+    # Which claim made it so: the same one may ask again.
+    Column("claimed_by", Uuid),
     Column("attempts", JSONB, nullable=False, server_default="[]"),
     Column("last_seq", BigInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
