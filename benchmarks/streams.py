@@ -243,7 +243,7 @@ async def _write(
 ) -> None:
     """Append the events, evenly over the time, and the run's end."""
     data = {"code": "benchmark", "message": "x" * EVENT_BYTES}
-    nobody = {"task_id": None, "parent_task_id": None, "agent": None}
+    nobody = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
     warning = {**nobody, "type": EventType.WARNING, "data": data}
     end: dict[str, Any] = {**nobody, "type": EventType.RUN_COMPLETED, "data": {}}
     seq, began = claim["last_seq"], time.perf_counter()

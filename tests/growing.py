@@ -36,7 +36,8 @@ class Growing:
 
     async def append(self, *events: dict[str, Any], outcome: dict[str, Any] | None = None) -> None:
         """Store events in one step, and say so; what an event leaves out is that of a warning."""
-        blank = {"type": "warning", "task_id": None, "parent_task_id": None, "agent": "coordinator"}
+        blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
+        blank |= {"type": "warning", "agent": "coordinator"}
         await log.append_step(
             self.database.pool,
             DEFAULT_TENANT,

@@ -76,7 +76,7 @@ def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
             "at": row["at"],
         }
     )
-    depth = -1 if row["task_id"] is None else row["depth"] or 0
+    depth = -1 if row["depth"] is None else row["depth"]
     body = b'%s,"data":%s}' % (head[:-1], row["data"].encode())
     return Frame(row["seq"], row["type"], row["agent"], depth, body)
 

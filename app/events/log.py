@@ -28,12 +28,10 @@ SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent, e.data FROM ru
 WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq > $3 AND e.seq < $4
   AND (e.type = ANY($5) OR (
     ($6::text[] IS NULL OR e.type = ANY($6)) AND ($7::text[] IS NULL OR e.agent = ANY($7))
-    AND ($8::integer IS NULL OR e.task_id IS NULL OR $8 >= (
-      SELECT t.depth FROM tasks t
-      WHERE t.tenant_id = e.tenant_id AND t.run_id = e.run_id AND t.id = e.task_id))))
+    AND ($8::integer IS NULL OR e.depth IS NULL OR e.depth <= $8)))
 ORDER BY e.seq {order} LIMIT $9
 """
-_APPEND = "SELECT append_step($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_APPEND = "SELECT append_step($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 
 
 async def read(
@@ -180,6 +178,7 @@ async def append_step(
         [event["task_id"] for event in events],
         [event["parent_task_id"] for event in events],
         [event["agent"] for event in events],
+        [event["depth"] for event in events],
         [_json(event["data"]) for event in events],
         _json(tasks) if tasks else None,
         _json(publications) if publications else None,

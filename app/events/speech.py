@@ -86,7 +86,7 @@ class Speeches:
                 task_id,
                 row["parent_task_id"],
                 row["agent"],
-                -1 if task_id is None else row["depth"] or 0,
+                -1 if row["depth"] is None else row["depth"],
                 data["call"],
                 data["attempt"],
             )

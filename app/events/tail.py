@@ -31,22 +31,18 @@ _RETRY_S = 0.2
 # At most a page, and no more than the row that makes it too big.
 _READ = """
 SELECT * FROM (
-    SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent, e.data,
-        (SELECT t.depth FROM tasks t
-         WHERE t.tenant_id = e.tenant_id AND t.run_id = e.run_id AND t.id = e.task_id) AS depth,
-        sum(octet_length(e.data::text)) OVER (
-            ORDER BY e.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-    FROM run_events e
-    WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq > $3
-    ORDER BY e.seq LIMIT $4) AS page
+    SELECT *, sum(octet_length(data)) OVER (
+        ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM (
+        SELECT seq, type, at, task_id, parent_task_id, agent, depth, data::text AS data
+        FROM run_events WHERE tenant_id = $1 AND run_id = $2 AND seq > $3
+        ORDER BY seq LIMIT $4) AS newer) AS page
 WHERE before IS NULL OR before < $5
 ORDER BY seq
 """
 # Of each task the newest event that begins or ends a model call.
 _READ_CALLS = """
-SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.data,
-    (SELECT t.depth FROM tasks t
-     WHERE t.tenant_id = e.tenant_id AND t.run_id = e.run_id AND t.id = e.task_id) AS depth
+SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
 FROM run_events e
 WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq <= $3 AND NOT e.data ? 'retry_in_ms'
   AND e.type IN ('llm.started', 'llm.completed', 'llm.failed', 'agent.completed', 'agent.failed')

@@ -100,6 +100,7 @@ class Journal:
         task_id: UUID | None = None,
         parent_task_id: UUID | None = None,
         agent: str | None = None,
+        depth: int | None = None,
     ) -> int:
         """Write an event into the current step; answers its ``seq``, old or new."""
         if known := self.folded.seen.get(key_of(event_type, task_id, data)):
@@ -112,6 +113,7 @@ class Journal:
                 "task_id": task_id,
                 "parent_task_id": parent_task_id,
                 "agent": agent,
+                "depth": depth,
                 "data": data,
             }
         )

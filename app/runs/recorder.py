@@ -93,6 +93,7 @@ class JournalRecorder(Recorder):
             task_id=self.task_id(query),
             parent_task_id=None if query.parent is None else self.task_id(query.parent),
             agent=_name(query),
+            depth=query.depth - 1 if query.depth else None,
         )
 
     def query_started(self, query: Query) -> None:
@@ -328,7 +329,12 @@ class JournalRecorder(Recorder):
         name = agent.agent_id or agent.agent_name
         data = {"error": CANCELLED, "usage": usage}
         self.journal.add(
-            EventType.AGENT_FAILED, data, task_id=task_id, parent_task_id=parent_id, agent=name
+            EventType.AGENT_FAILED,
+            data,
+            task_id=task_id,
+            parent_task_id=parent_id,
+            agent=name,
+            depth=len(path) - 1,
         )
         self.journal.task(
             task_id,

@@ -14,6 +14,9 @@ from app.runs import read
 from app.runs.recorder import CANCELLED
 from app.runs.submit import Carried, accept
 
+Parents = Mapping[UUID | None, UUID | None]
+"""Of each task the one that asked for it; none: the root."""
+
 _KEPT = (
     "mode",
     "agent",
@@ -85,7 +88,10 @@ def carry_over(events: Sequence[Event]) -> Carried:
         )
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
-    return Carried([_row(event, numbers) for event in kept], list(_cancelled(kept)))
+    parents = {event.task_id: event.parent_task_id for event in events}
+    rows = [_row(event, numbers, parents) for event in kept]
+    cancelled = [row for event, row in zip(kept, rows, strict=True) if _was_cancelled(event)]
+    return Carried(rows, [_task(row) for row in cancelled])
 
 
 def _is_final_failure(event: Event) -> bool:
@@ -105,15 +111,14 @@ def _end_of_the_good(events: Sequence[Event]) -> int:
         if event.type == EventType.LLM_COMPLETED
     }
     for index, event in enumerate(events):
-        cancelled = event.type == EventType.AGENT_FAILED and _was_cancelled(event)
-        if not (_is_final_failure(event) or cancelled):
+        if not (_is_final_failure(event) or _was_cancelled(event)):
             continue
         if not any(last_answer.get(agent, -1) > index for agent in _above(event.task_id, parents)):
             return index
     return len(events)
 
 
-def _above(task: UUID | None, parents: Mapping[UUID | None, UUID | None]) -> Iterator[UUID | None]:
+def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
     """The tasks above one, up to the root, which is none."""
     while task is not None:
         task = parents[task]
@@ -121,35 +126,32 @@ def _above(task: UUID | None, parents: Mapping[UUID | None, UUID | None]) -> Ite
 
 
 def _was_cancelled(event: Event) -> bool:
-    return bool(event.data["error"]["code"] == CANCELLED["code"])
+    failed = event.type == EventType.AGENT_FAILED
+    return failed and event.data["error"]["code"] == CANCELLED["code"]
 
 
-def _row(event: Event, numbers: dict[int, int]) -> dict[str, Any]:
+def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:
+    """The event as it is stored anew."""
     data = dict(event.data)
     if data.get("answer_seq") is not None:
         data["answer_seq"] = numbers[data["answer_seq"]]
+    above = len(list(_above(event.task_id, parents)))
     return {
         "type": event.type,
         "task_id": event.task_id,
         "parent_task_id": event.parent_task_id,
         "agent": event.agent,
+        "depth": above - 1 if above else None,
         "data": data,
     }
 
 
-def _cancelled(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
-    """Rows of the tasks that were cancelled: they stay so."""
-    depths = {
-        event.task_id: event.data["depth"]
-        for event in events
-        if event.type == EventType.AGENT_STARTED
+def _task(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a task that was cancelled, by the event that says so: it stays so."""
+    return {
+        "id": row["task_id"],
+        "parent_id": row["parent_task_id"],
+        "agent": row["agent"],
+        "depth": row["depth"],
+        "error": row["data"]["error"],
     }
-    for event in events:
-        if event.type == EventType.AGENT_FAILED and _was_cancelled(event):
-            yield {
-                "id": event.task_id,
-                "parent_id": event.parent_task_id,
-                "agent": event.agent,
-                "depth": depths.get(event.task_id, 1) - 1,
-                "error": event.data["error"],
-            }

@@ -56,10 +56,10 @@ BEGIN
             'priority', r.priority, 'retry_of', r.retry_of));
     IF v_carried > 0 THEN
         INSERT INTO run_events
-            (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, at, data)
+            (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
         SELECT p_tenant, r.id, 1 + e.position, 0, e.value ->> 'type',
                (e.value ->> 'task_id')::uuid, (e.value ->> 'parent_task_id')::uuid,
-               e.value ->> 'agent', r.created_at, e.value -> 'data'
+               e.value ->> 'agent', (e.value ->> 'depth')::smallint, r.created_at, e.value -> 'data'
         FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position);
         INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, error,
                            started_at, ended_at, cancel_requested_at)
@@ -242,8 +242,8 @@ END $$
 APPEND_STEP = """
 CREATE FUNCTION append_step(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint,
-    p_types text[], p_task_ids uuid[], p_parents uuid[], p_agents text[], p_data jsonb[],
-    p_tasks jsonb, p_publications jsonb, p_outcome jsonb
+    p_types text[], p_task_ids uuid[], p_parents uuid[], p_agents text[], p_depths smallint[],
+    p_data jsonb[], p_tasks jsonb, p_publications jsonb, p_outcome jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_count integer := cardinality(p_types);
@@ -277,11 +277,11 @@ BEGIN
             USING ERRCODE = 'BT001';
     END IF;
     INSERT INTO run_events
-        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, at, data)
+        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
     SELECT p_tenant, p_run, p_after + e.position, p_attempt, e.type, e.task_id, e.parent, e.agent,
-           v_now, e.data
-    FROM unnest(p_types, p_task_ids, p_parents, p_agents, p_data)
-        WITH ORDINALITY AS e(type, task_id, parent, agent, data, position);
+           e.depth, v_now, e.data
+    FROM unnest(p_types, p_task_ids, p_parents, p_agents, p_depths, p_data)
+        WITH ORDINALITY AS e(type, task_id, parent, agent, depth, data, position);
     IF p_tasks IS NOT NULL THEN
         INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, answer_seq,
                            error, usage, started_at, ended_at)
@@ -484,6 +484,11 @@ def upgrade() -> None:
     op.add_column(
         "tasks", sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True)
     )
+    op.add_column("run_events", sa.Column("depth", sa.SmallInteger(), nullable=True))
+    op.execute(
+        "UPDATE run_events e SET depth = t.depth FROM tasks t WHERE t.tenant_id = e.tenant_id"
+        " AND t.run_id = e.run_id AND t.id = e.task_id"
+    )
     op.drop_constraint("fk_run_events_tenant_id_run_id_runs", "run_events", type_="foreignkey")
     op.create_table(
         "live_text",
@@ -645,6 +650,7 @@ def downgrade() -> None:
         ["tenant_id", "id"],
         ondelete="CASCADE",
     )
+    op.drop_column("run_events", "depth")
     op.drop_column("tasks", "cancel_requested_at")
     op.execute("ALTER TABLE runs RESET (fillfactor)")
     op.drop_index("ix_runs_unfinished", table_name="runs")

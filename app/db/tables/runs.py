@@ -122,6 +122,8 @@ run_events = Table(
     Column("task_id", Uuid),
     Column("parent_task_id", Uuid),
     Column("agent", Text),
+    # Of the task; null: the root's.
+    Column("depth", SmallInteger),
     Column("at", DateTime(timezone=True), nullable=False),
     Column("data", JSONB, nullable=False),
 )
