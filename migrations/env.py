@@ -38,7 +38,9 @@ async def main() -> None:
         raise SystemExit("set DATABASE_URL, or use `bottega migrate`")
     target = normalise_url(url)
     engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: connect(target), poolclass=NullPool
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(target, longest_s=None),
+        poolclass=NullPool,
     )
     async with engine.begin() as connection:
         await connection.run_sync(run)

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from app.errors import InvalidInputError, UnavailableError
 
 _LONGEST_STATEMENT_S = 30.0
-"""Of the pool's, which are small: one that takes longer hangs on a connection that is half dead."""
+"""Ours are small: one that takes longer hangs on a connection that is half dead."""
 
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
@@ -71,10 +71,17 @@ class Database:
         return await connect(self.url)
 
 
-async def connect(url: str) -> asyncpg.Connection:
-    """One connection; see :func:`open_database` for the errors."""
+async def connect(
+    url: str, *, longest_s: float | None = _LONGEST_STATEMENT_S
+) -> asyncpg.Connection:
+    """One connection, whose statements take at most ``longest_s`` seconds.
+
+    See :func:`open_database` for the errors.
+    """
     try:
-        return await asyncpg.connect(url, server_settings={"application_name": "bottega"})
+        return await asyncpg.connect(
+            url, command_timeout=longest_s, server_settings={"application_name": "bottega"}
+        )
     except (ValueError, asyncpg.InterfaceError) as error:
         raise InvalidInputError(
             f"DATABASE_URL is not understood ({type(error).__name__}): check its port and options"
