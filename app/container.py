@@ -116,7 +116,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
         )
         watch = CancelWatch(database.connect, executor.held, executor.cancel)
         async with (
-            leases(database.connect, executor.held, settings.takeover_s),
+            leases(database.connect, executor.held, executor.lose, settings.takeover_s),
             background(notifier.run, live_text.run, watch.run),
             _by_the_clock(service, egress),
         ):

@@ -36,11 +36,13 @@ class _UnderWay:
 
     Attributes:
         cancelled: somebody wants it to end.
+        lost: another worker has it.
         recorder: once it was claimed.
     """
 
     task: "asyncio.Task[Any]"
     cancelled: bool = False
+    lost: bool = False
     held: Held | None = None
     recorder: JournalRecorder | None = None
 
@@ -79,6 +81,13 @@ class Executor:
                 entry.recorder.cancel_task(task_id)
         elif not entry.cancelled:
             entry.cancelled = True
+            entry.task.cancel()
+
+    def lose(self, run: Held) -> None:
+        """Stop executing a run that is not ours any more; nothing is written of it."""
+        entry = self._under_way.get(run.run_id)
+        if entry is not None and entry.held == run and not entry.lost:
+            entry.lost = True
             entry.task.cancel()
 
     async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
@@ -132,6 +141,9 @@ class Executor:
             if not entry.task.cancelling():  # something in the run cancelled itself
                 broken = _broken(entry.recorder, claim, _SELF_CANCELLED, timed_out=False)
                 await journal.finish(broken)
+            elif entry.lost:
+                entry.task.uncancel()
+                bound.warning("run.fenced")
             elif entry.cancelled:
                 entry.task.uncancel()
                 await self._end_cancelled(entry.recorder)

@@ -1,4 +1,4 @@
-"""Leases: a worker says of the runs it executes that they are alive.
+"""Leases: a worker says of the runs it executes that they are alive, and hears which it lost.
 
 From a thread with an event loop and a connection of its own, so that nothing that keeps the
 worker's loop busy (a long fold, a tool that computes) makes its runs look abandoned.
@@ -7,7 +7,7 @@ worker's loop busy (a long fold, a tool that computes) makes its runs look aband
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import UUID
@@ -26,9 +26,11 @@ WITH held AS (
     WHERE r.tenant_id = mine.tenant_id AND r.id = mine.id AND r.attempt = mine.attempt
       AND r.status = 'running'
     RETURNING r.id
+), beat AS (
+    UPDATE pgqueuer.pgqueuer SET heartbeat = now()
+    FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
 )
-UPDATE pgqueuer.pgqueuer SET heartbeat = now()
-FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
+SELECT id FROM held
 """
 
 
@@ -48,15 +50,32 @@ def lease_s(takeover_s: float) -> float:
 
 @asynccontextmanager
 async def leases(
-    connect: Connect, held: Callable[[], Sequence[Held]], takeover_s: float
+    connect: Connect,
+    held: Callable[[], Sequence[Held]],
+    lost: Callable[[Held], None],
+    takeover_s: float,
 ) -> AsyncIterator[None]:
     """Renew the leases of what is ``held`` while the block runs.
 
     Args:
         held: called in another thread.
+        lost: told of each that is not ours any more: it ended, or another worker has it.
     """
+    ours = asyncio.get_running_loop()
+
+    async def renew(connection: asyncpg.Connection) -> None:
+        while True:
+            if runs := held():
+                parts = zip(*runs, strict=True)
+                rows = await connection.fetch(_RENEW, *parts, lease_s(takeover_s))
+                alive = {row["id"] for row in rows}
+                for run in runs:
+                    if run.run_id not in alive:
+                        ours.call_soon_threadsafe(lost, run)
+            await asyncio.sleep(lease_s(takeover_s) / 3)
+
     loop = asyncio.new_event_loop()
-    renewing = loop.create_task(_keep(connect, held, takeover_s))
+    renewing = loop.create_task(_keep(connect, renew, lease_s(takeover_s) / 3))
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
@@ -71,16 +90,12 @@ async def leases(
         await asyncio.to_thread(thread.join)
 
 
-async def _keep(connect: Connect, held: Callable[[], Sequence[Held]], takeover_s: float) -> None:
-    async def renew(connection: asyncpg.Connection) -> None:
-        while True:
-            if runs := held():
-                await connection.execute(_RENEW, *zip(*runs, strict=True), lease_s(takeover_s))
-            await asyncio.sleep(lease_s(takeover_s) / 3)
-
+async def _keep(
+    connect: Connect, renew: Callable[[asyncpg.Connection], Awaitable[None]], longest_s: float
+) -> None:
     while True:
         try:
-            await keep_connected(connect, renew, lease_s(takeover_s) / 3)
+            await keep_connected(connect, renew, longest_s)
         except Exception:
             log.exception("leases.broken")
         await asyncio.sleep(1)

@@ -133,3 +133,21 @@ async def test_a_claim_whose_answer_was_lost_may_be_made_again(
     assert first.pop("remaining_s") >= again.pop("remaining_s")
     assert first == again
     assert len(run["attempts"]) == first["attempt"] == 1
+
+
+async def test_a_run_that_another_has_is_dropped_at_once(
+    quick: Settings, database_url: str, model: FakeModel
+) -> None:
+    """Not only when it next writes: until then its model call would go on."""
+    model.script(gated(asyncio.Event(), text("never")))
+    async with running(quick, database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(1)
+        await bottega.service.database.pool.execute(
+            "UPDATE runs SET attempt = attempt + 1, leased_until = now() + interval '1 hour'"
+        )
+        await model.disconnected()
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+        assert (run["status"], len(run["attempts"])) == ("running", 1)
