@@ -71,6 +71,7 @@ def create_app(service: Service) -> FastAPI:
         operations,
     ):
         app.include_router(routes.router)
+    app.add_api_websocket_route("/{path:path}", websocket.nowhere)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -20,6 +20,7 @@ SEND = "bottega.send"
 """Extension of a WebSocket's scope: ``await send(texts)``; texts are UTF-8, a frame each."""
 ABORT_AFTER_S = 5.0
 _KERNEL_BYTES = 128 * 1024
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -47,12 +48,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().run_asgi()
 
     def _with_refusals(self, app: Any) -> Any:
-        async def answered(scope: Any, receive: Any, send: Any) -> None:
+        async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # uvicorn takes a refusal, which it sent, for no answer, and logs an error.
-            self.handshake_complete |= self.initial_response is not None
+            # uvicorn takes a refusal, which it sent, for no answer, and logs an error; the same
+            # where nobody is left to be answered.
+            answered = self.initial_response is not None or self.transport.is_closing()
+            self.handshake_complete |= answered
 
-        return answered
+        return wrapped
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # It cannot even be read as a handshake: uvicorn would leave it open without an answer.
+            self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
+            self.transport.close()
 
     async def _send(self, texts: Iterable[bytes]) -> None:
         """Send frames once there is room for them.
@@ -60,7 +70,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         Raises:
             ClientDisconnected: the client has gone, or says goodbye.
         """
-        await self.writable.wait()
+        await self._room()
         try:
             for text in texts:
                 self.conn.send_text(text)
@@ -68,9 +78,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             raise ClientDisconnected from error
         self.transport.write(b"".join(self.conn.data_to_send()))
 
+    async def send(self, message: Any) -> None:
+        await self._room()
+        await super().send(message)
+
+    async def _room(self) -> None:
+        """Wait until there is room; uvloop fails on what is written to a connection that is gone.
+
+        Raises:
+            ClientDisconnected: the client has gone.
+        """
+        await self.writable.wait()
+        if self.transport.is_closing():
+            raise ClientDisconnected
+
     def _drop(self, code: int, reason: str) -> None:
         """Say so behind what is still to be read, and break the connection off soon after."""
-        if self.disconnected or self.close_sent:
+        if self.transport.is_closing() or self.close_sent:
             return
         self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))

@@ -47,6 +47,18 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
     and ``{"type": "cancel"}``, which with a ``task_id`` ends that task alone.
     """
+    with contextlib.suppress(ClientDisconnected):  # while it was being let in, or refused
+        await _watch(socket, run_id)
+
+
+async def nowhere(socket: WebSocket) -> None:
+    """Refuse a WebSocket that is opened where there is none."""
+    detail = f"there is no WebSocket at this path: a run's is {router.prefix}/{{id}}/ws"
+    with contextlib.suppress(ClientDisconnected):
+        await socket.send_denial_response(problem_response(404, "not_found", detail))
+
+
+async def _watch(socket: WebSocket, run_id: str) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
@@ -109,9 +121,9 @@ async def _serve(
         asyncio.ensure_future(_read_frames(socket, service, sight)),
     ]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():  # else an answer to a frame may have met a socket just closed
+            tasks[1].result()
     finally:
         for task in tasks:
             task.cancel()

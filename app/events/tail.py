@@ -248,7 +248,12 @@ class Subscriber:
         return None
 
     def _text(self) -> list[Frame]:
-        """What was said since; only for who has all events, so that none comes too late."""
+        """What was said since; only for who has all events, so that none comes too late.
+
+        Who read a page may have events that the tail has not: it knows less of the calls then.
+        """
+        if self.place > self._tail.last:
+            return []
         frames = []
         heard, self._heard = self._heard, {}
         for speech in self._tail.speeches.open():

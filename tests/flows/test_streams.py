@@ -108,6 +108,8 @@ async def test_a_subscriber_sees_a_step_while_the_run_goes_on(
         (f"/v1/runs/{NOBODY}/ws?agents={'a' * 5000}", 422),
         (f"/v1/runs/{NOBODY}/ws?depth=-1", 422),
         (f"/v1/runs/{NOBODY}/ws?agent=a", 422),
+        ("/v1/nothing/ws", 404),
+        ("/v1/runs", 404),
     ],
 )
 async def test_a_refusal_comes_before_the_upgrade(bottega: Running, path: str, status: int) -> None:

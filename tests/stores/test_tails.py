@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import asyncpg
 import pytest
@@ -92,3 +93,26 @@ async def test_a_page_of_big_events_is_short(run: Growing) -> None:
         frames = await tail.page(2)
         assert 1 < len(frames) < 5
         assert frames[0].seq == 3
+
+
+async def test_who_is_ahead_of_the_tail_is_not_shown_the_text_of_a_call_that_is_over(
+    run: Growing,
+) -> None:
+    call = {"agent": "coordinator", "data": {"call": 1, "attempt": 1}}
+    await run.append({"type": "llm.started", **call})
+    feed = Feed(run.database.connect)  # which does not listen: the tail learns nothing by itself
+    tails = Tails(run.database.pool, feed, poll_s=60)
+    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+        piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
+        tail.add_text([{**piece, "now": datetime.now(UTC)}])
+        while not list(tail.speeches.open()):
+            await asyncio.sleep(0)
+        await run.append({"type": "llm.completed", **call})
+        await run.finish()
+        subscriber = Subscriber(tail, 0, Filter(), 60)
+        frames = await subscriber.next() or []
+        assert [frame.seq for frame in frames] == list(range(1, run.seq + 1))
+        following = asyncio.ensure_future(subscriber.next())
+        await asyncio.sleep(0)
+        tail.news.tell()
+        assert await following is None

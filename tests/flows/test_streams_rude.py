@@ -1,0 +1,60 @@
+"""Clients of WebSockets that do not behave."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.settings import Settings
+from tests.growing import growing
+from tests.service import Running, running
+
+HANDSHAKE = (
+    "Host: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+)
+
+
+@pytest.fixture
+async def bare(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """An API without a worker."""
+    async with running(settings, database_url) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [
+        ("", "cookie: " + "x" * 9_000 + "\r\n", 431),
+        ("", "".join(f"x-{number}: 1\r\n" for number in range(200)), 431),
+        ("?types=" + "x" * 9_000, "", 414),
+        ("", "content-length: 5\r\n", 400),
+    ],
+)
+async def test_a_handshake_that_cannot_be_read_is_answered(
+    bare: Running, path: str, more: str, status: int
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
+    writer.write(f"GET /v1/runs/1/ws{path} HTTP/1.1\r\n{HANDSHAKE}{more}\r\n".encode())
+    assert (await reader.read()).startswith(f"HTTP/1.1 {status} ".encode())
+    writer.close()
+
+
+async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> None:
+    """Some while they are let in, some while they are sent to."""
+    async with growing(bare) as run:
+        request = f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode()
+        with capture_logs() as logs:
+            for turns in range(100):
+                _, writer = await asyncio.open_connection("127.0.0.1", bare.port)
+                writer.write(request)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                writer.transport.abort()
+                await run.warn(1)
+            await run.finish()
+            while bare.service.feed.watched():
+                await asyncio.sleep(0)
+            assert len(await bare.frames(f"{run.path}/ws")) == run.seq
+        assert logs == []
