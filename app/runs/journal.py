@@ -178,6 +178,7 @@ class Journal:
                     # Cancelled: what the database answers still decides where the log ends.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
+                writing.exception()  # seen: who was cancelled meanwhile hears nothing of it
         self._wake(self.run_id)
 
     async def _append(self, outcome: dict[str, Any] | None) -> None:
