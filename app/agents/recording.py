@@ -103,6 +103,10 @@ class Recorder:
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
         """What other ancestors published was too: each with its nearness to the query, -1 to 1."""
 
+    def version_of(self, query: Query) -> int | None:
+        """The version of what the query is about to publish; ``None`` for simply the next."""
+        return None
+
     def published(self, query: Query, publication: Publication) -> None:
         """The query's accepted answer was published to the graph."""
 

@@ -87,6 +87,7 @@ async def publish_answer(
     publication = await graph.publish(
         agent_id,
         content,
+        version=query.recorder.version_of(query),
         tool_results=query.tool_results,
         messages=[
             message

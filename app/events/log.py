@@ -18,6 +18,8 @@ T = TypeVar("T")
 FENCED_SQLSTATE = "BT001"
 _RETRY_FOR_S = 60.0
 _AT_ONCE = 1000
+_MAX_DEPTH = 100
+_TOO_DEEP = "(nested too deeply to be stored)"
 
 _READ = """
 SELECT seq, type, at, task_id, parent_task_id, agent, data FROM run_events
@@ -193,27 +195,44 @@ async def append_step(
 
 
 def _json(value: Any) -> str:
-    """Encode for ``jsonb``, which holds neither NUL nor lone surrogates.
+    """Encode for ``jsonb``, which holds neither NUL nor lone surrogates, and for our own decoder,
+    which does not read what is nested too deeply.
 
     Users' input is refused at the edge if it has them; here it can only be a model's or a
     tool's text, and that must not fail the run.
     """
     try:
-        encoded = to_json(value)
+        encoded = _encode(value)
     except (UnicodeEncodeError, ValueError):
-        encoded = to_json(storable(value))
-    if b"\\u0000" in encoded:
-        encoded = to_json(storable(value))
+        encoded = _encode(storable(value))
+    if b"\\u0000" in encoded or not _readable(encoded):
+        encoded = _encode(storable(value))
     return encoded.decode()
 
 
-def storable(value: Any) -> Any:
-    """``value`` with what PostgreSQL cannot store replaced, character by character."""
+def _encode(value: Any) -> bytes:
+    return to_json(value, inf_nan_mode="strings", serialize_unknown=True)
+
+
+def _readable(encoded: bytes) -> bool:
+    if encoded.count(b"[") + encoded.count(b"{") <= _MAX_DEPTH:
+        return True
+    try:
+        from_json(encoded)
+    except ValueError:
+        return False
+    return True
+
+
+def storable(value: Any, depth: int = 0) -> Any:
+    """``value`` with what cannot be stored replaced, character by character."""
+    if depth > _MAX_DEPTH:
+        return _TOO_DEEP
     if isinstance(value, str):
         clean = value.encode("utf-8", "replace").decode() if not value.isascii() else value
         return clean.replace("\x00", "\ufffd")
     if isinstance(value, dict):
-        return {storable(key): storable(item) for key, item in value.items()}
+        return {storable(key): storable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return value
+        return [storable(item, depth + 1) for item in value]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -210,28 +210,32 @@ class SharedMemoryGraph:
         content: str,
         metadata: Mapping[str, Any] | None = None,
         *,
+        version: int | None = None,
         tool_results: Iterable[str | ToolResultLike] = (),
         messages: Iterable[str | MessageLike] = (),
     ) -> Publication:
         """Make ``content`` what readers of this agent get from now on; an unknown id adds the node.
 
         Args:
+            version: of what is published again; readers keep what is newer. Else it is the next.
             tool_results: of the query that was answered; for edges with ``tool_results``.
             messages: of that query; for edges with ``full_history``.
         """
         async with self._lock:
             self.add_agent(agent_id)
             node = self._nodes[agent_id]
+            last = 0 if node.publication is None else node.publication.version
             publication = Publication(
                 agent_id=agent_id,
                 content=content,
-                version=1 if node.publication is None else node.publication.version + 1,
+                version=last + 1 if version is None else version,
                 timestamp=self._clock(),
                 metadata=dict(metadata or {}),
                 tool_results=tuple(tool_results),
                 messages=tuple(messages),
             )
-            node.put(publication, self.ttl_s)
+            if publication.version > last:
+                node.put(publication, self.ttl_s)
             return publication
 
     def restore(self, publication: Publication) -> bool:

@@ -69,7 +69,7 @@ class Executor:
 
     def held(self) -> list[Held]:
         """The runs that are being executed here. May be called from another thread."""
-        return [entry.held for entry in list(self._under_way.values()) if entry.held]
+        return [held for entry in list(self._under_way.values()) if (held := entry.held)]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         """End a run that is being executed here, or one task of it, as cancelled. Idempotent."""
@@ -79,7 +79,8 @@ class Executor:
         if task_id is not None:
             if entry.recorder is not None:
                 entry.recorder.cancel_task(task_id)
-        elif not entry.cancelled:
+        elif not entry.cancelled and not entry.task.cancelling():
+            # One that is being handed back ends there.
             entry.cancelled = True
             entry.task.cancel()
 
@@ -203,11 +204,11 @@ async def _execute(
         journal.folded = await fold_journal(journal)
         async with limit:
             end = await _work(recorder, claim, workshop)
+        await journal.finish(end)
     except FencedError:
         raise
     except Exception as error:
-        end = _broken(recorder, claim, error, timed_out=limit.expired())
-    await journal.finish(end)
+        await journal.finish(_broken(recorder, claim, error, timed_out=limit.expired()))
 
 
 def _broken(

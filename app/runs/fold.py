@@ -28,6 +28,7 @@ class Fold:
         failures: of model calls that failed for good, by (task, call).
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: those of them that were begun.
+        versions: of what each agent published, by task.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Fold:
     failures: dict[Key, ModelError] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
+    versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
 
 
 def fold(events: Iterable[Event]) -> Fold:
@@ -62,6 +64,8 @@ def fold(events: Iterable[Event]) -> Fold:
                     result=data["result"],
                     error=data["error"],
                 )
+            case EventType.MEMORY_PUBLISHED:
+                folded.versions.setdefault(event.agent, {})[event.task_id] = data["version"]
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
 

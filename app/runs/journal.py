@@ -127,12 +127,8 @@ class Journal:
         return self.attempt > 1 or self._carried > 0
 
     def is_new(self, seq: int) -> bool:
-        """Whether what an event changed is still to be changed.
-
-        What an earlier attempt changed is; what the run that this one repeats changed, it changed
-        for itself.
-        """
-        return seq > self._claimed or seq <= self._carried
+        """Whether what an event changed is still to be changed."""
+        return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
         """Whether an event is in the log, for everybody to see."""
@@ -179,7 +175,7 @@ class Journal:
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
                 writing.exception()  # seen: who was cancelled meanwhile hears nothing of it
-        self._wake(self.run_id)
+                self._wake(self.run_id)
 
     async def _append(self, outcome: dict[str, Any] | None) -> None:
         events, tasks, publications = self._events, self._tasks, self._publications
@@ -220,7 +216,13 @@ class Journal:
             await asyncio.gather(self._shower, return_exceptions=True)
 
     async def finish(self, end: End) -> None:
-        """Write the final event and the run's end, in one step with all that is still open."""
+        """Write the final event and the run's end, in one step with all that is still open.
+
+        A step that the database refused for good is given up, not the run's end.
+        """
+        if isinstance(self._failure, asyncpg.PostgresError) and not log.is_transient(self._failure):
+            self._failure, self._in_flight = None, 0
+            self._clear()
         usage = None if end.usage is None else end.usage.model_dump()
         data: dict[str, Any] = {"stop_reason": end.stop_reason, "usage": usage}
         if end.error is not None:

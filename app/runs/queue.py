@@ -40,8 +40,7 @@ Execute = Callable[[UUID, UUID], Awaitable[None]]
 
 _REQUEUE = """
 SELECT enqueue_run(r.tenant_id, r.id, r.priority) FROM runs r
-WHERE r.ended_at IS NULL AND (r.status = 'queued' OR (r.status = 'running' AND (
-        r.leased_until < now() OR r.deadline + interval '60 s' < now())))
+WHERE r.ended_at IS NULL AND (r.status = 'queued' OR r.leased_until < now())
   AND NOT EXISTS (
     SELECT FROM pgqueuer.pgqueuer q
     WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
@@ -53,7 +52,7 @@ _LEFTOVERS = """
 DELETE FROM live_text WHERE ctid = ANY (ARRAY(
     SELECT l.ctid FROM live_text l
     LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id
-    WHERE r.status IS DISTINCT FROM 'running' LIMIT 1000))
+    WHERE r.status IS DISTINCT FROM 'running' LIMIT 1000 FOR UPDATE OF l SKIP LOCKED))
 """
 
 

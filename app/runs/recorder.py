@@ -309,9 +309,10 @@ class JournalRecorder(Recorder):
 
     def cancel_task(self, task_id: UUID) -> None:
         """Stop a task and all below it. Its parent goes on, and is told."""
-        self._cancelled.add(task_id)
-        if asked := self._asked.get(task_id):
-            asked.cancel()
+        if task_id not in self._cancelled:
+            self._cancelled.add(task_id)
+            if asked := self._asked.get(task_id):
+                asked.cancel()
 
     def _stopped(self, path: Path, agent: BaseAgent) -> None:
         """Write that a task was cancelled, after those below it that were under way."""
@@ -328,7 +329,7 @@ class JournalRecorder(Recorder):
         usage = spent.model_dump()
         name = agent.agent_id or agent.agent_name
         data = {"error": CANCELLED, "usage": usage}
-        self.journal.add(
+        seq = self.journal.add(
             EventType.AGENT_FAILED,
             data,
             task_id=task_id,
@@ -336,6 +337,8 @@ class JournalRecorder(Recorder):
             agent=name,
             depth=len(path) - 1,
         )
+        if not self.journal.is_new(seq):
+            return
         self.journal.task(
             task_id,
             parent_id=parent_id,
@@ -376,6 +379,15 @@ class JournalRecorder(Recorder):
             return {"answer_seq": answer}
         # It is more than that answer, or comes from an earlier run of the session.
         return {"content": item.content}
+
+    def version_of(self, query: Query) -> int | None:
+        """As it was in an earlier attempt, whichever of an agent's queries ends first this time."""
+        known = self.journal.folded.versions.get(_name(query))
+        if known is None or (graph := query.agent.memory_graph) is None:
+            return None
+        last = graph.publication(_name(query))
+        newest = max(*known.values(), last.version if last else 0)
+        return known.get(self.task_id(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
         self._published[id(query)] = publication

@@ -90,8 +90,7 @@ def carry_over(events: Sequence[Event]) -> Carried:
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     parents = {event.task_id: event.parent_task_id for event in events}
     rows = [_row(event, numbers, parents) for event in kept]
-    cancelled = [row for event, row in zip(kept, rows, strict=True) if _was_cancelled(event)]
-    return Carried(rows, [_task(row) for row in cancelled])
+    return Carried(rows, _tasks(kept, rows), _publications(rows))
 
 
 def _is_final_failure(event: Event) -> bool:
@@ -146,12 +145,40 @@ def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str
     }
 
 
-def _task(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a task that was cancelled, by the event that says so: it stays so."""
-    return {
-        "id": row["task_id"],
-        "parent_id": row["parent_task_id"],
-        "agent": row["agent"],
-        "depth": row["depth"],
-        "error": row["data"]["error"],
-    }
+def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the events make of the tasks, in the order in which those began.
+
+    Args:
+        rows: the events as they are stored anew.
+    """
+    tasks: dict[UUID, dict[str, Any]] = {}
+    for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
+        if event.task_id is None:
+            continue
+        task = tasks.setdefault(
+            event.task_id,
+            {
+                "id": event.task_id,
+                "parent_id": event.parent_task_id,
+                "agent": event.agent,
+                "depth": row["depth"],
+                "status": RunStatus.RUNNING,
+            },
+        )
+        if event.type == EventType.AGENT_COMPLETED:
+            usage = event.data["usage"]
+            task |= {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": usage}
+        elif event.type == EventType.AGENT_FAILED:
+            status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
+            task |= {"status": status, **event.data}
+    return list(tasks.values())
+
+
+def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each agent of the graph published last."""
+    published = [row for row in rows if row["type"] == EventType.MEMORY_PUBLISHED]
+    published.sort(key=lambda row: row["data"]["version"])
+    last = {row["agent"]: row for row in published}
+    return [
+        {"agent": agent, "task_id": row["task_id"], **row["data"]} for agent, row in last.items()
+    ]

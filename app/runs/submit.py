@@ -49,7 +49,8 @@ SELECT CAST(jsonb_build_object(
 """)
 _ACCEPT = text("""
 SELECT CAST(accept_run(
-    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:cancelled AS jsonb)) AS text)
+    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb),
+    CAST(:publications AS jsonb)) AS text)
 """)
 
 
@@ -95,11 +96,12 @@ class Carried:
 
     Attributes:
         events: of its log, from the second on.
-        cancelled: its tasks that somebody cancelled, as rows.
+        tasks, publications: what they made of its tasks and its graph, as rows.
     """
 
-    events: Sequence[Mapping[str, Any]]
-    cancelled: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]] = ()
+    tasks: Sequence[Mapping[str, Any]] = ()
+    publications: Sequence[Mapping[str, Any]] = ()
 
 
 async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
@@ -118,7 +120,7 @@ async def accept(
     connection: AsyncConnection,
     tenant_id: UUID,
     new: Mapping[str, Any],
-    carried: Carried | None = None,
+    carried: Carried = Carried(),
 ) -> dict[str, Any]:
     """Store and queue a run of which everything is known and checked.
 
@@ -129,8 +131,9 @@ async def accept(
     values = {
         "tenant": tenant_id,
         "new": to_json(new).decode(),
-        "carried": None if carried is None else to_json(carried.events).decode(),
-        "cancelled": None if carried is None else to_json(carried.cancelled).decode(),
+        "carried": to_json(carried.events).decode(),
+        "tasks": to_json(carried.tasks).decode(),
+        "publications": to_json(carried.publications).decode(),
     }
     return shown(from_json(await connection.scalar(_ACCEPT, values)))
 

@@ -27,11 +27,11 @@ $$
 # Accept a run: its row, its first event (and those it carries over), its place in the queue.
 ACCEPT_RUN = """
 CREATE FUNCTION accept_run(
-    p_tenant uuid, p_new jsonb, p_carried jsonb, p_cancelled jsonb
+    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb, p_publications jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
-    v_carried integer := coalesce(jsonb_array_length(p_carried), 0);
+    v_carried integer := jsonb_array_length(p_carried);
 BEGIN
     IF p_new ->> 'session_id' IS NOT NULL THEN
         INSERT INTO sessions (tenant_id, id) VALUES (p_tenant, p_new ->> 'session_id')
@@ -61,19 +61,30 @@ BEGIN
                (e.value ->> 'task_id')::uuid, (e.value ->> 'parent_task_id')::uuid,
                e.value ->> 'agent', (e.value ->> 'depth')::smallint, r.created_at, e.value -> 'data'
         FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position);
-        INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, error,
-                           started_at, ended_at, cancel_requested_at)
-        SELECT p_tenant, r.id, t.id, t.parent_id, t.agent, t.depth, 'cancelled', t.error,
-               r.created_at, r.created_at, r.created_at
-        FROM jsonb_to_recordset(p_cancelled) AS t(
-            id uuid, parent_id uuid, agent text, depth smallint, error jsonb);
+        INSERT INTO tasks (tenant_id, run_id, id, parent_id, agent, depth, status, answer_seq,
+                           error, usage, started_at, ended_at, cancel_requested_at)
+        SELECT p_tenant, r.id, t.id, t.parent_id, t.agent, t.depth, t.status, t.answer_seq,
+               t.error, t.usage, t.at, CASE WHEN t.status <> 'running' THEN t.at END,
+               CASE WHEN t.status = 'cancelled' THEN t.at END
+        FROM (
+            SELECT *, r.created_at + (position - 1) * interval '1 microsecond' AS at
+            FROM ROWS FROM (jsonb_to_recordset(p_tasks) AS (
+                id uuid, parent_id uuid, agent text, depth smallint, status text,
+                answer_seq bigint, error jsonb, usage jsonb)) WITH ORDINALITY
+            AS e(id, parent_id, agent, depth, status, answer_seq, error, usage, position)) t;
+        INSERT INTO graph_snapshots
+            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
+        SELECT p_tenant, r.id, p.agent, p.version, p.task_id, p.answer_seq, p.content, r.created_at
+        FROM jsonb_to_recordset(p_publications) AS p(
+            agent text, version integer, task_id uuid, answer_seq bigint, content text);
     END IF;
     PERFORM enqueue_run(p_tenant, r.id, r.priority);
     RETURN to_jsonb(r) - '{pinned,session_base}'::text[];
 END $$
 """
 
-# A run that no worker holds ends here and now: its state, its event, its place in the queue.
+# A run that no worker holds, or only one that is stuck, ends here and now: its state, its event,
+# its place in the queue.
 END_UNCLAIMED = """
 CREATE FUNCTION end_unclaimed(p_tenant uuid, p_run uuid, p_status text, p_error jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -84,7 +95,9 @@ DECLARE
         'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
 BEGIN
     UPDATE runs SET status = p_status, ended_at = v_now, last_seq = last_seq + 1, error = p_error,
-        stop_reason = v_data ->> 'stop_reason'
+        stop_reason = v_data ->> 'stop_reason',
+        attempts = CASE status WHEN 'running'
+            THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING * INTO r;
     UPDATE tasks SET status = 'cancelled', ended_at = v_now
@@ -94,12 +107,14 @@ BEGIN
     END IF;
     INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
     VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'run.' || p_status, v_now, v_data);
-    DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = p_run::text AND status = 'queued';
+    DELETE FROM pgqueuer.pgqueuer
+    WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
     PERFORM pg_notify('bottega_events', p_run::text);
 END $$
 """
 
-# End the runs that waited longer than they may, never started or handed back; at most a page.
+# End the runs that waited longer than they may, never started or handed back, and those that no
+# worker ended in time (it should have, 60 s ago); at most a page.
 EXPIRE_QUEUED = """
 CREATE FUNCTION expire_queued() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -108,9 +123,10 @@ DECLARE
 BEGIN
     FOR r IN
         SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
-        WHERE ended_at IS NULL AND status = 'queued' AND (
-            (attempt = 0 AND created_at + make_interval(secs => queue_timeout_s) < now())
-            OR deadline < now())
+        WHERE ended_at IS NULL AND CASE
+            WHEN status = 'running' THEN deadline + interval '60 s'
+            WHEN attempt > 0 THEN deadline
+            ELSE created_at + make_interval(secs => queue_timeout_s) END < now()
         LIMIT 500 FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
@@ -160,8 +176,8 @@ END $$
 # A worker takes a run: raise its attempt (the fence), note why, and answer with all that is
 # needed to execute it. NULL if there is nothing to execute, with the engine's row put right: the
 # run is over or unknown, or another worker has it and is alive (its engine's heartbeat may be
-# late all the same; one that lives on beyond the run's deadline holds it no longer). The same claim
-# again, its answer having been lost with the connection, is answered and changes nothing.
+# late all the same). The same claim again, its answer having been lost with the connection, is
+# answered and changes nothing.
 CLAIM_RUN = """
 CREATE FUNCTION claim_run(
     p_tenant uuid, p_run uuid, p_lease_s double precision, p_claim uuid DEFAULT NULL
@@ -190,8 +206,7 @@ BEGIN
     r.leased_until := r.leased_until + make_interval(secs => p_lease_s * least(v_crashes, 2)
         * (hashtext(p_run::text || r.attempt) & 1023) / 1024.0);
     v_repeated := coalesce(r.status = 'running' AND r.claimed_by = p_claim, false);
-    IF r.status = 'running' AND r.leased_until > v_now AND NOT v_repeated
-            AND r.deadline + interval '60 s' > v_now THEN
+    IF r.status = 'running' AND r.leased_until > v_now AND NOT v_repeated THEN
         UPDATE pgqueuer.pgqueuer
         SET status = 'queued', queue_manager_id = NULL, execute_after = r.leased_until
         WHERE dedupe_key = p_run::text AND status = 'picked';
@@ -203,7 +218,7 @@ BEGIN
     -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
     v_cause := CASE WHEN r.attempt = 0 THEN 'start'
                     WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END;
-    IF r.attempt > 0 THEN
+    IF v_cause = 'crash' THEN
         -- When the last attempt really ended nobody knows; it was before this one.
         r.attempts := jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now));
     END IF;
@@ -268,8 +283,8 @@ BEGIN
         RETURNING session_id INTO v_session;
     END IF;
     IF NOT FOUND THEN
-        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run
-            AND attempt = p_attempt AND last_seq = p_after + v_count AND v_count > 0;
+        PERFORM FROM run_events WHERE tenant_id = p_tenant AND run_id = p_run
+            AND seq = p_after + v_count AND attempt = p_attempt AND type = p_types[v_count];
         IF FOUND THEN
             RETURN;
         END IF;
@@ -322,14 +337,20 @@ BEGIN
 END $$
 """
 
-# A worker that stops leaves the run to the next one.
+# A worker that stops leaves the run to the next one, or ends it if somebody wants it to end.
 HAND_BACK = """
 CREATE FUNCTION hand_back(p_tenant uuid, p_run uuid, p_attempt integer)
 RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_unwanted boolean;
 BEGIN
-    UPDATE runs SET status = 'queued', leased_until = NULL
-    WHERE tenant_id = p_tenant AND id = p_run AND attempt = p_attempt AND status = 'running';
-    IF FOUND THEN
+    UPDATE runs SET status = 'queued', leased_until = NULL,
+        attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(clock_timestamp()))
+    WHERE tenant_id = p_tenant AND id = p_run AND attempt = p_attempt AND status = 'running'
+    RETURNING cancel_requested_at IS NOT NULL INTO v_unwanted;
+    IF v_unwanted THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    ELSIF FOUND THEN
         UPDATE pgqueuer.pgqueuer
         SET status = 'queued', queue_manager_id = NULL, execute_after = now()
         WHERE dedupe_key = p_run::text AND status = 'picked';

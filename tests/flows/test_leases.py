@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 from pydantic_core import from_json
 
@@ -88,7 +89,7 @@ async def test_a_run_in_good_hands_cannot_be_claimed(
     assert (run["status"], len(run["attempts"])) == ("completed", 1)
 
 
-async def test_a_run_beyond_its_time_is_taken_from_whoever_holds_it(
+async def test_a_run_beyond_its_time_ends_whoever_holds_it(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
     async with running(quick, database_url) as bottega:
@@ -99,9 +100,29 @@ async def test_a_run_beyond_its_time_is_taken_from_whoever_holds_it(
         await bottega.service.database.pool.execute(
             "UPDATE runs SET deadline = now() - interval '61 s'"
         )
-        async with running(quick, database_url, worker=True):
+        async with running(quick, database_url):  # no worker is up, but each process sweeps
             run = await final(bottega, run_id)
-    assert (run["status"], len(run["attempts"])) == ("timeout", 2)
+    assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
+    assert [attempt["ended_at"] for attempt in run["attempts"]] == [run["ended_at"]]
+
+
+async def test_a_run_that_is_handed_back_ends_if_somebody_wanted_it_to(
+    quick: Settings, database_url: str
+) -> None:
+    """The wish came when its worker was leaving already, and no other is up."""
+    async with running(quick, database_url) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        assert await claim(bottega, run_id) is not None
+        asked = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+        assert (asked.status_code, asked.json()["status"]) == (202, "running")
+        await bottega.service.database.pool.execute(
+            "SELECT hand_back(tenant_id, id, attempt) FROM runs WHERE id = $1", run_id
+        )
+        run = await final(bottega, run_id)
+    assert run["status"] == "cancelled"
+    assert run["attempts"][0]["ended_at"] is not None
 
 
 async def test_nothing_is_left_in_the_queue(
@@ -151,3 +172,24 @@ async def test_a_run_that_another_has_is_dropped_at_once(
         await model.disconnected()
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
         assert (run["status"], len(run["attempts"])) == ("running", 1)
+
+
+async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, database_url: str) -> None:
+    """Its confirmation was lost with the connection."""
+    async with running(quick, database_url) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        assert await claim(bottega, run_id) is not None
+        step = """
+            SELECT append_step(tenant_id, id, 1, 2, ARRAY['warning', $2], ARRAY[NULL, NULL]::uuid[],
+                ARRAY[NULL, NULL]::uuid[], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::smallint[],
+                ARRAY['{}', '{}']::jsonb[], NULL, NULL, NULL) FROM runs WHERE id = $1
+        """
+        pool = bottega.service.database.pool
+        for _ in range(2):
+            await pool.execute(step, run_id, "warning")
+        with pytest.raises(asyncpg.PostgresError, match="not at attempt 1"):
+            await pool.execute(step, run_id, "llm.started")
+        page = (await bottega.client.get(f"/v1/runs/{run_id}/events")).json()["items"]
+    assert [event["type"] for event in page[2:]] == ["warning", "warning"]

@@ -50,6 +50,53 @@ async def test_a_resumed_run_leaves_its_session_as_others_left_it(
     assert [named(request) for request in model.requests] == ["a", "b", "b"]
 
 
+async def test_what_parallel_calls_published_is_not_published_again(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """The second call was answered first; when the run is resumed, the first one is."""
+    first, last = asyncio.Event(), asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "root":
+            if any(message["role"] == "tool" for message in request["messages"]):
+                return gated(last, text("done"))
+            return calls(("leaf", {"query": "one"}), ("leaf", {"query": "two"}))
+        if request["messages"][-1]["content"] == "one":
+            return gated(first, text("ONE"))
+        return text("TWO")
+
+    model.decide = decide
+    body = {"agent": "root", "graph": "g", "input": "x", "session_id": "s"}
+    views: list[Any] = []
+
+    async def look(bottega: Running) -> None:
+        graph = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()["nodes"]
+        views.append((graph, (await bottega.client.get("/v1/sessions/s")).json()["memory"]))
+
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "leaf")
+        await create(bottega, "root", subagents={"names": ["leaf"]})
+        await bottega.client.post("/v1/graphs", json={"name": "g", "nodes": ["leaf"], "edges": []})
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        published = "SELECT count(*) FROM run_events WHERE type = 'memory.published'"
+        while not await bottega.service.database.pool.fetchval(published):
+            pass
+        first.set()
+        await model.received(4)
+        await look(bottega)
+    last.set()
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+        await look(bottega)
+    assert frames[-1]["type"] == "run.completed"
+    versions = [f["data"]["version"] for f in frames if f["type"] == "memory.published"]
+    assert versions == [1, 2]
+    assert views[0] == views[1]
+    (leaf,), (memory,) = views[1]
+    assert (leaf["published"]["version"], leaf["published"]["content"]) == (2, "ONE")
+    assert (memory["version"], memory["content"]) == (2, "ONE")
+
+
 async def test_what_a_failed_sub_agent_s_team_published_is_there_again(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -130,6 +177,41 @@ async def test_shared_sub_agents_are_built_once_each(bottega: Running, model: Fa
         "/v1/runs?wait=30", json={"agent": "a17", "input": "x", "timeout_s": 5}
     )
     assert (answer.json()["status"], answer.json()["output"]) == ("completed", "done")
+
+
+async def test_arguments_nested_too_deeply_to_be_read_again_harm_no_log(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "leaf")
+    await create(bottega, "root", subagents={"names": ["leaf"]})
+    deep: Any = "x"
+    for _ in range(196):
+        deep = [deep]
+    model.script(calls(("leaf", {"query": "go", "context": deep})), text("done"))
+    answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "root", "input": "x"})
+    assert answer.json()["status"] == "completed"
+    path = f"/v1/runs/{answer.json()['id']}"
+    for view in ("events", "messages"):
+        shown = await bottega.client.get(f"{path}/{view}")
+        assert shown.status_code == 200
+        assert "nested too deeply" in shown.text
+    retry = await bottega.client.post(f"{path}/retry", json={"from": "last_step"})
+    assert (await final(bottega, retry.json()["id"]))["status"] == "completed"
+    assert len(model.requests) == 2
+
+
+async def test_a_step_that_the_database_refuses_ends_the_run_at_once(
+    bottega: Running, model: FakeModel
+) -> None:
+    await bottega.service.database.pool.execute(
+        "ALTER TABLE run_events ADD CHECK (data -> 'message' ->> 'content' <> 'poison')"
+    )
+    await create(bottega, "solo")
+    model.script(text("poison"))
+    answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "solo", "input": "x"})
+    run = answer.json()
+    assert (run["status"], run["error"]["code"]) == ("failed", "internal")
+    assert (len(run["attempts"]), len(model.requests)) == (1, 1)
 
 
 HOOKS = {

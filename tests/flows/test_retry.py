@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import DIAMOND, named, says
-from tests.service import Running
+from tests.flows.test_resume import configured
+from tests.service import Running, running
 from tests.team import CALLS, define, define_graph, start
 
 
@@ -148,3 +150,49 @@ async def test_a_run_under_way_is_not_retried(bottega: Running, model: FakeModel
     assert (await bottega.client.post(unknown, json={})).status_code == 404
     odd = await bottega.client.post(f"/v1/runs/{run_id}/retry", json={"from": "middle"})
     assert odd.status_code == 422
+
+
+async def test_a_repetition_that_is_resumed_keeps_what_it_did(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """leaf answers before the failure, and again in the repetition, which is then interrupted."""
+    body = {"agent": "root", "graph": "g", "input": "x", "session_id": "s"}
+    views: list[Any] = []
+
+    async def look(bottega: Running, run_id: str) -> None:
+        path = f"/v1/runs/{run_id}"
+        tasks = (await bottega.client.get(f"{path}/tasks")).json()["items"]
+        told = [(task["agent"], task["status"], task["output"], task["depth"]) for task in tasks]
+        graph = (await bottega.client.get(f"{path}/graph")).json()["nodes"]
+        memory = (await bottega.client.get("/v1/sessions/s")).json()["memory"]
+        views.append((told, graph, memory))
+
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "leaf")
+        await create(bottega, "mid", subagents={"names": ["leaf"]})
+        await create(bottega, "root", subagents={"names": ["leaf", "mid"]})
+        await bottega.client.post("/v1/graphs", json={"name": "g", "nodes": ["leaf"], "edges": []})
+        model.script(calls(("leaf", {"query": "1"})), text("L1"), calls(("mid", {"query": "2"})))
+        model.script(calls(("leaf", {"query": "3"})), *[http_error(400)] * 3)
+        first = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+        assert first["status"] == "failed"
+        asked = len(model.requests)
+        model.script(text("L2"), text("M"), gated(asyncio.Event(), text("never")))
+        second = await again(bottega, first["id"], "last_step")
+        await model.received(asked + 3)
+        await look(bottega, second["id"])
+    model.script(text("the end"))
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        run, _ = await ended(bottega, second["id"])
+        await look(bottega, second["id"])
+    assert (run["output"], len(model.requests)) == ("the end", asked + 4)
+    assert views[0] == views[1]
+    tasks, (leaf,), (memory,) = views[1]
+    assert tasks == [
+        ("leaf", "completed", "L1", 0),
+        ("mid", "completed", "M", 0),
+        ("leaf", "completed", "L2", 1),
+    ]
+    assert (leaf["published"]["version"], leaf["published"]["content"]) == (2, "L2")
+    # The session has L1 from the first run; a repetition does not say it again.
+    assert (memory["version"], memory["content"]) == (2, "L2")
