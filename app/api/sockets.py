@@ -40,6 +40,8 @@ class HttpProtocol(HttpToolsProtocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """WebSockets, with ``drop(code, reason)`` and ``send(texts)`` in the scope."""
 
+    _pong = b""
+
     async def run_asgi(self) -> None:
         extensions: Any = self.scope["extensions"]
         extensions[DROP] = self._drop
@@ -63,6 +65,20 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             # It cannot even be read as a handshake: uvicorn would leave it open without an answer.
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
             self.transport.close()
+
+    def handle_ping(self) -> None:
+        """Answer, but while the client reads nothing keep the newest answer only."""
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)
+        else:
+            self._pong = pong or self._pong  # empty: it was among the last
+
+    def resume_writing(self) -> None:
+        pong, self._pong = self._pong, b""
+        if pong and not (self.close_sent or self.transport.is_closing()):
+            self.transport.write(pong)
+        super().resume_writing()
 
     async def _send(self, texts: Iterable[bytes]) -> None:
         """Send frames once there is room for them.

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.settings import Settings
+from tests.flows.test_streams_slow import narrow
 from tests.growing import growing
 from tests.service import Running, running
 
@@ -58,3 +59,22 @@ async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> N
                 await asyncio.sleep(0)
             assert len(await bare.frames(f"{run.path}/ws")) == run.seq
         assert logs == []
+
+
+async def test_pings_of_who_does_not_read_are_not_all_answered(bare: Running) -> None:
+    """Their pongs would wait in the server's memory."""
+    pings = 50_000
+    async with growing(bare) as run:
+        reader, writer = await asyncio.open_connection(sock=narrow(bare.port), limit=1024)
+        writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+        await reader.readuntil(b"run.started")
+        for _ in range(pings // 100):
+            writer.write((b"\x89\xe4" + bytes(4) + b"x" * 100) * 100)
+            await writer.drain()
+        writer.write(b"\x88\x80" + bytes(4))
+        while bare.service.feed.watched():
+            await asyncio.sleep(0)
+        received = await reader.read(-1)
+        pongs = received.count(b"\x8a\x64" + b"x" * 100)
+        assert 0 < pongs < pings / 2
+        writer.close()
