@@ -10,6 +10,7 @@ import contextlib
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -97,11 +98,13 @@ class Tail:
         self._size = 0
         self._pages: dict[int, asyncio.Task[list[Frame]]] = {}
         self._failure: Exception | None = None
+        self._failed_at: TracebackType | None = None
 
     def since(self, after: int) -> list[Frame] | None:
         """Some of what came behind ``after``; ``None`` if it is no longer here: read the log."""
         if self._failure is not None:
-            raise self._failure
+            # For many: without this each would add to what is told about it.
+            raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
             return None
@@ -160,7 +163,7 @@ class Tail:
                     await self._hear(text)
                 told = await self.news.wait(poll_s) or {EVENTS}
         except Exception as error:
-            self._failure = error  # raised where somebody reads
+            self._failure, self._failed_at = error, error.__traceback__  # raised for who reads
         finally:
             self._wake()
 

@@ -116,3 +116,16 @@ async def test_who_is_ahead_of_the_tail_is_not_shown_the_text_of_a_call_that_is_
         await asyncio.sleep(0)
         tail.news.tell()
         assert await following is None
+
+
+async def test_a_failure_is_told_to_many_without_growing(run: Growing) -> None:
+    await run.database.pool.execute("ALTER TABLE run_events RENAME TO elsewhere")
+    tails = Tails(run.database.pool, Feed(run.database.connect))
+    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), 0) as tail:
+        depths = []
+        for _ in range(10):
+            with pytest.raises(asyncpg.UndefinedTableError) as failed:
+                await Subscriber(tail, run.seq, Filter(), 60).next()
+            depths.append(len(failed.traceback))
+    assert depths[-1] <= depths[1]
+    await run.database.pool.execute("ALTER TABLE elsewhere RENAME TO run_events")
