@@ -114,7 +114,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             takeover_s=settings.takeover_s,
             live_text=live_text,
         )
-        watch = CancelWatch(database.connect, executor.held, executor.cancel)
+        watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
             background(notifier.run, live_text.run, watch.run),

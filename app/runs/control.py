@@ -9,7 +9,6 @@ import asyncpg
 
 from app.errors import NotFoundError
 from app.events.feed import Connect, keep_connected
-from app.runs.leases import Held
 
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
@@ -55,18 +54,18 @@ class CancelWatch:
     """Tells a worker which of its runs are to end. A nudge says when to look; the row decides.
 
     Args:
-        held: the runs that this worker executes now.
+        under_way: tenant and id of the runs that this worker executes now.
         cancel: called with a run of them that is to end, and the task if only that is.
     """
 
     def __init__(
         self,
         connect: Connect,
-        held: Callable[[], Sequence[Held]],
+        under_way: Callable[[], Sequence[tuple[UUID, UUID]]],
         cancel: Callable[[UUID, UUID | None], None],
     ) -> None:
         self._connect = connect
-        self._held = held
+        self._under_way = under_way
         self._cancel = cancel
         self._nudge = asyncio.Event()
 
@@ -79,8 +78,8 @@ class CancelWatch:
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
         while not connection.is_closed():
             self._nudge.clear()
-            if runs := self._held():
-                tenants, ids, _ = zip(*runs, strict=True)
+            if runs := self._under_way():
+                tenants, ids = zip(*runs, strict=True)
                 for row in await connection.fetch(_WISHES, tenants, ids):
                     self._cancel(row["run_id"], row["task_id"])
             with contextlib.suppress(TimeoutError):

@@ -40,6 +40,7 @@ class _UnderWay:
         recorder: once it was claimed.
     """
 
+    tenant_id: UUID
     task: "asyncio.Task[Any]"
     cancelled: bool = False
     lost: bool = False
@@ -71,6 +72,10 @@ class Executor:
         """The runs that are being executed here. May be called from another thread."""
         return [held for entry in list(self._under_way.values()) if (held := entry.held)]
 
+    def under_way(self) -> list[tuple[UUID, UUID]]:
+        """Tenant and id of the runs that are being executed here, or claimed just now."""
+        return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
+
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         """End a run that is being executed here, or one task of it, as cancelled. Idempotent."""
         entry = self._under_way.get(run_id)
@@ -98,7 +103,7 @@ class Executor:
         """
         task = asyncio.current_task()
         assert task is not None
-        entry = self._under_way[run_id] = _UnderWay(task)
+        entry = self._under_way[run_id] = _UnderWay(tenant_id, task)
         try:
             await self._execute(tenant_id, run_id, entry)
         finally:
@@ -188,7 +193,8 @@ class Executor:
     async def _fold(self, journal: Journal) -> Fold:
         if not journal.has_past:
             return Fold()
-        return fold(await log.read_all(self.pool, journal.tenant_id, journal.run_id))
+        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+        return fold(events, journal.carried_seq)
 
 
 async def _execute(

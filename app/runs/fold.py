@@ -28,6 +28,7 @@ class Fold:
         failures: of model calls that failed for good, by (task, call).
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: those of them that were begun.
+        carried: which of the answers another run paid for.
         versions: of what each agent published, by task.
     """
 
@@ -36,16 +37,23 @@ class Fold:
     failures: dict[Key, ModelError] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
+    carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
 
 
-def fold(events: Iterable[Event]) -> Fold:
-    """Fold a run's log, in order, into what its next attempt need not do again."""
+def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
+    """Fold a run's log, in order, into what its next attempt need not do again.
+
+    Args:
+        carried_seq: up to here the log was carried over from the run that this one repeats.
+    """
     folded = Fold()
     for event in events:
         data = event.data
         match event.type:
             case EventType.LLM_COMPLETED:
+                if event.seq <= carried_seq:
+                    folded.carried.add((event.task_id, data["call"]))
                 folded.answers[event.task_id, data["call"]] = AssistantMessage.model_validate(
                     {**data["message"], "usage": data["usage"]}
                 )

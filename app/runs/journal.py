@@ -77,7 +77,7 @@ class Journal:
         self.tenant_id = tenant_id
         self._wake = wake
         self._claimed = last_seq
-        self._carried = carried_seq
+        self.carried_seq = carried_seq
         self._stored = last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
@@ -124,7 +124,7 @@ class Journal:
     @property
     def has_past(self) -> bool:
         """Whether the log holds steps that were done before this attempt."""
-        return self.attempt > 1 or self._carried > 0
+        return self.attempt > 1 or self.carried_seq > 0
 
     def is_new(self, seq: int) -> bool:
         """Whether what an event changed is still to be changed."""

@@ -65,6 +65,7 @@ class JournalRecorder(Recorder):
         self.spent = AgentUsage()
         self._task_root = task_root
         self._token_budget = token_budget
+        self._budgeted = 0
         self._cancelled = set(cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
@@ -164,14 +165,15 @@ class JournalRecorder(Recorder):
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
         call = query.model_calls
-        if recorded := self.journal.folded.answers.get((self.task_id(query), call)):
-            self._spend(recorded)
+        key = (self.task_id(query), call)
+        if recorded := self.journal.folded.answers.get(key):
+            self._spend(recorded, budgeted=key not in self.journal.folded.carried)
             return recorded
-        if failure := self.journal.folded.failures.get((self.task_id(query), call)):
+        if failure := self.journal.folded.failures.get(key):
             raise failure
-        if self._token_budget is not None and self.spent.tokens.total_tokens >= self._token_budget:
+        if self._token_budget is not None and self._budgeted >= self._token_budget:
             raise BudgetExhaustedError(
-                f"the run has spent {self.spent.tokens.total_tokens} tokens, and its token_budget "
+                f"the run has spent {self._budgeted} tokens, and its token_budget "
                 f"is {self._token_budget}"
             )
         await self.journal.settle()
@@ -197,7 +199,7 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
-        self._spend(message)
+        self._spend(message, budgeted=True)
         return message
 
     @contextlib.contextmanager
@@ -226,7 +228,9 @@ class JournalRecorder(Recorder):
         speech = self._speeches.get(query)
         return None if speech is None else speech.listener
 
-    def _spend(self, message: AssistantMessage) -> None:
+    def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
+        """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
+        self._budgeted += message.usage.total_tokens if budgeted else 0
         self.spent += AgentUsage(
             tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,6 +17,8 @@ from app.runs.submit import Carried, accept
 Parents = Mapping[UUID | None, UUID | None]
 """Of each task the one that asked for it; none: the root."""
 
+_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
+_TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _KEPT = (
     "mode",
     "agent",
@@ -44,8 +46,8 @@ async def retry(
     """Submit a run that repeats a finished one, with the versions that one pinned.
 
     Args:
-        from_last_step: its log begins with what the finished one did up to its last good step:
-            model calls and tools of that part are not paid for again.
+        from_last_step: its log begins with what the finished one did and need not be done again:
+            those model calls and tools are not paid for a second time.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -60,19 +62,26 @@ async def retry(
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id}
     if not from_last_step:
         return await accept(connection, tenant_id, new)
-    carried = carry_over(await log.read_all(pool, tenant_id, run_id))
+    task_root = old["task_root"] or run_id
+    carried = carry_over(await log.read_all(pool, tenant_id, run_id), task_root)
     # What is repeated must see what the first one saw, and name its tasks as that did.
-    new |= {"session_base": old["session_base"], "task_root": old["task_root"] or run_id}
+    new |= {"session_base": old["session_base"], "task_root": task_root}
     return await accept(connection, tenant_id, new, carried)
 
 
-def carry_over(events: Sequence[Event]) -> Carried:
+def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     """What the repetition of a finished run need not do again. Pure.
 
-    That is its log up to the first failure that nothing was built upon, without what was begun
-    and not done, renumbered from 2 on (1 says that the new run is queued).
+    That is its log without the failures that nothing was built upon and without what came of
+    them, and without what was begun and not done, renumbered from 2 on (1 says that the new run
+    is queued).
+
+    Args:
+        task_root: what the ids of its tasks were derived from.
     """
-    good = events[: _end_of_the_good(events)]
+    parents = {event.task_id: event.parent_task_id for event in events}
+    undone = _undone(events, parents, task_root)
+    good = [event for index, event in enumerate(events) if index not in undone]
     answered = {
         (event.task_id, event.data["call"])
         for event in good
@@ -88,7 +97,6 @@ def carry_over(events: Sequence[Event]) -> Carried:
         )
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
-    parents = {event.task_id: event.parent_task_id for event in events}
     rows = [_row(event, numbers, parents) for event in kept]
     return Carried(rows, _tasks(kept, rows), _publications(rows))
 
@@ -98,23 +106,59 @@ def _is_final_failure(event: Event) -> bool:
     return event.type == EventType.LLM_FAILED and "try" not in event.data
 
 
-def _end_of_the_good(events: Sequence[Event]) -> int:
-    """Index of the first failure after which no agent above it made a step.
+def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
+    """Indexes of the failures after which no agent above made a step, and of what came of them.
 
     A failure that a model was told of, and answered, is part of what was done.
     """
-    parents = {event.task_id: event.parent_task_id for event in events}
     last_answer = {
         event.task_id: index
         for index, event in enumerate(events)
         if event.type == EventType.LLM_COMPLETED
     }
+    failed: dict[UUID | None, int] = {}  # from when on nothing of a task counts
+    reopened: dict[UUID | None, int] = {}  # from when on its end does not
     for index, event in enumerate(events):
-        if not (_is_final_failure(event) or _was_cancelled(event)):
-            continue
-        if not any(last_answer.get(agent, -1) > index for agent in _above(event.task_id, parents)):
-            return index
-    return len(events)
+        if _is_final_failure(event) or _was_cancelled(event):
+            above = list(_above(event.task_id, parents))
+            if not any(last_answer.get(agent, -1) > index for agent in above):
+                failed.setdefault(event.task_id, index)
+                for agent in above:
+                    reopened.setdefault(agent, index)
+    asked = _asked(events, task_root)
+    again = {asked[task] for task in {*failed, *reopened} if task in asked}
+    never = len(events)
+    return {
+        index
+        for index, event in enumerate(events)
+        if index >= failed.get(event.task_id, never)
+        or (event.type in _ENDS and index > reopened.get(event.task_id, never))
+        or (event.type in _TOOL_ENDS and _call_of(event) in again)
+        or (event.type == EventType.AGENT_FAILED and _code(event) == "predecessor_failed")
+    }
+
+
+def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
+    """Of each task that a model asked for, the call by which it did."""
+    return {
+        uuid5(event.task_id or task_root, f"{event.data['call']}:{index}"): (
+            event.task_id,
+            event.data["call"],
+            call["id"],
+        )
+        for event in events
+        if event.type == EventType.LLM_COMPLETED
+        for index, call in enumerate(event.data["message"].get("tool_calls", ()))
+    }
+
+
+def _call_of(event: Event) -> tuple[Any, ...]:
+    return (event.task_id, event.data["call"], event.data["tool_call_id"])
+
+
+def _code(event: Event) -> str:
+    code: str = event.data["error"]["code"]
+    return code
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
@@ -125,8 +169,7 @@ def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
 
 
 def _was_cancelled(event: Event) -> bool:
-    failed = event.type == EventType.AGENT_FAILED
-    return failed and event.data["error"]["code"] == CANCELLED["code"]
+    return event.type == EventType.AGENT_FAILED and _code(event) == CANCELLED["code"]
 
 
 def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:

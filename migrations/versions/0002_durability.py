@@ -383,15 +383,17 @@ BEGIN
 END $$
 """
 
-# Somebody wants a run to end. One that waits is ended here; for one that is being executed the
-# wish is stored, and its worker told. NULL: unknown; 'final': it was over already.
+# Somebody wants a run to end. One that waits, or whose worker is dead, is ended here; for one that
+# is being executed the wish is stored, and its worker told. NULL: unknown; 'final': it was over already.
 CANCEL_RUN = """
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_status text;
+    v_alive boolean;
 BEGIN
-    SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    SELECT status, leased_until > clock_timestamp() INTO v_status, v_alive
+    FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF v_status NOT IN ('queued', 'running') THEN
@@ -399,7 +401,7 @@ BEGIN
     END IF;
     UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
     WHERE tenant_id = p_tenant AND id = p_run;
-    IF v_status = 'running' THEN
+    IF v_status = 'running' AND v_alive THEN
         PERFORM pg_notify('bottega_cancel', p_run::text);
         RETURN 'requested';
     END IF;
@@ -504,6 +506,13 @@ def upgrade() -> None:
     op.execute("ALTER TABLE runs SET (fillfactor = 70)")
     op.add_column(
         "tasks", sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True)
+    )
+    op.create_index(
+        "ix_tasks_cancelled",
+        "tasks",
+        ["tenant_id", "run_id"],
+        unique=False,
+        postgresql_where=sa.text("cancel_requested_at IS NOT NULL"),
     )
     op.add_column("run_events", sa.Column("depth", sa.SmallInteger(), nullable=True))
     op.execute(
@@ -672,6 +681,7 @@ def downgrade() -> None:
         ondelete="CASCADE",
     )
     op.drop_column("run_events", "depth")
+    op.drop_index("ix_tasks_cancelled", table_name="tasks")
     op.drop_column("tasks", "cancel_requested_at")
     op.execute("ALTER TABLE runs RESET (fillfactor)")
     op.drop_index("ix_runs_unfinished", table_name="runs")

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import asyncpg
 import websockets
 from pydantic_core import from_json
 
@@ -188,3 +189,25 @@ async def test_a_cancelled_task_stays_so_when_the_run_is_resumed(
     assert frames[-1]["type"] == "run.failed"
     assert {task["agent"]: task["status"] for task in tasks} == {"a": "cancelled", "b": "failed"}
     assert len(model.requests) == 1
+
+
+async def test_a_run_whose_worker_is_dead_ends_at_once(database_url: str, model: FakeModel) -> None:
+    with_model = environment(database_url, model)
+    model.script(gated(asyncio.Event(), text("never")))
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+        command("worker", **with_model) as victim,
+    ):
+        await define(client)
+        run_id = await start(client)
+        await model.received(1)
+        victim.kill()
+        await victim.process.wait()
+        connection = await asyncpg.connect(database_url)
+        await connection.execute("UPDATE runs SET leased_until = now()")  # its lease is over
+        await connection.close()
+        answer = await client.post(f"/v1/runs/{run_id}/cancel")
+        frames = await watch(api.port, run_id)
+    assert (answer.status_code, answer.json()["status"]) == (202, "cancelled")
+    assert frames[-1]["type"] == "run.cancelled"

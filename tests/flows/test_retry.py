@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+import websockets
+from pydantic_core import from_json
+
 from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
@@ -196,3 +199,43 @@ async def test_a_repetition_that_is_resumed_keeps_what_it_did(
     assert (leaf["published"]["version"], leaf["published"]["content"]) == (2, "L2")
     # The session has L1 from the first run; a repetition does not say it again.
     assert (memory["version"], memory["content"]) == (2, "L2")
+
+
+async def test_what_others_did_beside_the_failure_is_kept(
+    bottega: Running, model: FakeModel
+) -> None:
+    """b fails while c works on; c's steps, after that in the log, are not done again."""
+    gate = asyncio.Event()
+    await define_graph(bottega.client, "g", *DIAMOND)
+    model.decide = says(b=http_error(400), c=gated(gate, text("c's answer")))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        async for message in socket:
+            if from_json(message)["type"] == "agent.failed":
+                gate.set()
+    failed, _ = await ended(bottega, run_id)
+    assert failed["status"] == "failed"
+    before = len(model.requests)
+    model.decide = says()
+    run, frames = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    assert (run["status"], run["output"]) == ("completed", "d's answer")
+    assert sorted(named(request) for request in model.requests[before:]) == ["b", "d"]
+    assert [frame["type"] for frame in frames].count("agent.failed") == 0
+
+
+async def test_a_budget_counts_what_the_run_itself_spends(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "leaf")
+    await create(bottega, "root", subagents={"names": ["leaf"]})
+    model.script(calls(("leaf", {"query": "go"})))
+    body = {"agent": "root", "input": "x", "token_budget": 1}
+    first = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    assert first["error"]["code"] == "budget_exhausted"
+    model.script(text("L"))
+    second, _ = await ended(bottega, (await again(bottega, first["id"], "last_step"))["id"])
+    assert (second["error"]["code"], len(model.requests)) == ("budget_exhausted", 2)
+    model.script(text("step by step"))
+    third, _ = await ended(bottega, (await again(bottega, second["id"], "last_step"))["id"])
+    assert (third["output"], len(model.requests)) == ("step by step", 3)

@@ -111,6 +111,13 @@ tasks = Table(
     CheckConstraint(f"status IN ({_STATUSES}, 'streaming')", name="status"),
 )
 
+Index(
+    "ix_tasks_cancelled",
+    tasks.c.tenant_id,
+    tasks.c.run_id,
+    postgresql_where=text("cancel_requested_at IS NOT NULL"),
+)
+
 run_events = Table(
     "run_events",
     metadata,
