@@ -35,7 +35,7 @@ DATA = {
     EventType.AGENT_COMPLETED: "output usage",
     EventType.AGENT_FAILED: "error usage",
     EventType.LLM_STARTED: _CALL,
-    EventType.LLM_COMPLETED: f"{_CALL} message usage duration_ms",
+    EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",

@@ -19,7 +19,7 @@ from app.agents.messages import (
 from app.agents.provider import FailedTry, OnDelta
 from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
-from app.agents.tools import ToolBase
+from app.agents.tools import ToolBase, error_result
 from app.clock import monotonic
 from app.errors import BudgetExhaustedError, ModelError
 from app.events.types import EventType, RunStatus
@@ -69,6 +69,7 @@ class JournalRecorder(Recorder):
         self._cancelled = set(cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
+        self._failed_tries: dict[Query, int] = {}
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
         self._open: dict[Query, None] = {}
         self._ids: dict[Path, UUID | None] = {(): None}
@@ -187,11 +188,14 @@ class JournalRecorder(Recorder):
             data = {**about, "error": {"code": error.code, "message": error.detail}}
             self._add(query, EventType.LLM_FAILED, data)
             raise
+        finally:
+            tries = self._failed_tries.pop(query, 0) + 1
         self._add(
             query,
             EventType.LLM_COMPLETED,
             {
                 **about,
+                "try": tries,
                 "message": message.model_dump(
                     mode="json", exclude_defaults=True, exclude={"usage", "timestamp"}
                 ),
@@ -208,14 +212,8 @@ class JournalRecorder(Recorder):
         if self._live_text is None:
             yield
             return
-        speech = Speech(
-            self.journal,
-            self.task_id(query),
-            None if query.parent is None else self.task_id(query.parent),
-            _name(query),
-            query.model_calls,
-            started,
-        )
+        task, parent = self.task_id(query), query.parent and self.task_id(query.parent)
+        speech = Speech(self.journal, task, parent, _name(query), query.model_calls, started)
         self._live_text.begin(speech)
         self._speeches[query] = speech
         try:
@@ -236,6 +234,7 @@ class JournalRecorder(Recorder):
         )
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        self._failed_tries[query] = failed.number
         if query in self._speeches:
             self._speeches[query].restart()
         self._add(
@@ -272,19 +271,11 @@ class JournalRecorder(Recorder):
             call = current_call.get()
             assert call is not None
             path = (*query.path, (query.model_calls, call.index))
-            result = await self.stoppable(path, tool.agent, execute) or ToolResult(
-                tool_call_id=tool_call.id,
-                tool_name=tool_call.name,
-                status=ToolStatus.ERROR,
-                error=CANCELLED["message"],
-            )
+            answered = await self.stoppable(path, tool.agent, execute)
+            result = answered or error_result(tool_call, CANCELLED["message"])
         elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
-            result = ToolResult(
-                tool_call_id=tool_call.id,
-                tool_name=tool_call.name,
-                status=ToolStatus.ERROR,
-                error="interrupted by a restart; whether it took effect is unknown",
-            )
+            text = "interrupted by a restart; whether it took effect is unknown"
+            result = error_result(tool_call, text)
         else:
             await self.journal.commit()
             result = await execute()

@@ -167,7 +167,10 @@ async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dic
         }
     if unknown := store.missing(list(named_by), list(agents)):
         listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
-        raise UnknownAgentError(f"no such agent: {listed}. Create it, or correct the name")
+        raise UnknownAgentError(
+            f"no such agent: {listed}. Create it, or correct the name",
+            pointer=next((place for name in unknown if (place := named_by[name])[0] == "/"), None),
+        )
     _refuse_depth(new.agent, agents)
     called = {child for agent in agents.values() for child in agent.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):

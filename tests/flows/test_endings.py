@@ -36,6 +36,8 @@ async def test_a_try_that_fails_is_an_event_and_repeated(
     frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
     failed = [frame["data"] for frame in frames if frame["type"] == "llm.failed"]
     assert [data["try"] for data in failed] == [1]
+    answered = [frame["data"] for frame in frames if frame["type"] == "llm.completed"]
+    assert [data["try"] for data in answered] == [2, 1, 1, 1, 1, 1, 1]
     assert frames[-1]["type"] == "run.completed"
 
 
