@@ -212,7 +212,8 @@ class JournalRecorder(Recorder):
         if self._live_text is None:
             yield
             return
-        task, parent = self.task_id(query), query.parent and self.task_id(query.parent)
+        task = self.task_id(query)
+        parent = None if query.parent is None else self.task_id(query.parent)
         speech = Speech(self.journal, task, parent, _name(query), query.model_calls, started)
         self._live_text.begin(speech)
         self._speeches[query] = speech
