@@ -384,7 +384,8 @@ END $$
 """
 
 # Somebody wants a run to end. One that waits, or whose worker is dead, is ended here; for one that
-# is being executed the wish is stored, and its worker told. NULL: unknown; 'final': it was over already.
+# is being executed the wish is stored, and its worker told. NULL: unknown; 'final': it was over
+# already.
 CANCEL_RUN = """
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
