@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid5
 
-from sqlalchemy import ColumnElement, Select, and_, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.agents.messages import AssistantMessage, ToolResult
@@ -124,26 +124,9 @@ def _conversation(
     tenant_id: UUID, run_id: UUID, task_id: UUID | None, types: Sequence[str]
 ) -> Select[Any]:
     """A conversation's events, each with the text of the answer that it refers to."""
-    answer = run_events.alias("answer")
-    return (
-        select(
-            run_events.c.seq,
-            run_events.c.type,
-            run_events.c.at,
-            run_events.c.data,
-            answer.c.data["output"].astext.label("output"),
-        )
-        .join_from(
-            run_events,
-            answer,
-            and_(
-                answer.c.tenant_id == run_events.c.tenant_id,
-                answer.c.run_id == run_events.c.run_id,
-                answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
-            ),
-            isouter=True,
-        )
-        .where(*_events_of(tenant_id, run_id, task_id), run_events.c.type.in_(types))
+    columns = (run_events.c.seq, run_events.c.type, run_events.c.at, run_events.c.data)
+    return read.with_answers(*columns).where(
+        *_events_of(tenant_id, run_id, task_id), run_events.c.type.in_(types)
     )
 
 

@@ -8,7 +8,18 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import from_json
-from sqlalchemy import ColumnElement, RowMapping, and_, func, literal, or_, select, tuple_
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    RowMapping,
+    Select,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -232,6 +243,21 @@ async def published_graph(
     return shared
 
 
+def with_answers(*columns: Column[Any]) -> Select[Any]:
+    """Events, each with the ``output`` of the answer that it refers to."""
+    answer = run_events.alias("answer")
+    return select(*columns, answer.c.data["output"].astext.label("output")).join_from(
+        run_events,
+        answer,
+        and_(
+            answer.c.tenant_id == run_events.c.tenant_id,
+            answer.c.run_id == run_events.c.run_id,
+            answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
+        ),
+        isouter=True,
+    )
+
+
 async def context(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
 ) -> list[dict[str, Any]]:
@@ -243,24 +269,8 @@ async def context(
     run = await get(connection, tenant_id, run_id)
     if agent not in run["pinned"]["agents"]:
         raise NotFoundError(f"run {run_id} has no agent '{agent}'")
-    answer = run_events.alias("answer")
     query = (
-        select(
-            run_events.c.seq,
-            run_events.c.task_id,
-            run_events.c.data,
-            answer.c.data["output"].astext.label("output"),
-        )
-        .join_from(
-            run_events,
-            answer,
-            and_(
-                answer.c.tenant_id == run_events.c.tenant_id,
-                answer.c.run_id == run_events.c.run_id,
-                answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
-            ),
-            isouter=True,
-        )
+        with_answers(run_events.c.seq, run_events.c.task_id, run_events.c.data)
         .where(
             run_events.c.tenant_id == tenant_id,
             run_events.c.run_id == run_id,

@@ -4,17 +4,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import RowMapping, delete, select
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import session_memory, sessions
 from app.errors import NotFoundError
-
-
-async def ensure(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> None:
-    """Create the session unless it is there."""
-    values = insert(sessions).values(tenant_id=tenant_id, id=session_id)
-    await connection.execute(values.on_conflict_do_nothing())
 
 
 async def page(

@@ -187,13 +187,14 @@ DECLARE
     v_now timestamptz;
     v_cause text;
     v_crashes integer;
-    v_repeated boolean;
 BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
         DELETE FROM pgqueuer.pgqueuer
         WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
         RETURN NULL;
+    ELSIF r.status = 'running' AND r.claimed_by = p_claim THEN
+        RETURN claimed_run(r);
     END IF;
     v_now := clock_timestamp();
     -- Nobody could renew while the database was away: after its start, all leases hold once more.
@@ -205,15 +206,11 @@ BEGIN
         jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")'));
     r.leased_until := r.leased_until + make_interval(secs => p_lease_s * least(v_crashes, 2)
         * (hashtext(p_run::text || r.attempt) & 1023) / 1024.0);
-    v_repeated := coalesce(r.status = 'running' AND r.claimed_by = p_claim, false);
-    IF r.status = 'running' AND r.leased_until > v_now AND NOT v_repeated THEN
+    IF r.status = 'running' AND r.leased_until > v_now THEN
         UPDATE pgqueuer.pgqueuer
         SET status = 'queued', queue_manager_id = NULL, execute_after = r.leased_until
         WHERE dedupe_key = p_run::text AND status = 'picked';
         RETURN NULL;
-    END IF;
-    IF v_repeated THEN
-        RETURN claimed_run(r);
     END IF;
     -- A worker that stops in an orderly way puts the run back to 'queued'; one that dies cannot.
     v_cause := CASE WHEN r.attempt = 0 THEN 'start'
