@@ -9,6 +9,7 @@
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
     ├── VersionConflictError  precondition
+    ├── LimitedError          limited       a limit is reached; it says when to come back
     ├── UnavailableError      unavailable   something we need is down; worth trying again
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
@@ -31,6 +32,7 @@ class ErrorKind(StrEnum):
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
     PRECONDITION = "precondition"
+    LIMITED = "limited"
     UNAVAILABLE = "unavailable"
     MODEL = "model"
     INTERNAL = "internal"
@@ -97,6 +99,21 @@ class ConflictError(BottegaError):
 class VersionConflictError(BottegaError):
     kind = ErrorKind.PRECONDITION
     code = "version_conflict"
+
+
+class LimitedError(BottegaError):
+    """A limit of the tenant's is reached.
+
+    Args:
+        retry_after_s: seconds after which the same may be accepted.
+    """
+
+    kind = ErrorKind.LIMITED
+    code = "limited"
+
+    def __init__(self, detail: str, *, code: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(detail, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(BottegaError):

@@ -1,5 +1,6 @@
 """Errors as the API's clients see them: RFC 9457 problems. The only place that knows statuses."""
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from app.errors import BottegaError, ErrorKind
+from app.errors import BottegaError, ErrorKind, LimitedError
 from app.events.log import is_transient
 
 log = structlog.get_logger(__name__)
@@ -27,6 +28,7 @@ _STATUS = {
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.CONFLICT: 409,
     ErrorKind.PRECONDITION: 412,
+    ErrorKind.LIMITED: 429,
     ErrorKind.UNAVAILABLE: 503,
     ErrorKind.MODEL: 502,
     ErrorKind.INTERNAL: 500,
@@ -39,6 +41,7 @@ _CODES = {
     413: "body_too_large",
     415: "unsupported_media_type",
     422: "invalid",
+    429: "limited",
     503: "unavailable",
 }
 
@@ -113,6 +116,8 @@ def for_error(error: BottegaError) -> Response:
         [] if error.pointer is None else [FieldProblem(detail=error.detail, pointer=error.pointer)]
     )
     headers = {"Retry-After": "1"} if error.kind is ErrorKind.UNAVAILABLE else None
+    if isinstance(error, LimitedError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return problem_response(_STATUS[error.kind], error.code, error.detail, pointed, headers)
 
 

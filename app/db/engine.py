@@ -11,16 +11,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 import asyncpg
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.errors import InvalidInputError, UnavailableError
 
 _LONGEST_STATEMENT_S = 30.0
 """Ours are small: one that takes longer hangs on a connection that is half dead."""
+
+_ACT_AS = text("SELECT set_config('bottega.tenant', :tenant, true)")
 
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
@@ -66,9 +69,29 @@ class Database:
     engine: AsyncEngine
     pool: asyncpg.Pool
 
+    @asynccontextmanager
+    async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
+        """A transaction of a tenant's: it sees and writes that tenant's rows, and no others."""
+        async with self.engine.begin() as connection:
+            await act_as(connection, tenant_id)
+            yield connection
+
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, for listening or for the queue. The caller closes it."""
         return await connect(self.url)
+
+
+async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """From here on the transaction is this tenant's."""
+    await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
+
+
+@asynccontextmanager
+async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
+    """The same as :meth:`Database.begin` on a pool of the driver's."""
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant_id))
+        yield connection
 
 
 async def connect(

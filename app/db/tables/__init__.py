@@ -13,12 +13,20 @@ from app.db.tables.runs import (
     webhooks,
 )
 from app.db.tables.sessions import session_memory, sessions
-from app.db.tables.tenants import api_keys, idempotency_keys, tenants, ws_tickets
+from app.db.tables.tenants import (
+    api_keys,
+    audit_log,
+    idempotency_keys,
+    tenants,
+    token_usage,
+    ws_tickets,
+)
 
 __all__ = [
     "agent_versions",
     "agents",
     "api_keys",
+    "audit_log",
     "graph_snapshots",
     "graph_versions",
     "graphs",
@@ -31,6 +39,7 @@ __all__ = [
     "sessions",
     "tasks",
     "tenants",
+    "token_usage",
     "webhooks",
     "ws_tickets",
 ]

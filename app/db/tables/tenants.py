@@ -1,7 +1,10 @@
 """Tenants, their API keys, and what requests leave behind for later ones."""
 
 from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
     Column,
+    Date,
     DateTime,
     ForeignKey,
     Index,
@@ -37,6 +40,29 @@ api_keys = Table(
     Column("expires_at", DateTime(timezone=True)),
     Column("last_used_at", DateTime(timezone=True)),
     Column("revoked_at", DateTime(timezone=True)),
+    CheckConstraint("scope IN ('read', 'run', 'admin')", name="scope"),
+)
+
+# Who did what: administration, and ending what others started. Rows are only ever added.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("details", JSONB, nullable=False, server_default="{}"),
+)
+
+# Tokens of the runs that ended on a day (UTC).
+token_usage = Table(
+    "token_usage",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("tokens", BigInteger, nullable=False),
 )
 
 # What was answered to a POST with an Idempotency-Key, for 24 hours.
@@ -61,6 +87,9 @@ ws_tickets = Table(
     # The one run it opens; null: any of the tenant's.
     Column("run_id", Uuid),
     Column("expires_at", DateTime(timezone=True), nullable=False),
+    # What its holder may do, and the key that it was asked for with.
+    Column("scope", Text, nullable=False, server_default="run"),
+    Column("key_id", Uuid),
 )
 
 Index("ix_ws_tickets_expires_at", ws_tickets.c.expires_at)
