@@ -17,6 +17,7 @@ import app as package
 from app.api import (
     agents,
     asyncapi,
+    audit,
     errors,
     graphs,
     operations,
@@ -68,6 +69,7 @@ def create_app(service: Service) -> FastAPI:
         tickets,
         schedules,
         sessions,
+        audit,
         operations,
     ):
         app.include_router(routes.router)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.api.deps import Tenant, Transaction
+from app.api.deps import Actor, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.etags import if_match_version
 from app.api.idempotency import OnceDep
@@ -16,6 +16,7 @@ from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.definitions import store
 from app.definitions.store import Definition, Kind
+from app.tenants import audit
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
@@ -143,9 +144,14 @@ def _add_changes(
         responses=problems(404, 412),
     )
     async def delete(
-        tx: Transaction, tenant: Tenant, name: DefinitionName, if_match: IfMatch = None
+        tx: Transaction,
+        tenant: Tenant,
+        actor: Actor,
+        name: DefinitionName,
+        if_match: IfMatch = None,
     ) -> None:
         await store.delete(tx, kind, tenant, name, if_match_version(if_match))
+        await audit.note(tx, tenant, actor, f"{noun}.delete", name)
 
 
 def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:

@@ -28,6 +28,15 @@ async def _tenant() -> UUID:
 Tenant = Annotated[UUID, Depends(_tenant)]
 
 
+async def _actor() -> str:
+    """Until there are keys, nobody has a name."""
+    return "local"
+
+
+Actor = Annotated[str, Depends(_actor)]
+"""Who asks, for the audit log."""
+
+
 async def _transaction(service: ServiceDep) -> AsyncIterator[AsyncConnection]:
     async with service.database.engine.begin() as connection:
         yield connection

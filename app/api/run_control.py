@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Response
 
-from app.api.deps import ServiceDep, Tenant
+from app.api.deps import Actor, ServiceDep, Tenant
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.schemas.runs import Retry, Run, StoppedTasks
@@ -33,8 +33,10 @@ _CONFIRMED_WITHIN_S = 1.0
     response_model=Run,
     responses={**problems(404), 200: {"model": Run, "description": "It was over already."}},
 )
-async def cancel(service: ServiceDep, tenant: Tenant, run_id: RunId, response: Response) -> Any:
-    if await request_cancel(service.database.pool, tenant, run_id):
+async def cancel(
+    service: ServiceDep, tenant: Tenant, actor: Actor, run_id: RunId, response: Response
+) -> Any:
+    if await request_cancel(service.database, tenant, run_id, actor):
         response.status_code = 200
     async with service.database.engine.begin() as tx:
         return await read.get(tx, tenant, run_id)
@@ -55,12 +57,13 @@ async def cancel(service: ServiceDep, tenant: Tenant, run_id: RunId, response: R
 async def cancel_task(
     service: ServiceDep,
     tenant: Tenant,
+    actor: Actor,
     run_id: RunId,
     task_id: Annotated[UUID, Path(description="The task's id.")],
     response: Response,
 ) -> Any:
     with service.feed.watching(run_id) as news:
-        before = await request_task_cancel(service.database.pool, tenant, run_id, task_id)
+        before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
         stopping = {task for task, was_over in before.items() if not was_over}
         until = monotonic() + _CONFIRMED_WITHIN_S
         while stopping := stopping - await _over(service, tenant, run_id, stopping):

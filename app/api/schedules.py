@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.api.deps import ServiceDep, Tenant, Transaction
+from app.api.deps import Actor, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
@@ -13,6 +13,7 @@ from app.api.runs import check_webhook
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
 from app.runs import schedules
+from app.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -116,5 +117,6 @@ async def change(tx: Transaction, tenant: Tenant, name: ScheduleName, body: Sche
     status_code=204,
     responses=problems(404),
 )
-async def delete(tx: Transaction, tenant: Tenant, name: ScheduleName) -> None:
+async def delete(tx: Transaction, tenant: Tenant, actor: Actor, name: ScheduleName) -> None:
     await schedules.remove(tx, tenant, name)
+    await audit.note(tx, tenant, actor, "schedule.delete", name)

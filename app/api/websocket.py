@@ -194,15 +194,15 @@ async def _answer(frame: dict[str, Any], service: Service, sight: Sight) -> str:
 
 
 async def _cancel(service: Service, sight: Sight, task: object) -> None:
-    pool = service.database.pool
+    database, actor = service.database, "local"
     if task is None:
-        await request_cancel(pool, sight.tenant_id, sight.run_id)
+        await request_cancel(database, sight.tenant_id, sight.run_id, actor)
         return
     try:
         task_id = UUID(str(task))
     except ValueError:
         raise InvalidInputError("task_id must be a UUID") from None
-    await request_task_cancel(pool, sight.tenant_id, sight.run_id, task_id)
+    await request_task_cancel(database, sight.tenant_id, sight.run_id, task_id, actor)
 
 
 def _error(error: Exception) -> str:

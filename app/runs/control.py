@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import asyncpg
+from sqlalchemy import text
 
+from app.db.engine import Database
 from app.errors import NotFoundError
 from app.events.feed import Connect, keep_connected
+from app.tenants import audit
 
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
@@ -24,30 +27,43 @@ WHERE t.cancel_requested_at IS NOT NULL AND t.status IN ('queued', 'running', 's
 """
 
 
-async def request_cancel(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> bool:
-    """Store the wish that a run ends; answers whether it was over already.
+_CANCEL = text("SELECT cancel_run(:tenant, :run)")
+_CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)")
+
+
+async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, actor: str) -> bool:
+    """Store the wish that a run ends, and whose it is; answers whether it was over already.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    answer = await pool.fetchval("SELECT cancel_run($1, $2)", tenant_id, run_id)
-    if answer is None:
-        raise NotFoundError(f"there is no run {run_id}")
+    async with database.begin(tenant_id) as tx:
+        answer = await tx.scalar(_CANCEL, {"tenant": tenant_id, "run": run_id})
+        if answer is None:
+            raise NotFoundError(f"there is no run {run_id}")
+        if answer != "final":
+            await audit.note(tx, tenant_id, actor, "run.cancel", str(run_id))
     return bool(answer == "final")
 
 
 async def request_task_cancel(
-    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, task_id: UUID
+    database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store the wish that a task and all below it end; answers which of them were over already.
+    """Store the wish that a task and all below it end, and whose it is; answers which of them were
+    over already.
 
     Raises:
         NotFoundError: unknown, another run's, or another tenant's.
     """
-    rows = await pool.fetch("SELECT * FROM cancel_task($1, $2, $3)", tenant_id, run_id, task_id)
-    if not rows:
-        raise NotFoundError(f"run {run_id} has no task {task_id}")
-    return {row["id"]: row["was_over"] for row in rows}
+    wish = {"tenant": tenant_id, "run": run_id, "task": task_id}
+    async with database.begin(tenant_id) as tx:
+        was_over = {row.id: row.was_over for row in await tx.execute(_CANCEL_TASK, wish)}
+        if not was_over:
+            raise NotFoundError(f"run {run_id} has no task {task_id}")
+        if not was_over[task_id]:
+            details = {"run_id": str(run_id)}
+            await audit.note(tx, tenant_id, actor, "task.cancel", str(task_id), details)
+    return was_over
 
 
 class CancelWatch:

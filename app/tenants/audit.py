@@ -40,25 +40,25 @@ async def page(
     tenant_id: UUID,
     *,
     action: str | None = None,
-    since: datetime | None = None,
-    before: datetime | None = None,
+    noted_after: datetime | None = None,
+    noted_before: datetime | None = None,
     after: UUID | None,
     descending: bool,
     limit: int,
 ) -> list[RowMapping]:
-    """What was noted, by time (their ids grow with it), at most ``limit``, behind the id ``after``.
+    """What was noted, by time (ids grow with it), at most ``limit``, behind the id ``after``.
 
     Args:
-        since: noted then or later; ``before``: earlier than that.
+        noted_after, noted_before: neither moment itself.
     """
     log = audit_log.c
     query = select(audit_log).where(log.tenant_id == tenant_id)
     if action is not None:
         query = query.where(log.action == action)
-    if since is not None:
-        query = query.where(log.at >= since)
-    if before is not None:
-        query = query.where(log.at < before)
+    if noted_after is not None:
+        query = query.where(log.at > noted_after)
+    if noted_before is not None:
+        query = query.where(log.at < noted_before)
     if after is not None:
         query = query.where(log.id < after if descending else log.id > after)
     query = query.order_by(log.id.desc() if descending else log.id).limit(limit)
