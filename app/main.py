@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -29,8 +30,10 @@ from app.api import (
     tickets,
     websocket,
 )
-from app.api.middleware import OnlyFromHere, RefuseLongBody
-from app.api.sockets import HttpProtocol, WebSocketProtocol
+from app.api.edge import Bounds, HttpProtocol
+from app.api.headers import ASSETS, SecurityHeaders, add_docs
+from app.api.middleware import Cors, OnlyFromHere, RefuseLongBody
+from app.api.sockets import WebSocketProtocol
 from app.container import Service, open_service
 from app.errors import UnavailableError
 from app.settings import Settings
@@ -50,13 +53,20 @@ def create_app(service: Service) -> FastAPI:
         version=package.__version__,
         description=_DESCRIPTION,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
-        static_url="/docs-assets",
+        static_url=ASSETS,
     )
+    add_docs(app)
     app.state.service = service
     app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)
     settings = service.settings
-    app.add_middleware(OnlyFromHere, host=settings.host, any_host=settings.allow_open)
+    app.add_middleware(
+        OnlyFromHere,
+        host=settings.host,
+        any_host=settings.allow_open,
+        origins=settings.cors_origins,
+    )
     errors.install(app)
     for routes in (
         agents,
@@ -97,9 +107,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """How uvicorn serves ``app``."""
+    settings: Settings = app.state.service.settings
+    bounds = Bounds(settings.request_timeout_s, settings.max_connections)
     return uvicorn.Config(
-        app,
-        http=HttpProtocol,
+        SecurityHeaders(Cors(app, settings.cors_origins) if settings.cors_origins else app),
+        http=partial(HttpProtocol, bounds=bounds),  # type: ignore[arg-type]
         ws=WebSocketProtocol,
         ws_max_size=64 * 1024,
         # Heartbeats keep connections open. A pong may be late: the client reads what is before.

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from base64 import b64decode
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from app.errors import InvalidInputError
 
 DEMO_MODEL_NAME = "demo"
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 class Settings(BaseSettings):
@@ -107,6 +109,18 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576
+    request_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=3600, description="Time for a request's head to arrive, and for its body."),
+    ] = 20.0
+    max_connections: Annotated[
+        int, Field(ge=1, description="Connections of all clients at a time; see also ulimit -n.")
+    ] = 10_000
+    cors_origins: Annotated[
+        list[str],
+        NoDecode,
+        Field(description="Origins whose web pages may use the API: https://app.example.com"),
+    ] = []
     egress_allow: Annotated[
         list[str],
         NoDecode,
@@ -116,7 +130,7 @@ class Settings(BaseSettings):
         str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
     ] = "info"
 
-    @field_validator("egress_allow", mode="before")
+    @field_validator("egress_allow", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -133,6 +147,17 @@ class Settings(BaseSettings):
         except InvalidInputError as error:
             raise ValueError(error.detail) from None
         return entries
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"'{origin}' is no origin: write it as browsers do, scheme://host or "
+                    "scheme://host:port, in lower case; '*' is not allowed"
+                )
+        return origins
 
     @field_validator("webhook_secret")
     @classmethod

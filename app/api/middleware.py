@@ -1,9 +1,12 @@
 """What happens to a request before any route sees it."""
 
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -45,6 +48,34 @@ class RefuseLongBody:
         return problem_response(413, "body_too_large", detail)
 
 
+class Cors(CORSMiddleware):
+    """Lets web pages of other origins use the API with a key of theirs; the browser asks first,
+    without one."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=("authorization", "idempotency-key", "if-match", "last-event-id"),
+            expose_headers=(
+                "ETag",
+                "Link",
+                "Location",
+                "RateLimit",
+                "RateLimit-Policy",
+                "Retry-After",
+            ),
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        headers = {"Vary": answer.headers["vary"]}
+        return problem_response(400, "cors", bytes(answer.body).decode(), headers=headers)
+
+
 class OnlyFromHere:
     """While there are no keys: refuse what a web page elsewhere makes a browser send.
 
@@ -53,10 +84,14 @@ class OnlyFromHere:
 
     Args:
         any_host: the operator opened the server to a network, whose names it cannot know.
+        origins: whose pages may ask all the same.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, any_host: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str, any_host: bool, origins: Collection[str]
+    ) -> None:
         self.app = app
+        self.origins = origins
         self.hosts = None if any_host else {"localhost", "127.0.0.1", "::1", host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,11 +110,11 @@ class OnlyFromHere:
         host, origin = headers.get("host", ""), headers.get("origin")
         try:
             name = urlsplit(f"//{host}").hostname
-            foreign = origin is not None and urlsplit(origin).netloc != host
+            own = origin is None or urlsplit(origin).netloc == host
         except ValueError:
             return "the Host or Origin header is no address"
         if self.hosts is not None and name not in self.hosts:
             return "without keys this server answers only under this machine's own names"
-        if foreign:
+        if not own and origin not in self.origins:
             return "without keys this server does not answer pages of other origins"
         return None

@@ -1,46 +1,38 @@
-"""uvicorn's connections, with what ASGI lacks, as functions in the scope's extensions.
+"""uvicorn's WebSockets, with what ASGI lacks, as functions in the scope's extensions.
 
 A way to be rid of a client that does not read: a closing handshake waits until it has read all that
 was sent before. And a way to send many frames at once: a system call for each of a thousand
 subscribers costs more than all the rest.
 """
 
-import socket
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
+from websockets.http11 import Response
 
-DROP = "bottega.drop"
-"""Extension of the scope: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+from app.api.edge import DROP, raw_answer
+from app.api.errors import problem_response
+from app.api.headers import for_path
+
 SEND = "bottega.send"
 """Extension of a WebSocket's scope: ``await send(texts)``; texts are UTF-8, a frame each."""
 ABORT_AFTER_S = 5.0
-_KERNEL_BYTES = 128 * 1024
-_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """HTTP, with ``drop()`` in the scope. The kernel keeps little for a client that is slow."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope: Any = cycle.scope
-        scope.setdefault("extensions", {})[DROP] = self.transport.abort
-        super()._start_asgi_task(cycle, app)
+_NO_HANDSHAKE = "bad_handshake", "this cannot be read as the opening of a WebSocket"
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """WebSockets, with ``drop(code, reason)`` and ``send(texts)`` in the scope."""
 
     _pong = b""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn.reject = _refuse  # type: ignore[method-assign]
 
     async def run_asgi(self) -> None:
         extensions: Any = self.scope["extensions"]
@@ -63,7 +55,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # It cannot even be read as a handshake: uvicorn would leave it open without an answer.
-            self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
+            unreadable = problem_response(400, *_NO_HANDSHAKE)
+            self.transport.write(b"".join(self.conn.data_to_send()) or raw_answer(unreadable))
             self.transport.close()
 
     def handle_ping(self) -> None:
@@ -127,3 +120,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:
             super().shutdown()
+
+
+def _refuse(status: int, text: str) -> Response:
+    """As :meth:`ServerProtocol.reject`, but a problem."""
+    code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
+    problem = problem_response(status, code, text.strip())
+    fields = [*problem.headers.items(), *for_path(""), ("Connection", "close")]
+    phrase = HTTPStatus(status).phrase
+    return Response(status, phrase, Headers(fields), bytes(problem.body))

@@ -10,11 +10,11 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from app.api.deps import ServiceDep, Tenant
+from app.api.edge import DROP
 from app.api.errors import problems
 from app.api.pages import PageQuery
 from app.api.schemas.base import Page
 from app.api.schemas.runs import Event as EventAnswer
-from app.api.sockets import DROP
 from app.api.watch import MAX_SEQ, WatchQuery
 from app.container import Service
 from app.events import log

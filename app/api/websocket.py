@@ -12,8 +12,9 @@ from pydantic_core import from_json, to_json
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.utils import ClientDisconnected
 
+from app.api.edge import DROP
 from app.api.errors import field_problem, for_error, problem_response
-from app.api.sockets import DROP, SEND
+from app.api.sockets import SEND
 from app.api.tickets import redeem
 from app.api.watch import WatchQuery
 from app.container import Service

@@ -1,0 +1,228 @@
+"""HTTP connections with bounds: how large a request's head may be, how slow its sender, and how
+many there may be at a time. uvicorn has none of these.
+"""
+
+import socket
+from asyncio import TimerHandle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from app.api.errors import problem_response
+from app.api.headers import for_path
+
+DROP = "bottega.drop"
+"""Extension of the scope: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+MAX_URL_BYTES = 8000
+MAX_FIELDS = 100
+MAX_FIELD_BYTES = 8000
+MAX_HEAD_BYTES = 32 * 1024
+MAX_PIPELINED = 16
+LINGER_S = 1.0
+_KERNEL_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a client may take.
+
+    Attributes:
+        patience_s: time for a request's head to arrive, and again for its body.
+        connections: of all clients, at a time.
+    """
+
+    patience_s: float
+    connections: int
+
+
+class _RefusedError(Exception):
+    """What was read is more than there may be."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """HTTP within bounds, with ``drop()`` in the scope.
+
+    The kernel keeps little for a client that is slow. A request that is refused here is answered if
+    no other answer is under way on the connection, which then closes.
+    """
+
+    _timer: TimerHandle | None = None
+    _refusal: Response | None = None
+    _in_head = False
+    _in_body = False
+    _fields = 0
+    _head_bytes = 0
+    _unfinished = 0
+
+    def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._bounds = bounds
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.connections:
+            detail = "this server has as many connections as it takes: try again in a moment"
+            busy = problem_response(
+                503, "too_many_connections", detail, headers={"Retry-After": "1"}
+            )
+            self._refusal = busy
+            transport.write(raw_answer(busy, self.server_state.default_headers))
+            transport.close()
+            return
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        self._unfinished += len(data)
+        super().data_received(data)
+        if self._unfinished > MAX_HEAD_BYTES:
+            self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
+        elif self._timer is None and not self._answering:
+            self._wait()  # for what follows on the empty lines that there may be between requests
+
+    # What the parser finds. An exception reaches send_400_response.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._fields = self._head_bytes = 0
+        if self._timer is None:
+            self._wait()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            detail = f"the URL is longer than the {MAX_URL_BYTES} bytes that this server takes"
+            self._stop_parsing(problem_response(414, "url_too_long", detail))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name) + len(value)
+        self._fields += 1
+        self._head_bytes += size
+        if self._fields > MAX_FIELDS:
+            self._stop_parsing(_too_large(f"more than {MAX_FIELDS}"))
+        if size > MAX_FIELD_BYTES:
+            self._stop_parsing(_too_large(f"one of more than {MAX_FIELD_BYTES} bytes"))
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._stop_parsing(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            detail = f"more than {MAX_PIPELINED} requests were sent before the first was answered"
+            self._stop_parsing(problem_response(400, "too_many_pipelined", detail))
+        self._unfinished = 0
+        self._in_head, self._in_body = False, True
+        self._stop_waiting()
+        self._wait()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unfinished = 0
+        self._in_body = False
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_waiting()
+        super().handle_websocket_upgrade()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope: Any = cycle.scope
+        scope.setdefault("extensions", {})[DROP] = self.transport.abort
+        super()._start_asgi_task(cycle, app)
+
+    # Refusing
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does when the parser stops, because of itself or of us."""
+        stopped = self._refusal or problem_response(
+            400, "bad_request", "this cannot be read as an HTTP/1.1 request"
+        )
+        self._refusal = None
+        self._refuse(stopped)
+
+    def _stop_parsing(self, why: Response) -> None:
+        self._refusal = why
+        raise _RefusedError
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(self._bounds.patience_s, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if not (self._in_head or self._in_body):  # nothing was asked
+            self.transport.close()
+            return
+        part = "body" if self._in_body else "head"
+        detail = f"the request's {part} did not arrive within {self._bounds.patience_s:g} seconds"
+        self._refuse(problem_response(408, "request_timeout", detail))
+
+    @property
+    def _answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _refuse(self, answer: Response) -> None:
+        """Answer, unless it would be taken for another request's answer, and close."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = answer
+        self._stop_waiting()
+        self._unset_keepalive_if_required()
+        free = not self._answering
+        if self._in_body:  # a request whose head was good, and that may have been answered
+            free = not (free or self.pipeline or self.cycle.response_started)
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not free:
+            self.transport.abort()
+            return
+        self.transport.write(raw_answer(answer, self.server_state.default_headers))
+        # Closed at once, with something unread, it would be reset, and the answer lost.
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def raw_answer(answer: Response, more: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """A response as it goes over the wire, as the last one of its connection."""
+    phrase = HTTPStatus(answer.status_code).phrase
+    fields = [
+        *more,
+        *((name.lower().encode(), value.encode()) for name, value in for_path("")),
+        *answer.raw_headers,
+        (b"connection", b"close"),
+    ]
+    head = b"".join(b"%b: %b\r\n" % field for field in fields)
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (
+        answer.status_code,
+        phrase.encode(),
+        head,
+        bytes(answer.body),
+    )
+
+
+def _too_large(what: str) -> Response:
+    detail = f"the header fields are too large: {what}"
+    return problem_response(431, "headers_too_large", detail)

@@ -1,0 +1,68 @@
+"""What every answer says to browsers, whoever gives it."""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+ASSETS = "/docs-assets"
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Nothing of it is a page: what is shown in a browser anyway may load, run and be framed by
+    # nothing. Answers that are pages bring a policy of their own.
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+def for_path(path: str) -> Iterator[tuple[str, str]]:
+    """The fields of an answer at ``path`` that does not set them itself."""
+    yield from _ALWAYS.items()
+    if path.startswith("/v1/"):
+        yield "Cache-Control", "no-store"
+
+
+class SecurityHeaders:
+    """Around everything, so that no answer goes without."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, value in for_path(scope["path"]):
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive, told)
+
+
+def add_docs(app: FastAPI) -> None:
+    """``/docs``, which may run the scripts that it consists of, and no other."""
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=f"{app.title} - Swagger UI",
+        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{ASSETS}/favicon.png",
+    )
+    html = bytes(page.body).decode()
+    script = html.rpartition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; connect-src 'self'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+    )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})

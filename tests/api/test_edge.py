@@ -1,0 +1,313 @@
+"""The edge: what a connection may carry, how slow it may be, and what every answer says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import ValidationError
+
+from app.api import edge
+from app.settings import Settings
+from tests.service import Running, running
+
+HOST = b"Host: 127.0.0.1\r\n"
+UPGRADE = (
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+)
+SECURITY = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+@pytest.fixture
+async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """A server that waits for nobody."""
+    short = settings.model_copy(update={"request_timeout_s": 0.02})
+    async with running(short, database_url) as server:
+        yield server
+
+
+async def sent(server: Running, *pieces: bytes) -> bytes:
+    """All that the server answers to raw bytes until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def problem(answer: bytes, status: int, code: str) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    fields = [line.partition(": ") for line in head.decode().lower().split("\r\n")[1:]]
+    found = {name: value for name, _, value in fields}
+    assert len(found) == len(fields), fields
+    assert found["content-type"] == "application/problem+json"
+    assert found["connection"] == "close"
+    assert "server" not in found
+    assert SECURITY.items() <= found.items()
+    said = json.loads(body)
+    assert (said["status"], said["code"]) == (status, code)
+    assert said["detail"]
+
+
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE], ids=["http", "websocket"])
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "code"),
+    [
+        (b"/" + b"x" * edge.MAX_URL_BYTES, b"", 414, "url_too_long"),
+        (b"/?q=" + b"x" * 10**6, b"", 414, "url_too_long"),
+        (b"/", b"x: y\r\n" * 101, 431, "headers_too_large"),
+        (b"/", b"x" * 9000 + b": y\r\n", 431, "headers_too_large"),
+        (b"/", b"x: " + b"y" * 9000 + b"\r\n", 431, "headers_too_large"),
+        (b"/", b"x: " + b"y" * 10**6 + b"\r\n", 431, "headers_too_large"),
+        (b"/", (b"x: " + b"y" * 4000 + b"\r\n") * 9, 431, "headers_too_large"),
+        (b"/", b"no colon\r\n", 400, "bad_request"),
+        (b"/\xff\x00", b"", 400, "bad_request"),
+        (b"nothing", b"", 400, "bad_request"),
+    ],
+)
+async def test_a_head_that_is_too_large_or_no_head_is_refused(
+    server_: Running, upgrade: bytes, path: bytes, fields: bytes, status: int, code: str
+) -> None:
+    head = b"GET " + path + b" HTTP/1.1\r\n" + HOST + upgrade + fields + b"\r\n"
+    problem(await sent(server_, head), status, code)
+    assert (await server_.client.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "field", [b"Sec-WebSocket-Key: short\r\n", b"Sec-WebSocket-Version: 12\r\n"]
+)
+async def test_a_handshake_that_is_none_is_refused(server_: Running, field: bytes) -> None:
+    name = field.partition(b":")[0]
+    wrong = b"".join(
+        line for line in UPGRADE.splitlines(keepends=True) if not line.startswith(name)
+    )
+    head = b"GET /v1/runs/x/ws HTTP/1.1\r\n" + HOST
+    problem(await sent(server_, head + wrong + field + b"\r\n"), 400, "bad_handshake")
+    problem(await sent(server_, head + wrong + b"\r\n"), 400, "bad_handshake")
+
+
+async def test_a_head_that_comes_in_pieces_is_read_and_counted_all_the_same(
+    server_: Running,
+) -> None:
+    good = b"GET /healthz HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+    pieces = [good[place : place + 1] for place in range(len(good))]
+    assert (await sent(server_, *pieces)).startswith(b"HTTP/1.1 200 ")
+    endless = [b"GET / HTTP/1.1\r\nx: ", *[b"y" * 1000] * 100]
+    problem(await sent(server_, *endless), 431, "headers_too_large")
+
+
+async def test_trailers_are_bounded_too(server_: Running) -> None:
+    head = b"POST /v1/agents HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+    many = b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n"
+    problem(await sent(server_, head + many), 431, "headers_too_large")
+    long = b"0\r\nx: " + b"y" * 10**6
+    problem(await sent(server_, head + long), 431, "headers_too_large")
+
+
+async def test_more_requests_than_are_answered_are_not_kept(server_: Running) -> None:
+    request = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    answer = await sent(server_, request * 1000)
+    assert answer.count(b"HTTP/1.1 ") <= edge.MAX_PIPELINED
+    pipelined = request * 5 + request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    assert (await sent(server_, pipelined)).count(b"HTTP/1.1 200 ") == 6
+
+
+@pytest.mark.parametrize(
+    ("pieces", "code"),
+    [
+        ([b"GET /heal"], "request_timeout"),
+        ([b"GET /healthz HTTP/1.1\r\n" + HOST], "request_timeout"),
+        (
+            [b"POST /v1/agents HTTP/1.1\r\n" + HOST + b"content-length: 9\r\n\r\n", b"{"],
+            "request_timeout",
+        ),
+        (
+            [b"POST /v1/agents HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n2\r\n{"],
+            "request_timeout",
+        ),
+    ],
+)
+async def test_who_does_not_send_a_request_to_its_end_is_cut(
+    hasty: Running, pieces: list[bytes], code: str
+) -> None:
+    problem(await sent(hasty, *pieces), 408, code)
+    assert (await hasty.client.get("/v1/agents")).json()["items"] == []
+
+
+async def test_who_says_nothing_at_all_is_cut(hasty: Running) -> None:
+    assert await sent(hasty) == b""
+    assert await sent(hasty, b"\r\n") == b""
+
+
+@pytest.mark.parametrize(("then", "answer"), [(b"\r\n", b""), (b"GET /heal", b"HTTP/1.1 408 ")])
+async def test_who_falls_silent_after_an_answer_is_cut(
+    hasty: Running, then: bytes, answer: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+    await reader.readuntil(b'{"status":"ok"}')
+    writer.write(then)
+    said = await reader.read()
+    assert said[:13] == answer
+    writer.close()
+
+
+async def test_a_stream_may_take_longer_than_its_request(
+    hasty: Running,
+) -> None:
+    await hasty.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
+    run = (await hasty.client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()["id"]
+    head = {"accept": "text/event-stream"}
+    async with hasty.client.stream("GET", f"/v1/runs/{run}/events", headers=head) as answer:
+        assert answer.status_code == 200
+        later = await asyncio.gather(*(sent(hasty, b"GET /") for _ in range(3)))
+        assert all(b"408" in one for one in later)  # three times over the time is up
+        await hasty.client.post(f"/v1/runs/{run}/cancel")
+        assert "run.cancelled" in "".join([piece async for piece in answer.aiter_text()])
+
+
+async def test_more_connections_than_there_may_be_are_refused(
+    settings: Settings, database_url: str
+) -> None:
+    few = settings.model_copy(update={"max_connections": 2})
+    async with running(few, database_url) as server:
+        open_ = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+        for reader, writer in open_:
+            writer.write(b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        answer = await sent(server)
+        problem(answer, 503, "too_many_connections")
+        assert b"retry-after: 1" in answer
+        for reader, writer in open_:
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        assert (await server.client.get("/healthz")).status_code == 200
+
+
+def said(answer: httpx2.Response, path: str) -> dict[str, Any]:
+    """The fields that are for browsers, checked to be there once."""
+    names = [name.lower() for name, _ in answer.headers.multi_items()]
+    for name in (*SECURITY, "cache-control"):
+        assert names.count(name) == (name != "cache-control" or path.startswith("/v1/")), name
+    assert "server" not in names
+    assert "x-powered-by" not in names
+    return {name: answer.headers[name] for name in SECURITY}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/healthz", 200),
+        ("GET", "/readyz", 200),
+        ("GET", "/openapi.json", 200),
+        ("GET", "/v1/agents", 200),
+        ("GET", "/v1/agents/nobody", 404),
+        ("GET", "/nowhere", 404),
+        ("PUT", "/v1/runs", 405),
+        ("POST", "/v1/runs", 415),
+    ],
+)
+async def test_every_answer_says_what_browsers_may_do_with_it(
+    client: httpx2.AsyncClient, method: str, path: str, status: int
+) -> None:
+    answer = await client.request(method, path)
+    assert answer.status_code == status
+    assert said(answer, path) == SECURITY
+    assert answer.headers.get("cache-control") == ("no-store" if "/v1/" in path else None)
+
+
+async def test_refusals_before_any_route_say_so_too(client: httpx2.AsyncClient) -> None:
+    foreign = await client.get("/v1/agents", headers={"host": "evil.example"})
+    long = await client.post("/v1/agents", content=b"x" * 2_000_000)
+    assert (foreign.status_code, long.status_code) == (403, 413)
+    assert said(foreign, "/v1/agents") == said(long, "/v1/agents") == SECURITY
+
+
+async def test_an_internal_error_says_so_too_and_nothing_of_itself(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    await server_.service.database.pool.execute("DROP TABLE schedules")
+    answer = await client.get("/v1/schedules")
+    assert answer.status_code == 500
+    assert said(answer, "/v1/schedules") == SECURITY
+    assert "schedules" not in answer.text
+
+
+async def test_the_documentation_runs_its_own_scripts_only(client: httpx2.AsyncClient) -> None:
+    answer = await client.get("/docs")
+    policy = said(answer, "/docs")["content-security-policy"]
+    assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
+    assert "'sha256-" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+PAGE = "https://app.example.com"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,idempotency-key",
+}
+
+
+async def test_pages_of_other_origins_are_not_invited(client: httpx2.AsyncClient) -> None:
+    answer = await client.options("/v1/agents", headers=PREFLIGHT)
+    assert answer.status_code >= 400
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_pages_of_the_origins_that_are_named_are(
+    settings: Settings, database_url: str
+) -> None:
+    open_ = settings.model_copy(update={"cors_origins": [PAGE]})
+    async with running(open_, database_url) as server:
+        client = server.client
+        asked = await client.options("/v1/agents", headers=PREFLIGHT)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == PAGE
+        allowed = asked.headers["access-control-allow-headers"].lower()
+        assert {"authorization", "idempotency-key", "if-match"} <= set(allowed.split(", "))
+        assert SECURITY.items() <= dict(asked.headers).items()
+
+        page = {"origin": PAGE}
+        for path, status in (("/v1/agents", 200), ("/v1/agents/nobody", 404), ("/nowhere", 404)):
+            answer = await client.get(path, headers=page)
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == PAGE
+            assert "retry-after" in answer.headers["access-control-expose-headers"].lower()
+            assert "access-control-allow-credentials" not in answer.headers
+        socket = b"GET /v1/runs/x/ws HTTP/1.1\r\n" + HOST + UPGRADE + b"Origin: %b\r\n\r\n"
+        assert b" 422 " in await sent(server, socket % PAGE.encode())
+        assert b" 403 " in await sent(server, socket % b"https://evil.example")
+
+        for other in ("https://evil.example", "null", "http://app.example.com"):
+            refused = await client.options("/v1/agents", headers=PREFLIGHT | {"origin": other})
+            assert refused.status_code == 400
+            assert refused.headers["content-type"] == "application/problem+json"
+            assert "access-control-allow-origin" not in refused.headers
+            answer = await client.get("/v1/agents", headers={"origin": other})
+            assert answer.status_code == 403
+            assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "app.example.com", "https://app.example.com/", "https://*.example.com"]
+)
+def test_what_is_no_origin_is_no_setting(origin: str) -> None:
+    with pytest.raises(ValidationError, match="is no origin"):
+        Settings(_env_file=None, cors_origins=origin)
+    assert Settings(_env_file=None, cors_origins=f"{PAGE}, http://localhost:3000").cors_origins == [
+        PAGE,
+        "http://localhost:3000",
+    ]
