@@ -32,6 +32,7 @@ from app.api import (
 )
 from app.api.edge import Bounds, HttpProtocol
 from app.api.headers import ASSETS, SecurityHeaders, add_docs
+from app.api.limits import LimitTenants
 from app.api.middleware import Cors, OnlyFromHere, RefuseLongBody
 from app.api.sockets import WebSocketProtocol
 from app.container import Service, open_service
@@ -59,8 +60,10 @@ def create_app(service: Service) -> FastAPI:
     )
     add_docs(app)
     app.state.service = service
-    app.add_middleware(RefuseLongBody, max_bytes=service.settings.max_body_bytes)
     settings = service.settings
+    # What is added later comes first.
+    app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
     app.add_middleware(
         OnlyFromHere,
         host=settings.host,

@@ -116,6 +116,18 @@ class Settings(BaseSettings):
     max_connections: Annotated[
         int, Field(ge=1, description="Connections of all clients at a time; see also ulimit -n.")
     ] = 10_000
+    requests_per_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Requests of a tenant with keys per second, to each API process; "
+            "what two seconds are worth may come at once.",
+        ),
+    ] = 100.0
+    max_streams: Annotated[
+        int,
+        Field(ge=1, description="Streams of a tenant with keys at a time, of each API process."),
+    ] = 1000
     cors_origins: Annotated[
         list[str],
         NoDecode,

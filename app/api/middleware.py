@@ -1,5 +1,6 @@
 """What happens to a request before any route sees it."""
 
+import contextlib
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -9,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
+from uvicorn.protocols.utils import ClientDisconnected
 
 from app.api.errors import problem_response
 
@@ -99,11 +101,7 @@ class OnlyFromHere:
         if reason is None:
             await self.app(scope, receive, send)
             return
-        answer = problem_response(403, "foreign_request", reason)
-        if scope["type"] == "http":
-            await answer(scope, receive, send)
-        else:
-            await WebSocket(scope, receive, send).send_denial_response(answer)
+        await refuse(problem_response(403, "foreign_request", reason), scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
@@ -118,3 +116,12 @@ class OnlyFromHere:
         if not own and origin not in self.origins:
             return "without keys this server does not answer pages of other origins"
         return None
+
+
+async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or, before its upgrade, a WebSocket."""
+    if scope["type"] == "http":
+        await answer(scope, receive, send)
+        return
+    with contextlib.suppress(ClientDisconnected):
+        await WebSocket(scope, receive, send).send_denial_response(answer)

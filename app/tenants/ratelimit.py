@@ -1,0 +1,89 @@
+"""How many requests a tenant may make: the generic cell rate algorithm (GCRA).
+
+One number per tenant says all: the time at which its debt is paid. Each request adds the time that
+it is worth, and is refused if the debt would then be more than the burst.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+_FORGET_BEYOND = 10_000
+_ROUNDING = 0.01  # of a request: sums of floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many per second in the long run, and so many at once."""
+
+    per_s: float
+    burst: int
+
+    @classmethod
+    def of(cls, per_s: float) -> "Rate":
+        """What two seconds are worth may come at once."""
+        return cls(per_s, max(1, math.ceil(2 * per_s)))
+
+    @property
+    def window_s(self) -> float:
+        """After so long without requests the whole burst may come again."""
+        return self.burst / self.per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a request may be made.
+
+    Attributes:
+        paid_at: the state for the next decision.
+        remaining: how many more may be made at once.
+        whole_s: seconds until the whole burst may.
+        retry_after_s: seconds until a request that was refused may be made; 0 if it was not.
+    """
+
+    allowed: bool
+    paid_at: float
+    remaining: int
+    whole_s: float
+    retry_after_s: float
+
+
+def decide(rate: Rate, paid_at: float, now: float) -> Decision:
+    """Decide on one request.
+
+    Args:
+        paid_at: the last decision's; any time that is over if there was none.
+        now: on the same clock, in seconds.
+    """
+    owed = max(0.0, paid_at - now) * rate.per_s
+    room = rate.burst - owed + _ROUNDING
+    allowed = room >= 1
+    if allowed:
+        owed += 1
+        room -= 1
+    return Decision(
+        allowed=allowed,
+        paid_at=now + owed / rate.per_s,
+        remaining=math.floor(room),
+        whole_s=owed / rate.per_s,
+        retry_after_s=0.0 if allowed else (1 + owed - rate.burst) / rate.per_s,
+    )
+
+
+class RateLimits:
+    """The tenants' states, in this process: each process lets a tenant make so many."""
+
+    def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._paid_at: dict[UUID, float] = {}
+
+    def take(self, tenant_id: UUID) -> Decision:
+        """Decide on a request of the tenant's, made now."""
+        now = self._clock()
+        decision = decide(self.rate, self._paid_at.get(tenant_id, now), now)
+        self._paid_at[tenant_id] = decision.paid_at
+        if len(self._paid_at) > _FORGET_BEYOND:
+            self._paid_at = {who: at for who, at in self._paid_at.items() if at > now}
+        return decision

@@ -1,0 +1,66 @@
+"""Requests per second: what is let through at any time is at most the burst and what time added."""
+
+import math
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tenants.ratelimit import Rate, RateLimits, decide
+
+RATES = st.builds(Rate, st.floats(0.01, 10_000), st.integers(1, 1000))
+GAPS = st.lists(st.floats(0, 100), max_size=200)
+A, B = UUID(int=1), UUID(int=2)
+
+
+@given(RATES, st.floats(0, 10**9), GAPS)
+def test_never_more_than_the_burst_and_what_time_has_added(
+    rate: Rate, start: float, gaps: list[float]
+) -> None:
+    now, paid_at, let_through = start, 0.0, []
+    for gap in gaps:
+        now += gap
+        decision = decide(rate, paid_at, now)
+        paid_at = decision.paid_at
+        if decision.allowed:
+            let_through.append(now)
+        assert 0 <= decision.remaining <= rate.burst
+        assert decision.whole_s <= rate.window_s * 1.01 + 0.01 / rate.per_s
+    for first, since in enumerate(let_through):
+        within = [at for at in let_through[first:] if at - since <= rate.window_s]
+        assert len(within) <= 2 * rate.burst + 1
+
+
+@given(RATES, st.floats(0, 10**6))
+def test_a_burst_is_let_through_and_the_next_one_when_it_was_told_to_come(
+    rate: Rate, now: float
+) -> None:
+    paid_at = 0.0
+    for left in reversed(range(rate.burst)):
+        decision = decide(rate, paid_at, now)
+        assert decision.allowed
+        assert decision.remaining == left
+        paid_at = decision.paid_at
+    refused = decide(rate, paid_at, now)
+    assert not refused.allowed
+    assert refused.remaining == 0
+    assert math.isclose(refused.paid_at, paid_at)
+    assert refused.retry_after_s == pytest.approx(1 / rate.per_s, rel=0.01)
+    assert decide(rate, paid_at, now + refused.retry_after_s).allowed
+    assert not decide(rate, paid_at, now + refused.retry_after_s / 2).allowed
+    assert decide(rate, paid_at, now + rate.window_s).remaining == rate.burst - 1
+
+
+def test_tenants_do_not_share_and_are_forgotten_once_they_owe_nothing() -> None:
+    now = 0.0
+    limits = RateLimits(Rate(1, 2), lambda: now)
+    assert [limits.take(A).allowed for _ in range(3)] == [True, True, False]
+    assert limits.take(B).allowed
+    now = 1.0
+    assert limits.take(A).allowed
+    for number in range(10_001):
+        limits.take(UUID(int=number + 10))
+    now = 100.0
+    limits.take(A)
+    assert len(limits._paid_at) <= 1
