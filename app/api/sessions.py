@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.api.deps import Tenant, Transaction
+from app.api.deps import Actor, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import Page
-from app.api.schemas.runs import Session, SessionMemory, SessionName
+from app.api.schemas.runs import Erased, Session, SessionMemory, SessionName
 from app.runs import sessions
+from app.tenants.erase import erase_session
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -54,10 +55,15 @@ async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
 @router.delete(
     "/{session_id}",
     operation_id="delete_session",
-    summary="Delete a session and all it holds",
-    description="Its runs stay. A run that is under way leaves nothing in it any more.",
-    status_code=204,
+    summary="Delete a session, its runs and all that is theirs",
+    description=(
+        "Its memory, and of each of its runs the log, tasks, publications, webhook and stored "
+        "answers. A run that is under way is cut off within a second, and writes nothing any more; "
+        "streams of it end (a WebSocket with 4010). Who names the session again begins it anew."
+    ),
+    response_model=Erased,
     responses=problems(404),
 )
-async def delete(tx: Transaction, tenant: Tenant, session_id: SessionId) -> None:
-    await sessions.forget(tx, tenant, session_id)
+async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, session_id: SessionId) -> Any:
+    removed = await erase_session(service.database, tenant, session_id, actor)
+    return {"id": session_id, "removed": removed}

@@ -48,8 +48,9 @@ class EventQuery(PageQuery, WatchQuery):
     summary="A run's events: a page, or a live stream",
     description=(
         "With `Accept: text/event-stream`: server-sent events, first what there is behind `after` "
-        "(or `Last-Event-ID`), then what comes, until the final event. Otherwise a page. "
-        "`agents`, `types` and `depth` choose; the final event always comes."
+        "(or `Last-Event-ID`), then what comes, until the final event (or until the run is "
+        "deleted). Otherwise a page. `agents`, `types` and `depth` choose; the final event always "
+        "comes."
     ),
     response_model=Page[EventAnswer],
     responses={
@@ -129,7 +130,9 @@ async def _sse(
             else:
                 # An id without data is no event, but moves the place where a client resumes.
                 yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
-        if not subscriber.finished:
+        if subscriber.orphaned:
+            yield b": the run was deleted\r\n\r\n"
+        elif not subscriber.finished:
             yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
 
 

@@ -31,12 +31,13 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 SUBPROTOCOL = "bottega.v1"
 TICKET = "ticket."
 """What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
-FINISHED, STOPPING, BROKEN, SLOW = 1000, 1001, 1011, 4008
+FINISHED, STOPPING, BROKEN, SLOW, DELETED = 1000, 1001, 1011, 4008, 4010
 CLOSES = {
     FINISHED: "the final event was sent",
     STOPPING: "the server stops, come back with the seq in the reason",
     BROKEN: "an error of the server, come back with the seq in the reason",
     SLOW: "the client reads too slowly, it may come back with the seq in the reason",
+    DELETED: "the run was deleted, there is nothing to come back for",
 }
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
 
@@ -159,6 +160,8 @@ class _Sender:
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
+                elif self._subscriber.orphaned:
+                    await self._socket.close(DELETED, "the run was deleted")
                 else:
                     hint = f"server stopping; resume after={self._place}"
                     await self._socket.close(STOPPING, hint)

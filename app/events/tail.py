@@ -29,6 +29,7 @@ _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _RETRY_S = 0.2
 
+LOOK = "SELECT last_seq, ended_at IS NOT NULL AS over FROM runs WHERE tenant_id = $1 AND id = $2"
 # At most a page, and no more than the row that makes it too big.
 _READ = """
 SELECT * FROM (
@@ -74,6 +75,7 @@ class Tail:
     Attributes:
         last: ``seq`` of the newest event read.
         over: that was the final one.
+        gone: the run was deleted, and is forgotten here.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new one, whenever anything here changes.
         news: of the log, and of the text that is put here.
@@ -85,6 +87,7 @@ class Tail:
         # A bit of what was there before, for those who watch a run from its beginning.
         self.last = max(min(after, sight.last_seq), sight.last_seq - _PAGE)
         self.over = sight.over and self.last == sight.last_seq
+        self.gone = False
         self.changed = asyncio.Event()
         self.news = News()
         self.watchers = 0
@@ -124,6 +127,8 @@ class Tail:
 
     async def _read_page(self, after: int) -> list[Frame]:
         rows, _ = await self._rows(after)
+        if not rows:  # and there was something behind it
+            self._forget()
         return [of_row(self._run.run_id, row) for row in rows]
 
     async def _rows(self, after: int) -> tuple[list[Any], bool]:
@@ -157,7 +162,7 @@ class Tail:
                 text, self._text = self._text, []
                 if EVENTS in told or not self.speeches.knows(text):
                     await self._read_log()
-                if self.over or self.closed.is_set():
+                if self.over or self.gone or self.closed.is_set():
                     return
                 if text:
                     await self._hear(text)
@@ -168,12 +173,23 @@ class Tail:
             self._wake()
 
     async def _read_log(self) -> None:
-        more = True
+        more, before = True, self.last
         while more and not self.over:
             rows, more = await self._rows(self.last)
             if rows:
                 self._append(rows)
                 self._wake()
+        if self.last == before and not self.over and not await self._fetch(LOOK):
+            self._forget()
+
+    def _forget(self) -> None:
+        """The run is not there any more, unless nothing was read because this process stops."""
+        if not self.closed.is_set():
+            self.gone = True
+            self._ring.clear()
+            self._text.clear()
+            self.speeches = Speeches(self._run.run_id)
+            self._wake()
 
     def add_text(self, rows: list[Any]) -> None:
         """Live text of the run that was read, in order; to be heard with the next news."""
@@ -227,11 +243,16 @@ class Subscriber:
         """The run is over, and everything of it was handed out."""
         return self._tail.over and self.place >= self._tail.last
 
+    @property
+    def orphaned(self) -> bool:
+        """The run was deleted: nothing will follow, and there is nothing to come back for."""
+        return self._tail.gone
+
     async def next(self) -> list[Frame] | None:
         """What is next; nothing: a sign of life is due; ``None``: no more will come from here."""
         tail = self._tail
         due = monotonic() + self._heartbeat_s
-        while not tail.closed.is_set():
+        while not (tail.closed.is_set() or tail.gone):
             changed = tail.changed
             found = tail.since(self.place)
             if found is None:

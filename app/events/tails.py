@@ -12,13 +12,12 @@ import structlog
 from app.errors import NotFoundError
 from app.events.feed import Feed
 from app.events.log import is_transient
-from app.events.tail import Sight, Tail
+from app.events.tail import LOOK, Sight, Tail
 
 PAUSE_S = 0.05
 _PAUSE_PER_WATCHER_S = 0.0002
 _PIECES = 500
 
-_LOOK = "SELECT last_seq, ended_at IS NOT NULL AS over FROM runs WHERE tenant_id = $1 AND id = $2"
 _READ_TEXT = """
 SELECT t.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS w(tenant_id, run_id, after)
 CROSS JOIN LATERAL (
@@ -50,7 +49,7 @@ class Tails:
         Raises:
             NotFoundError: unknown, or another tenant's.
         """
-        row = await self._pool.fetchrow(_LOOK, tenant_id, run_id)
+        row = await self._pool.fetchrow(LOOK, tenant_id, run_id)
         if row is None:
             raise NotFoundError(f"there is no run {run_id}")
         return Sight(tenant_id, run_id, row["last_seq"], row["over"])

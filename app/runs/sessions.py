@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, delete, select
+from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import session_memory, sessions
@@ -42,18 +42,3 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
         .order_by(session_memory.c.agent)
     )
     return {**row, "memory": list((await connection.execute(memory)).mappings())}
-
-
-async def forget(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> None:
-    """Delete a session and all it holds; its runs stay.
-
-    Raises:
-        NotFoundError: unknown, or another tenant's.
-    """
-    deleted = await connection.scalar(
-        delete(sessions)
-        .where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-        .returning(sessions.c.id)
-    )
-    if deleted is None:
-        raise NotFoundError(f"there is no session '{session_id}'")

@@ -85,20 +85,3 @@ async def test_a_failed_run_leaves_what_it_published(bottega: Running, model: Fa
     model.decide = says(b=http_error(400))
     assert (await dag(bottega, "g", "s"))["status"] == "failed"
     assert await memory(bottega, "s") == {"a": (1, "a's answer")}
-
-
-async def test_a_deleted_session_stays_deleted_under_a_run(
-    bottega: Running, model: FakeModel
-) -> None:
-    await define_graph(bottega.client, "g", ("a", "b"))
-    gate = asyncio.Event()
-    model.decide = says(b=gated(gate, text("b")))
-    running = asyncio.ensure_future(dag(bottega, "g", "s"))
-    await model.received(2)
-    assert (await bottega.client.delete("/v1/sessions/s")).status_code == 204
-    gate.set()
-    assert (await running)["status"] == "completed"
-    assert (await bottega.client.get("/v1/sessions/s")).status_code == 404
-    assert (await bottega.client.delete("/v1/sessions/s")).status_code == 404
-    held = await bottega.service.database.pool.fetchval("SELECT count(*) FROM session_memory")
-    assert held == 0

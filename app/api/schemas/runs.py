@@ -344,6 +344,19 @@ class SessionMemory(Session):
     memory: list[SessionItem]
 
 
+class Erased(Answer):
+    """What was removed, for good."""
+
+    id: str
+    removed: Annotated[
+        dict[str, int],
+        Field(
+            description="How many rows, by table.",
+            examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_events": 31}],
+        ),
+    ]
+
+
 class RunGraph(Answer):
     """The run's own copy of its graph."""
 

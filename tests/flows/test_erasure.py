@@ -1,0 +1,201 @@
+"""Deleting a session removes everything of it, while others keep all that is theirs."""
+
+import asyncio
+import contextlib
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+import pytest
+import websockets
+from pydantic_core import from_json
+from structlog.testing import capture_logs
+
+from app.tenants import erase
+from tests.fake_model import FakeModel, calls, gated, gated_within, text
+from tests.flows.test_dag import says
+from tests.service import Running, watch
+from tests.team import define, define_graph, start
+
+
+async def every_row(url: str) -> dict[str, list[str]]:
+    """Every row of every table, the queue's too, as text."""
+    owner = await asyncpg.connect(url)
+    tables = await owner.fetch(
+        "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables"
+        " WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+    )
+    found = {
+        table["name"]: [
+            row[0] for row in await owner.fetch(f"SELECT t::text FROM {table['name']} t")
+        ]
+        for table in tables
+    }
+    await owner.close()
+    return found
+
+
+async def holding(url: str, *words: str) -> dict[str, int]:
+    """How many rows of each table hold one of the words; but the audit log may name what it was."""
+    return {
+        table: count
+        for table, rows in (await every_row(url)).items()
+        if (count := sum(any(word in row for word in words) for row in rows))
+        and table != "public.audit_log"
+    }
+
+
+async def finished(client: httpx2.AsyncClient, **body: Any) -> dict[str, Any]:
+    answer = await client.post(
+        "/v1/runs?wait=30",
+        json={"mode": "dag", "graph": "g", "input": "secret question", **body},
+        headers={"idempotency-key": f"key-{body}".replace(" ", "")},
+    )
+    assert answer.json()["status"] == "completed", answer.text
+    run: dict[str, Any] = answer.json()
+    return run
+
+
+async def test_a_session_goes_with_all_that_is_its_own(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says(a=text("secret answer"))
+    gone = [await finished(bottega.client, session_id="s", priority=n) for n in (1, 2)]
+    retry = await bottega.client.post(
+        f"/v1/runs/{gone[0]['id']}/retry",
+        json={"from": "last_step"},
+        headers={"idempotency-key": "again"},
+    )
+    again = retry.json()["id"]
+    assert (await watch(bottega.port, again))[-1]["type"] == "run.completed"
+    model.decide = says(a=text("another answer"))
+    kept = await finished(bottega.client, session_id="other", input="another question")
+    alone = await finished(bottega.client, session_id=None, input="another question")
+    ids = [run["id"] for run in gone] + [again]
+    for run_id in (ids[0], kept["id"]):
+        await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
+    before = await every_row(database_url)
+    others = await holding(database_url, kept["id"], alone["id"])
+
+    answer = await bottega.client.delete("/v1/sessions/s")
+    assert answer.status_code == 200
+    removed = answer.json()["removed"]
+    after = await every_row(database_url)
+    assert removed == {
+        table.removeprefix("public."): lost
+        for table, rows in before.items()
+        if (lost := len(rows) - len(after[table])) > 0
+    }
+    assert removed["runs"] == 3
+    assert removed["sessions"] == removed["ws_tickets"] == 1
+    assert removed["session_memory"] == 2
+    assert removed["idempotency_keys"] == 3
+    assert await holding(database_url, *ids, "secret", '"s"') == {}
+    assert await holding(database_url, kept["id"], alone["id"]) == others
+
+    for path in ("/v1/sessions/s", *(f"/v1/runs/{run_id}" for run_id in ids)):
+        assert (await bottega.client.get(path)).status_code == 404
+    assert (await bottega.client.delete("/v1/sessions/s")).status_code == 404
+    (entry,) = (await bottega.client.get("/v1/audit")).json()["items"]
+    assert (entry["action"], entry["target"]) == ("session.delete", "s")
+    assert entry["details"] == {"removed": removed}
+
+
+async def test_it_begins_anew_when_it_is_named_again(bottega: Running, model: FakeModel) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says(a=text("old"))
+    first = await finished(bottega.client, session_id="s")
+    await bottega.client.delete("/v1/sessions/s")
+    model.decide = says(a=text("new"))
+    again = await finished(bottega.client, session_id="s")  # with the same Idempotency-Key
+    assert again["id"] != first["id"]
+    memory = (await bottega.client.get("/v1/sessions/s")).json()["memory"]
+    assert [(item["agent"], item["version"]) for item in memory] == [("a", 1), ("b", 1)]
+    assert "old" not in str(model.requests[-2:])
+
+
+async def test_many_runs_go_page_by_page(
+    bottega: Running, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erase, "RUNS_AT_ONCE", 2)
+    await define(bottega.client)
+    for _ in range(5):
+        await start(bottega.client, session_id="s")
+    answer = await bottega.client.delete("/v1/sessions/s")
+    assert answer.json()["removed"]["runs"] == 5
+    entries = (await bottega.client.get("/v1/audit")).json()["items"]
+    assert [entry["details"]["removed"].get("runs") for entry in entries] == [2, 2, 1]
+    assert await holding(database_url, '"s"') == {}
+
+
+async def closing(port: int, run_id: str) -> tuple[list[dict[str, Any]], int | None]:
+    """What a WebSocket shows of a run until it is closed, and the code."""
+    frames = []
+    async with websockets.connect(f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws") as socket:
+        with contextlib.suppress(websockets.ConnectionClosedError):
+            async for message in socket:
+                frames.append(from_json(message))
+    return frames, socket.close_code
+
+
+async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    await define(bottega.client)
+    model.script(
+        calls(("requirements", {"query": "x"})),
+        gated_within(asyncio.Event(), text("secret text"), events=4),
+        gated(asyncio.Event(), text("never")),
+    )
+    run_id = await start(bottega.client, session_id="s")
+    await model.received(2)
+    path = f"/v1/runs/{run_id}/events"
+    watching = asyncio.ensure_future(closing(bottega.port, run_id))
+    waiting = asyncio.ensure_future(
+        bottega.client.post(
+            "/v1/runs?wait=30",
+            json={"agent": "coordinator", "graph": "software", "input": "x", "session_id": "s"},
+        )
+    )
+    headers = {"accept": "text/event-stream"}
+    async with bottega.client.stream("GET", path, headers=headers) as stream:
+        lines = stream.aiter_lines()
+        while "llm.started" not in await anext(lines):
+            pass
+        while len(bottega.service.tails.watched()) < 1 or len(model.requests) < 3:
+            await asyncio.sleep(0)
+        assert (await bottega.client.delete("/v1/sessions/s")).status_code == 200
+        rest = [line async for line in lines]
+    assert ": the run was deleted" in rest
+    frames, code = await watching
+    assert code == 4010
+    assert not any(frame["type"].startswith("run.c") for frame in frames)
+    await model.disconnected(2)
+    assert (await waiting).status_code == 404
+    while await holding(database_url, run_id, "secret"):
+        pass
+    assert (await bottega.client.get(path, headers=headers)).status_code == 404
+
+
+async def test_a_worker_that_hears_of_nothing_writes_nothing(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    gate = asyncio.Event()
+    model.decide = says(a=gated(gate, text("secret")))
+    body = {"mode": "dag", "graph": "g", "input": "x", "session_id": "s"}
+    run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    await model.received(1)
+    owner = await asyncpg.connect(database_url)
+    for table, column in (("run_events", "run_id"), ("tasks", "run_id"), ("runs", "id")):
+        await owner.execute(f"DELETE FROM {table} WHERE {column} = $1", UUID(run_id))
+    await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+    await owner.close()
+    with capture_logs() as logs:
+        gate.set()
+        while not any(entry["event"] == "run.fenced" for entry in logs):
+            await asyncio.sleep(0)
+    assert await holding(database_url, run_id, "secret") == {}
+    assert len(model.requests) == 1
