@@ -57,7 +57,7 @@ async def open_service(
     Raises:
         UnavailableError: the database is out of reach, or not migrated to this version.
     """
-    async with open_database(url) as database:
+    async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
         feed = Feed(database.connect)
         service = Service(settings, database, feed, Tails(database.pool, feed), working=worker)

@@ -106,6 +106,18 @@ class Settings(BaseSettings):
         float,
         Field(gt=0, le=300, description="Who reads nothing of a stream for so long is dropped."),
     ] = 10.0
+    concurrent_runs: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="Runs of a tenant under way at a time; others wait."),
+    ] = 100
+    queued_runs: Annotated[
+        int,
+        Field(ge=1, le=1_000_000, description="Runs of a tenant that may wait beyond those."),
+    ] = 10_000
+    tokens_per_day: Annotated[
+        int | None,
+        Field(ge=1, description="Tokens of a tenant's runs per day (UTC). Unset: no limit."),
+    ] = None
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576
@@ -200,6 +212,15 @@ class Settings(BaseSettings):
                 "behind a network you trust"
             )
         return self
+
+    @property
+    def run_limits(self) -> dict[str, int | None]:
+        """What the database keeps each tenant's runs to."""
+        return {
+            "concurrent_runs": self.concurrent_runs,
+            "queued_runs": self.queued_runs,
+            "tokens_per_day": self.tokens_per_day,
+        }
 
     @property
     def uses_demo_model(self) -> bool:

@@ -39,7 +39,7 @@ async def main() -> None:
     target = normalise_url(url)
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: connect(target, longest_s=None),
+        async_creator=lambda: connect(target, role=None, longest_s=None),
         poolclass=NullPool,
     )
     async with engine.begin() as connection:

@@ -64,6 +64,13 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
+async def owner(database_url: str) -> AsyncIterator[asyncpg.Pool]:
+    """The database as its owner sees it, whom no policy binds."""
+    async with asyncpg.create_pool(database_url, min_size=0) as pool:
+        yield pool
+
+
+@pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings that no environment and no .env file has touched."""
     for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):

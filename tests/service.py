@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import asyncpg
 import httpx2
 import uvicorn
 import websockets
@@ -19,9 +20,14 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running server and a client of it."""
+    """A running server and a client of it.
+
+    Attributes:
+        owner: of its database, whom no policy binds: to look behind the scenes, and meddle.
+    """
 
     service: Service
+    owner: asyncpg.Pool
     client: httpx2.AsyncClient
     port: int
 
@@ -65,10 +71,11 @@ async def running(settings: Settings, url: str, *, worker: bool = False) -> Asyn
         serving = asyncio.ensure_future(server.main_loop())
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            async with httpx2.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", timeout=30
-            ) as client:
-                yield Running(service, client, port)
+            async with (
+                asyncpg.create_pool(url, min_size=0) as owner,
+                httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+            ):
+                yield Running(service, owner, client, port)
         finally:
             service.feed.close()
             server.should_exit = True

@@ -37,8 +37,8 @@ Actor = Annotated[str, Depends(_actor)]
 """Who asks, for the audit log."""
 
 
-async def _transaction(service: ServiceDep) -> AsyncIterator[AsyncConnection]:
-    async with service.database.engine.begin() as connection:
+async def _transaction(service: ServiceDep, tenant: Tenant) -> AsyncIterator[AsyncConnection]:
+    async with service.database.begin(tenant) as connection:
         yield connection
 
 

@@ -110,7 +110,7 @@ async def drawing(
         UUID | None, Query(description="Draw it as this run has it: who has published what.")
     ] = None,
 ) -> Response:
-    async with service.database.engine.begin() as tx:
+    async with service.database.begin(tenant) as tx:
         if run_id is None:
             graph = to_graph((await store.get(tx, GRAPHS, tenant, name)).content)
         else:

@@ -1,6 +1,7 @@
 """``Idempotency-Key``: a request that is sent again creates nothing again.
 
 The answer is stored in the transaction that creates, so there are both or neither, whatever dies.
+The sweep deletes what is old.
 """
 
 import json
@@ -13,7 +14,7 @@ from uuid import UUID
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from pydantic_core import from_json
-from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,7 +23,6 @@ from app.db.tables import idempotency_keys
 from app.errors import ConflictError, InvalidInputError
 
 KEPT = timedelta(hours=24)
-_FORGET_AT_ONCE = 20  # more than are stored at once, so that what is old gets less
 
 _keys = idempotency_keys.c
 
@@ -96,16 +96,6 @@ class Once:
             insert(idempotency_keys)
             .values(tenant_id=self._tenant_id, key=self._key, **row)
             .on_conflict_do_update(index_elements=[_keys.tenant_id, _keys.key], set_=row)
-        )
-        old = (
-            select(_keys.tenant_id, _keys.key)
-            .where(_keys.created_at < func.now() - KEPT)
-            .order_by(_keys.created_at)
-            .limit(_FORGET_AT_ONCE)
-            .with_for_update(skip_locked=True)
-        )
-        await tx.execute(
-            delete(idempotency_keys).where(tuple_(_keys.tenant_id, _keys.key).in_(old))
         )
 
 

@@ -11,6 +11,7 @@ from app.api.idempotency import OnceDep
 from app.api.schemas.runs import Retry, Run, StoppedTasks
 from app.clock import monotonic
 from app.container import Service
+from app.db.engine import acting_as
 from app.runs import read
 from app.runs.control import request_cancel, request_task_cancel
 from app.runs.retry import retry as repeat
@@ -38,7 +39,7 @@ async def cancel(
 ) -> Any:
     if await request_cancel(service.database, tenant, run_id, actor):
         response.status_code = 200
-    async with service.database.engine.begin() as tx:
+    async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 
 
@@ -85,13 +86,14 @@ def _told(task: UUID, was_over: bool, stopping: set[UUID]) -> str:
 
 
 async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) -> set[UUID]:
-    rows = await service.database.pool.fetch(
-        "SELECT id FROM tasks WHERE tenant_id = $1 AND run_id = $2 AND id = ANY($3)"
-        " AND status NOT IN ('queued', 'running', 'streaming')",
-        tenant,
-        run_id,
-        list(tasks),
-    )
+    async with acting_as(service.database.pool, tenant) as connection:
+        rows = await connection.fetch(
+            "SELECT id FROM tasks WHERE tenant_id = $1 AND run_id = $2 AND id = ANY($3)"
+            " AND status NOT IN ('queued', 'running', 'streaming')",
+            tenant,
+            run_id,
+            list(tasks),
+        )
     return {row["id"] for row in rows}
 
 
@@ -117,7 +119,7 @@ async def retry(
     once: OnceDep,
 ) -> Any:
     from_last_step = body.from_ == "last_step"
-    async with service.database.engine.begin() as tx:
+    async with service.database.begin(tenant) as tx:
 
         async def accept() -> dict[str, Any]:
             pool = service.database.pool

@@ -133,7 +133,7 @@ async def create(
         timeout_s=service.settings.run_timeout_s,
         queue_timeout_s=service.settings.queue_timeout_s,
     )
-    async with service.database.engine.begin() as tx:
+    async with service.database.begin(tenant) as tx:
 
         async def accept() -> dict[str, Any]:
             run = await submitting.submit(tx, tenant, new)
@@ -153,7 +153,7 @@ async def create(
         if not is_transient(error):
             raise
         return run  # it is accepted; that it cannot be watched now is no reason to refuse it
-    async with service.database.engine.begin() as tx:
+    async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 
 

@@ -13,24 +13,17 @@ from pydantic import ConfigDict, Field
 from app.api.deps import ServiceDep, Tenant
 from app.api.errors import problems
 from app.api.schemas.base import Answer, Body
+from app.db.engine import acting_as
 
 router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
 
 VALID_S = 30.0
 
-# Whoever asks for a ticket clears some away that nobody can use any more.
 _ISSUE = """
-WITH expired AS (
-    DELETE FROM ws_tickets WHERE ticket_hash IN (
-        SELECT ticket_hash FROM ws_tickets WHERE expires_at < now()
-        ORDER BY expires_at LIMIT 100 FOR UPDATE SKIP LOCKED))
 INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at)
 VALUES ($1, $2, $3, now() + make_interval(secs => $4)) RETURNING expires_at
 """
-_REDEEM = """
-DELETE FROM ws_tickets WHERE ticket_hash = $1
-RETURNING tenant_id, expires_at > now() AND coalesce(run_id = $2, true) AS valid
-"""
+_REDEEM = "SELECT redeem_ticket($1, $2)"
 
 
 class NewTicket(Body):
@@ -69,16 +62,15 @@ async def create(service: ServiceDep, tenant: Tenant, body: NewTicket) -> Any:
     if body.run_id is not None:
         await service.tails.look(tenant, body.run_id)
     ticket = secrets.token_urlsafe(32)
-    expires_at = await service.database.pool.fetchval(
-        _ISSUE, tenant, _hash(ticket), body.run_id, VALID_S
-    )
+    async with acting_as(service.database.pool, tenant) as connection:
+        expires_at = await connection.fetchval(_ISSUE, tenant, _hash(ticket), body.run_id, VALID_S)
     return Ticket(ticket=ticket, expires_at=expires_at)
 
 
 async def redeem(pool: asyncpg.Pool, ticket: str, run_id: UUID) -> UUID | None:
     """Use a ticket up, good or not; answers with its tenant if it was good for the run."""
-    row = await pool.fetchrow(_REDEEM, _hash(ticket), run_id)
-    return row["tenant_id"] if row is not None and row["valid"] else None
+    tenant: UUID | None = await pool.fetchval(_REDEEM, _hash(ticket), run_id)
+    return tenant
 
 
 def _hash(ticket: str) -> bytes:

@@ -6,7 +6,7 @@ the log). Both connect the same way.
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,11 @@ from app.errors import InvalidInputError, UnavailableError
 
 _LONGEST_STATEMENT_S = 30.0
 """Ours are small: one that takes longer hangs on a connection that is half dead."""
+
+APP_ROLE = "bottega_app"
+"""Owns nothing, and sees the rows of the tenant that a transaction names."""
+SYSTEM_ROLE = "bottega_system"
+"""Sees all tenants; for the operator's commands."""
 
 _ACT_AS = text("SELECT set_config('bottega.tenant', :tenant, true)")
 
@@ -61,11 +66,13 @@ class Database:
 
     Attributes:
         url: what to connect to; may hold a password, so it is never logged.
+        limits: what connections tell the database: names and values of what it keeps to.
         engine: for requests.
         pool: for single statements.
     """
 
     url: str
+    limits: Mapping[str, int | None]
     engine: AsyncEngine
     pool: asyncpg.Pool
 
@@ -78,7 +85,7 @@ class Database:
 
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, for listening or for the queue. The caller closes it."""
-        return await connect(self.url)
+        return await connect(self.url, limits=self.limits)
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
@@ -95,16 +102,34 @@ async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncp
 
 
 async def connect(
-    url: str, *, longest_s: float | None = _LONGEST_STATEMENT_S
+    url: str,
+    *,
+    role: str | None = APP_ROLE,
+    longest_s: float | None = _LONGEST_STATEMENT_S,
+    limits: Mapping[str, int | None] | None = None,
 ) -> asyncpg.Connection:
     """One connection, whose statements take at most ``longest_s`` seconds.
+
+    Args:
+        role: to act as from the start; ``None`` is the login itself.
+        limits: see :class:`Database`.
 
     See :func:`open_database` for the errors.
     """
     try:
         return await asyncpg.connect(
-            url, command_timeout=longest_s, server_settings={"application_name": "bottega"}
+            url, command_timeout=longest_s, server_settings=_session(role, limits or {})
         )
+    except asyncpg.InvalidParameterValueError:
+        raise UnavailableError(
+            f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
+        ) from None
+    except asyncpg.InsufficientPrivilegeError:
+        raise UnavailableError(
+            f"this login may not act as the role {role}: give it to the login in DATABASE_URL "
+            f"(GRANT {role} TO …), or use the login that migrated the database",
+            code="database_unavailable",
+        ) from None
     except (ValueError, asyncpg.InterfaceError) as error:
         raise InvalidInputError(
             f"DATABASE_URL is not understood ({type(error).__name__}): check its port and options"
@@ -114,6 +139,16 @@ async def connect(
             f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
             code="database_unavailable",
         ) from error
+
+
+def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
+    """What a connection sets from its start on, without a round trip."""
+    set_ = {"application_name": "bottega"}
+    if role is not None:
+        set_["role"] = role
+    return set_ | {
+        f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()
+    }
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
@@ -127,16 +162,20 @@ def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
 
 
 @asynccontextmanager
-async def open_database(url: str, *, pool_size: int = 10) -> AsyncIterator[Database]:
-    """Open both doors, and close them at the end.
+async def open_database(
+    url: str, *, pool_size: int = 10, limits: Mapping[str, int | None] | None = None
+) -> AsyncIterator[Database]:
+    """Open both doors, and close them at the end. All who come through act as the role that is
+    bound by the policies, whatever the login may do.
 
     Raises:
         UnavailableError: the server cannot be reached.
     """
     url = normalise_url(url)
+    limits = limits or {}
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: connect(url),
+        async_creator=lambda: connect(url, limits=limits),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=10,
@@ -144,15 +183,15 @@ async def open_database(url: str, *, pool_size: int = 10) -> AsyncIterator[Datab
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
     try:
         # Opened by hand first: a pool's own error would not say what to mend.
-        await (await connect(url)).close()
+        await (await connect(url, limits=limits)).close()
         async with asyncpg.create_pool(
             url,
             min_size=1,
             max_size=pool_size,
             command_timeout=_LONGEST_STATEMENT_S,
             reset=_keep_state,
-            server_settings={"application_name": "bottega"},
+            server_settings=_session(APP_ROLE, limits),
         ) as pool:
-            yield Database(url, engine, pool)
+            yield Database(url, limits, engine, pool)
     finally:
         await engine.dispose()

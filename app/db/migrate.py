@@ -58,14 +58,14 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
     """The database's revision, or ``None`` if it was never migrated."""
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
-    except asyncpg.UndefinedTableError:
-        return None
+    except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
+        return None  # what an older version made, the application's role may not even look at
     return revision
 
 
 async def is_current(url: str) -> bool:
     """Whether the database at ``url`` needs no migration."""
-    connection = await connect(normalise_url(url))
+    connection = await connect(normalise_url(url), role=None)
     try:
         return await current_revision(connection) == HEAD
     finally:

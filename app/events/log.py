@@ -9,6 +9,7 @@ import sqlalchemy.exc
 import stamina
 from pydantic_core import from_json, to_json
 
+from app.db.engine import acting_as
 from app.errors import FencedError, UnavailableError
 from app.events.frames import Filter
 from app.events.types import FINAL_EVENT_TYPES, Event
@@ -40,7 +41,9 @@ async def read(
     pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, after: int = 0, limit: int = 500
 ) -> list[Event]:
     """Up to ``limit`` events with a ``seq`` above ``after``, in order."""
-    return _events(run_id, await pool.fetch(_READ, tenant_id, run_id, after, limit))
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_READ, tenant_id, run_id, after, limit)
+    return _events(run_id, rows)
 
 
 async def page(
@@ -59,18 +62,19 @@ async def page(
     Args:
         descending: the newest first.
     """
-    rows = await pool.fetch(
-        _PAGE.format(order="DESC" if descending else "ASC"),
-        tenant_id,
-        run_id,
-        after,
-        before,
-        list(FINAL_EVENT_TYPES),
-        None if only.types is None else list(only.types),
-        None if only.agents is None else list(only.agents),
-        only.depth,
-        limit,
-    )
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(
+            _PAGE.format(order="DESC" if descending else "ASC"),
+            tenant_id,
+            run_id,
+            after,
+            before,
+            list(FINAL_EVENT_TYPES),
+            None if only.types is None else list(only.types),
+            None if only.agents is None else list(only.agents),
+            only.depth,
+            limit,
+        )
     return _events(run_id, rows)
 
 

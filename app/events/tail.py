@@ -29,29 +29,9 @@ _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _RETRY_S = 0.2
 
-LOOK = "SELECT last_seq, ended_at IS NOT NULL AS over FROM runs WHERE tenant_id = $1 AND id = $2"
-# At most a page, and no more than the row that makes it too big.
-_READ = """
-SELECT * FROM (
-    SELECT *, sum(octet_length(data)) OVER (
-        ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-    FROM (
-        SELECT seq, type, at, task_id, parent_task_id, agent, depth, data::text AS data
-        FROM run_events WHERE tenant_id = $1 AND run_id = $2 AND seq > $3
-        ORDER BY seq LIMIT $4) AS newer) AS page
-WHERE before IS NULL OR before < $5
-ORDER BY seq
-"""
-# Of each task the newest event that begins or ends a model call.
-_READ_CALLS = """
-SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
-FROM run_events e
-WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq <= $3 AND NOT e.data ? 'retry_in_ms'
-  AND e.type IN ('llm.started', 'llm.completed', 'llm.failed', 'agent.completed', 'agent.failed')
-  AND e.seq > coalesce((SELECT max(r.seq) FROM run_events r WHERE r.tenant_id = $1
-                        AND r.run_id = $2 AND r.seq <= $3 AND r.type = 'run.resumed'), 0)
-ORDER BY e.task_id, e.seq DESC
-"""
+LOOK = "SELECT last_seq, over FROM look_at_run($1, $2)"
+_READ = "SELECT * FROM read_log($1, $2, $3, $4, $5)"
+_READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)

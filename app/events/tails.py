@@ -18,14 +18,7 @@ PAUSE_S = 0.05
 _PAUSE_PER_WATCHER_S = 0.0002
 _PIECES = 500
 
-_READ_TEXT = """
-SELECT t.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS w(tenant_id, run_id, after)
-CROSS JOIN LATERAL (
-    SELECT l.run_id, l.tenant_id, l.id, l.task_id, l.call, l.attempt, l.at, l.text,
-           clock_timestamp() AS now
-    FROM live_text l WHERE l.tenant_id = w.tenant_id AND l.run_id = w.run_id AND l.id > w.after
-    ORDER BY l.id LIMIT $4) AS t
-"""
+_READ_TEXT = "SELECT * FROM read_live_text($1, $2, $3, $4)"
 
 log = structlog.get_logger(__name__)
 

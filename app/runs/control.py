@@ -15,16 +15,7 @@ from app.tenants import audit
 
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
-_WISHES = """
-SELECT r.id AS run_id, NULL::uuid AS task_id
-FROM unnest($1::uuid[], $2::uuid[]) AS mine(tenant_id, id) JOIN runs r USING (tenant_id, id)
-WHERE r.cancel_requested_at IS NOT NULL
-UNION ALL
-SELECT t.run_id, t.id
-FROM unnest($1::uuid[], $2::uuid[]) AS mine(tenant_id, run_id)
-JOIN tasks t USING (tenant_id, run_id)
-WHERE t.cancel_requested_at IS NOT NULL AND t.status IN ('queued', 'running', 'streaming')
-"""
+_WISHES = "SELECT run_id, task_id FROM cancel_wishes($1, $2)"
 
 
 _CANCEL = text("SELECT cancel_run(:tenant, :run)")

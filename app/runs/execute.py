@@ -15,6 +15,7 @@ from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import EventType, RunStatus
+from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
 from app.runs.fold import Fold, fold
@@ -133,7 +134,7 @@ class Executor:
             journal,
             task_root=UUID(claim["task_root"]),
             in_session=claim["session_id"] is not None,
-            token_budget=claim["token_budget"],
+            budget=Budget(claim["token_budget"], claim["tokens_left"]),
             cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
             live_text=self.live_text,
         )

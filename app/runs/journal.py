@@ -57,6 +57,7 @@ class Journal:
 
     Attributes:
         folded: what earlier attempts did; set before the run goes on.
+        tokens: that the run paid for, in all its attempts.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Journal:
         self.run_id = run_id
         self.attempt = attempt
         self.folded = Fold()
+        self.tokens = 0
         self._pool = pool
         self.tenant_id = tenant_id
         self._wake = wake
@@ -237,5 +239,6 @@ class Journal:
                 "stop_reason": end.stop_reason,
                 "error": end.error,
                 "usage": usage,
+                "tokens": self.tokens,
             }
         )

@@ -19,19 +19,7 @@ from app.events.feed import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
 
-_RENEW = """
-WITH held AS (
-    UPDATE runs r SET leased_until = clock_timestamp() + make_interval(secs => $4)
-    FROM unnest($1::uuid[], $2::uuid[], $3::integer[]) AS mine(tenant_id, id, attempt)
-    WHERE r.tenant_id = mine.tenant_id AND r.id = mine.id AND r.attempt = mine.attempt
-      AND r.status = 'running'
-    RETURNING r.id
-), beat AS (
-    UPDATE pgqueuer.pgqueuer SET heartbeat = now()
-    FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
-)
-SELECT id FROM held
-"""
+_RENEW = "SELECT id FROM renew_leases($1, $2, $3, $4) AS id"
 
 
 class Held(NamedTuple):

@@ -25,19 +25,8 @@ KEEP_S = 1.0
 MAX_CHARACTERS = 200_000
 """Of one call; what comes behind is not shown before its end."""
 
-_INSERT = """
-INSERT INTO live_text
-    (tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::integer[],
-                     $7::integer[], $8::integer[], $9::text[])
-"""
-_DELETE = """
-DELETE FROM live_text AS l
-USING unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::integer[], $5::integer[])
-    AS d(tenant_id, run_id, task_id, call, attempt)
-WHERE l.tenant_id = d.tenant_id AND l.run_id = d.run_id
-  AND l.task_id IS NOT DISTINCT FROM d.task_id AND l.call = d.call AND l.attempt = d.attempt
-"""
+_WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5)"
 
 log = structlog.get_logger(__name__)
 
@@ -156,7 +145,7 @@ class LiveText:
             for speech, at, text in said
         ]
         try:
-            await self._pool.execute(_INSERT, *map(list, zip(*rows, strict=True)))
+            await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
         except Exception:
             for speech, at, text in said:
                 speech.give_back(at, text)
@@ -180,6 +169,6 @@ class LiveText:
             )
             for speech in gone
         ]
-        await self._pool.execute(_DELETE, *map(list, zip(*rows, strict=True)))
+        await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
         for _ in gone:
             self._ended.popleft()

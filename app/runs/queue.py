@@ -31,29 +31,11 @@ ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"
 _BATCH = 10
 _ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
-_KEPT_LOG = "1 hour"
 
 log = structlog.get_logger(__name__)
 
 Execute = Callable[[UUID, UUID], Awaitable[None]]
 """Executes one run, given its tenant and its id."""
-
-_REQUEUE = """
-SELECT enqueue_run(r.tenant_id, r.id, r.priority) FROM runs r
-WHERE r.ended_at IS NULL AND (r.status = 'queued' OR r.leased_until < now())
-  AND NOT EXISTS (
-    SELECT FROM pgqueuer.pgqueuer q
-    WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
-LIMIT 1000
-"""
-
-# What a worker that died left of the models' text; a page of it.
-_LEFTOVERS = """
-DELETE FROM live_text WHERE ctid = ANY (ARRAY(
-    SELECT l.ctid FROM live_text l
-    LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id
-    WHERE r.status IS DISTINCT FROM 'running' LIMIT 1000 FOR UPDATE OF l SKIP LOCKED))
-"""
 
 
 def _queries(connection: asyncpg.Connection) -> Queries:
@@ -62,32 +44,23 @@ def _queries(connection: asyncpg.Connection) -> Queries:
     )
 
 
-async def sweep(connection: asyncpg.Connection) -> int:
-    """End the runs that waited too long; queue every unfinished one that the engine has no row of.
+async def sweep(pool: asyncpg.Pool) -> int:
+    """Put right what nobody else does (the SQL function says what).
 
-    Answers how many there were of the latter. One process at a time: whoever comes second finds
-    the lock taken and has nothing to do.
+    Answers how many unfinished runs the engine had no row of. One process at a time: whoever comes
+    second has nothing to do.
     """
-    async with connection.transaction():
-        if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(4871019202)"):
-            return 0
-        await connection.execute("SELECT expire_queued()")
-        await connection.execute(_LEFTOVERS)
-        rows = await connection.fetch(_REQUEUE)
-        if rows:
-            log.warning("queue.swept", runs=len(rows))
-        await connection.execute(
-            f"DELETE FROM pgqueuer.pgqueuer_log WHERE created < now() - interval '{_KEPT_LOG}'"  # noqa: S608
-        )
-        return len(rows)
+    lost: int = await pool.fetchval("SELECT sweep()") or 0
+    if lost:
+        log.warning("queue.swept", runs=lost)
+    return lost
 
 
 async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
     """Sweep at once and then every ``every_s`` seconds, until cancelled."""
     while True:
         try:
-            async with pool.acquire() as connection:
-                await sweep(connection)
+            await sweep(pool)
         except Exception as error:
             if not is_transient(error):
                 log.exception("queue.sweep_failed")

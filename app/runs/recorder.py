@@ -21,9 +21,10 @@ from app.agents.recording import Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase, error_result
 from app.clock import monotonic
-from app.errors import BudgetExhaustedError, ModelError
+from app.errors import ModelError
 from app.events.types import EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
+from app.runs.budget import Budget
 from app.runs.fold import Key
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
@@ -41,7 +42,7 @@ class JournalRecorder(Recorder):
         task_root: what the ids of the run's tasks are derived from: the run's own id, or for one
             that repeats another from its last step, that one's.
         in_session: publications go into the run's session too.
-        token_budget: no model call is begun once this many tokens are spent.
+        budget: what the run may spend.
         cancelled: tasks that somebody cancelled.
         live_text: who shows the models' text while it comes in.
 
@@ -56,7 +57,7 @@ class JournalRecorder(Recorder):
         *,
         task_root: UUID,
         in_session: bool = False,
-        token_budget: int | None = None,
+        budget: Budget | None = None,
         cancelled: Collection[UUID] = (),
         live_text: LiveText | None = None,
     ) -> None:
@@ -64,8 +65,7 @@ class JournalRecorder(Recorder):
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
         self._task_root = task_root
-        self._token_budget = token_budget
-        self._budgeted = 0
+        self._budget = budget or Budget()
         self._cancelled = set(cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
@@ -172,11 +172,7 @@ class JournalRecorder(Recorder):
             return recorded
         if failure := self.journal.folded.failures.get(key):
             raise failure
-        if self._token_budget is not None and self._budgeted >= self._token_budget:
-            raise BudgetExhaustedError(
-                f"the run has spent {self._budgeted} tokens, and its token_budget "
-                f"is {self._token_budget}"
-            )
+        self._budget.check(self.journal.tokens)
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
         started = self._add(query, EventType.LLM_STARTED, about)
@@ -229,7 +225,8 @@ class JournalRecorder(Recorder):
 
     def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
         """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
-        self._budgeted += message.usage.total_tokens if budgeted else 0
+        if budgeted:
+            self.journal.tokens += message.usage.total_tokens
         self.spent += AgentUsage(
             tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)
         )

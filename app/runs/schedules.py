@@ -11,10 +11,11 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from sqlalchemy import RowMapping, and_, delete, func, select, update
+from sqlalchemy import RowMapping, and_, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from app.db.engine import act_as
 from app.db.tables import schedules
 from app.errors import BottegaError, ConflictError, NotFoundError
 from app.events.log import is_transient
@@ -29,6 +30,7 @@ MARK = "schedule"
 log = structlog.get_logger(__name__)
 
 _columns = schedules.c
+_DUE = text("SELECT tenant_id, name FROM due_schedule()")
 
 
 def _named(tenant_id: UUID, name: str) -> Any:
@@ -176,28 +178,21 @@ class Ticker:
         """Start all that is due; answers the seconds until the next will be."""
         while await self._start_one():
             pass
-        wait = select(func.extract("epoch", func.min(_columns.next_at) - func.now()))
         async with self._engine.begin() as tx:
-            seconds = await tx.scalar(wait.where(~_columns.paused))
+            seconds = await tx.scalar(select(func.next_schedule_s()))
         return float("inf") if seconds is None else float(seconds)
 
     async def _start_one(self) -> bool:
         """Start the schedule that is due longest; false if none is to be had."""
-        due = (
-            select(schedules, func.now().label("now"))
-            .where(~_columns.paused, _columns.next_at <= func.now())
-            .order_by(_columns.next_at)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
         async with self._engine.begin() as tx:
-            row = (await tx.execute(due)).mappings().one_or_none()
-            if row is None:
+            found = (await tx.execute(_DUE)).one_or_none()
+            if found is None:
                 return False
-            changes = await self._start(tx, row)
-            await tx.execute(
-                update(schedules).where(_named(row["tenant_id"], row["name"])).values(changes)
-            )
+            await act_as(tx, found.tenant_id)
+            mine = _named(found.tenant_id, found.name)
+            query = select(schedules, func.now().label("now")).where(mine)
+            row = (await tx.execute(query)).mappings().one()
+            await tx.execute(update(schedules).where(mine).values(await self._start(tx, row)))
         return True
 
     async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.definitions import store
 from app.definitions.agents import Reached
-from app.errors import InvalidInputError, UnknownAgentError
+from app.errors import InvalidInputError, LimitedError, UnknownAgentError
 from app.runs.read import shown
 
 _MAX_CHAIN = 20
@@ -47,6 +47,10 @@ SELECT CAST(jsonb_build_object(
         'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))), '{}')
         FROM reached)) AS text)
 """)
+_REFUSALS = {
+    "queued_runs": "{limit} runs are waiting already: start more when some have ended",
+    "tokens_per_day": "the {limit} tokens of this day (UTC) are spent: start more runs tomorrow",
+}
 _ACCEPT = text("""
 SELECT CAST(accept_run(
     :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb),
@@ -111,6 +115,7 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> d
         UnknownAgentError: an agent that it needs does not exist.
         InvalidInputError: its graph does not exist (``unknown_graph``), or a sub-agent says
             nothing of itself (``missing_description``).
+        LimitedError: see :func:`accept`.
     """
     pinned = await _pin(connection, tenant_id, new)
     return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned})
@@ -127,6 +132,9 @@ async def accept(
     Args:
         new: columns of its row, with ``pinned``.
         carried: what it need not do again.
+
+    Raises:
+        LimitedError: ``queued_runs`` or ``tokens_per_day``.
     """
     values = {
         "tenant": tenant_id,
@@ -135,7 +143,11 @@ async def accept(
         "tasks": to_json(carried.tasks).decode(),
         "publications": to_json(carried.publications).decode(),
     }
-    return shown(from_json(await connection.scalar(_ACCEPT, values)))
+    answer = from_json(await connection.scalar(_ACCEPT, values))
+    if reason := answer.get("refused"):
+        what = _REFUSALS[reason].format(limit=answer["limit"])
+        raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
+    return shown(answer)
 
 
 async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of it: if it dies meanwhile, the next one sends again when that time has come, u
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
+from app.db.engine import acting_as
 from app.errors import BottegaError
 from app.events.log import is_transient
 from app.runs.alarms import Alarm
@@ -29,23 +31,17 @@ RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 
 _TIMEOUT_S = 15.0
 _LEASE_S = 60.0
-_AT_ONCE = 8
+_AT_ONCE = 16
+_OF_ONE_TENANT = 8
 _MAX_REPLY = 4096
 _MAX_OUTPUT = 102_400
 _GONE = 410
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = """
-UPDATE webhooks w SET tries = w.tries + 1, next_at = now() + make_interval(secs => $1)
-FROM (SELECT tenant_id, run_id FROM webhooks WHERE status = 'pending' AND next_at <= now()
-      ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED) due
-WHERE w.tenant_id = due.tenant_id AND w.run_id = due.run_id
-RETURNING w.tenant_id, w.run_id, w.url, w.tries, now()
-"""
-_NEXT = """
-SELECT extract(epoch FROM min(next_at) - now())::float FROM webhooks WHERE status = 'pending'
-"""
+_CLAIM = "SELECT tenant_id, run_id, tries, at FROM due_webhooks($1, $2, $3, $4)"
+_NEXT = "SELECT next_webhook_s($1)"
+_URL = "SELECT url FROM webhooks WHERE tenant_id = $1 AND run_id = $2"
 _RUN = f"""
 SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
        created_at, started_at, ended_at, octet_length(output::text) > {_MAX_OUTPUT} AS long,
@@ -152,7 +148,7 @@ class Webhooks:
         self._timeout_s = timeout_s
         self._lease_s = lease_s
         self._jitter = jitter
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: dict[asyncio.Task[None], UUID] = {}
 
     async def run(self) -> None:
         """Deliver until cancelled. What is being sent then is sent again after its lease."""
@@ -169,18 +165,25 @@ class Webhooks:
         room = _AT_ONCE - len(self._sending)
         if not room:
             return float("inf")  # the end of a try rings
-        due = await self._pool.fetch(_CLAIM, self._lease_s, room)
+        due = await self._pool.fetch(
+            _CLAIM, self._lease_s, room, min(room, _OF_ONE_TENANT // 2), self._busy()
+        )
         for row in due:
             task = asyncio.ensure_future(self._send(*row))
-            self._sending.add(task)
+            self._sending[task] = row["tenant_id"]
             task.add_done_callback(self._ended)
         if len(due) == room:
             return float("inf")
-        seconds: float | None = await self._pool.fetchval(_NEXT)
+        seconds: float | None = await self._pool.fetchval(_NEXT, self._busy())
         return float("inf") if seconds is None else seconds
 
+    def _busy(self) -> list[UUID]:
+        """The tenants for which so much is being sent that it is others' turn."""
+        sending = Counter(self._sending.values())
+        return [tenant for tenant, number in sending.items() if number > _OF_ONE_TENANT // 2]
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
+        del self._sending[task]
         self.alarm.ring()
         if not task.cancelled() and (error := task.exception()):
             # Nothing is lost: it is sent again when the lease is over.
@@ -189,12 +192,17 @@ class Webhooks:
             else:
                 log.error("webhook.broken", exc_info=error)
 
-    async def _send(
-        self, tenant_id: UUID, run_id: UUID, url: str, tries: int, at: datetime
-    ) -> None:
+    async def _send(self, tenant_id: UUID, run_id: UUID, tries: int, at: datetime) -> None:
         """Send once, and store what came of it."""
-        async with asyncio.timeout(self._timeout_s):
-            body = message(await self._pool.fetchrow(_RUN, tenant_id, run_id))
+        async with (
+            asyncio.timeout(self._timeout_s),
+            acting_as(self._pool, tenant_id) as connection,
+        ):
+            url = await connection.fetchval(_URL, tenant_id, run_id)
+            run = await connection.fetchrow(_RUN, tenant_id, run_id)
+        if url is None or run is None:
+            return  # both were deleted
+        body = message(run)
         answer, failure = None, None
         try:
             reply = await self._egress.request(
@@ -211,6 +219,7 @@ class Webhooks:
         what = outcome(answer, failure, tries, self._retries_s)
         wait_s = what.wait_s * self._jitter()
         stored = (what.status, what.answer, what.error, wait_s)
-        await self._pool.execute(_STORE, tenant_id, run_id, tries, *stored)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_STORE, tenant_id, run_id, tries, *stored)
         if what.error is not None:
             log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)

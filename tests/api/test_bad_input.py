@@ -229,7 +229,7 @@ async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(
     answer = await client.post("/v1/runs", json={"agent": "a", "input": "x"} | change)
     body = problem(answer, 422)
     assert body["code"] == code
-    pool = server_.service.database.pool
+    pool = server_.owner
     assert await pool.fetchval("SELECT count(*) FROM runs") == 0
     assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 0
 
@@ -237,7 +237,7 @@ async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(
 async def test_a_commit_that_fails_is_an_error_answer_and_leaves_no_event(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
-    pool = server_.service.database.pool
+    pool = server_.owner
     await client.post("/v1/agents", json=GOOD)
     await pool.execute("""
         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS

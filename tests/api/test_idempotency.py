@@ -8,6 +8,7 @@ import asyncpg
 import httpx2
 import pytest
 
+from app.runs import queue
 from tests.api.test_bad_input import problem
 from tests.service import Running
 
@@ -22,7 +23,7 @@ async def post(
 
 
 async def count(server: Running, table: str) -> int:
-    found: int = await server.service.database.pool.fetchval(f"SELECT count(*) FROM {table}")
+    found: int = await server.owner.fetchval(f"SELECT count(*) FROM {table}")
     return found
 
 
@@ -100,7 +101,7 @@ async def test_many_at_once_make_one(client: httpx2.AsyncClient, server_: Runnin
 async def test_a_creation_that_fails_leaves_no_answer(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
-    pool = server_.service.database.pool
+    pool = server_.owner
     await client.post("/v1/agents", json=AGENT)
     await pool.execute("""
         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
@@ -117,7 +118,7 @@ async def test_a_creation_that_fails_leaves_no_answer(
 
 
 async def test_keys_are_forgotten_after_a_day(client: httpx2.AsyncClient, server_: Running) -> None:
-    pool = server_.service.database.pool
+    pool = server_.owner
     await client.post("/v1/agents", json=AGENT)
     first = (await post(client, "/v1/runs", RUN)).json()
     age = "UPDATE idempotency_keys SET created_at = now() - make_interval(mins => $1)"
@@ -132,16 +133,16 @@ async def test_keys_are_forgotten_after_a_day(client: httpx2.AsyncClient, server
         SELECT tenant_id, 'old-' || n, '', '{}', now() - interval '25 hours'
         FROM idempotency_keys, generate_series(1, 30) n
     """)
-    for number, left in ((2, 12), (3, 3), (4, 4)):
-        await post(client, "/v1/runs", RUN, f"key-{number}")
-        assert await count(server_, "idempotency_keys") == left
+    while await count(server_, "idempotency_keys") > 1:
+        await queue.sweep(pool)  # the server's own may be at it
+    assert (await post(client, "/v1/runs", RUN)).json() == second
 
 
 async def test_another_tenant_s_key_is_another(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
-    await server_.service.database.pool.execute("""
+    await server_.owner.execute("""
         WITH tenant AS (INSERT INTO tenants (name) VALUES ('other') RETURNING id)
         INSERT INTO idempotency_keys (tenant_id, key, request_hash, answer)
         SELECT id, 'key-1', '', '{"headers": {}, "body": null}' FROM tenant

@@ -139,7 +139,7 @@ async def test_runs_are_found_by_the_time_they_were_made(
     assert await found(client, created_after="2000-01-01T00:00:00Z") == list("01234")
     assert await found(client, created_after="2999-01-01T00:00:00+02:00") == []
     # Its transaction took a while: it has the time of its begin, and an id of the end.
-    await server_.service.database.pool.execute(
+    await server_.owner.execute(
         "UPDATE runs SET created_at = created_at - interval '30 min' WHERE id = $1", runs[4]["id"]
     )
     assert await found(client, created_before=times[0]) == ["4"]

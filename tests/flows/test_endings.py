@@ -180,8 +180,7 @@ async def test_a_run_that_waits_too_long_ends_without_having_started(
         late = await start(bottega.client, queue_timeout_s=0.001)
         patient = await start(bottega.client)
         watching = asyncio.ensure_future(bottega.frames(f"/v1/runs/{late}/ws"))
-        async with bottega.service.database.pool.acquire() as connection:
-            await queue.sweep(connection)
+        await queue.sweep(bottega.owner)
         frames = await watching
         async with running(configured, database_url, worker=True) as other:
             assert (await other.frames(f"/v1/runs/{patient}/ws"))[-1]["type"] == "run.completed"

@@ -372,5 +372,5 @@ async def test_a_subscriber_whose_connection_is_cut_misses_nothing(
         front.cut()
         gate.set()
         await watching
-    last = await bottega.service.database.pool.fetchval("SELECT max(seq) FROM run_events")
+    last = await bottega.owner.fetchval("SELECT max(seq) FROM run_events")
     assert (watcher.whole, watcher.seen[-1], watcher.resumed) == (True, last, 1)

@@ -67,7 +67,7 @@ async def test_a_worker_that_computes_keeps_its_runs(
 
 
 async def claim(bottega: Running, run_id: str) -> Any:
-    row = await bottega.service.database.pool.fetchrow(
+    row = await bottega.owner.fetchrow(
         "SELECT tenant_id, claim_run(tenant_id, id, 1000) AS claim FROM runs WHERE id = $1", run_id
     )
     return row["claim"]
@@ -97,9 +97,7 @@ async def test_a_run_beyond_its_time_ends_whoever_holds_it(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         assert await claim(bottega, run_id) is not None
-        await bottega.service.database.pool.execute(
-            "UPDATE runs SET deadline = now() - interval '61 s'"
-        )
+        await bottega.owner.execute("UPDATE runs SET deadline = now() - interval '61 s'")
         async with running(quick, database_url):  # no worker is up, but each process sweeps
             run = await final(bottega, run_id)
     assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
@@ -117,7 +115,7 @@ async def test_a_run_that_is_handed_back_ends_if_somebody_wanted_it_to(
         assert await claim(bottega, run_id) is not None
         asked = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
         assert (asked.status_code, asked.json()["status"]) == (202, "running")
-        await bottega.service.database.pool.execute(
+        await bottega.owner.execute(
             "SELECT hand_back(tenant_id, id, attempt) FROM runs WHERE id = $1", run_id
         )
         run = await final(bottega, run_id)
@@ -132,9 +130,7 @@ async def test_nothing_is_left_in_the_queue(
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         await bottega.client.post("/v1/runs?wait=30", json=body)
-        rows = await bottega.service.database.pool.fetchval(
-            "SELECT count(*) FROM pgqueuer.pgqueuer"
-        )
+        rows = await bottega.owner.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer")
     assert rows == 0
 
 
@@ -146,7 +142,7 @@ async def test_a_claim_whose_answer_was_lost_may_be_made_again(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         query = "SELECT claim_run(tenant_id, id, 1000, $2) FROM runs WHERE id = $1"
-        pool = bottega.service.database.pool
+        pool = bottega.owner
         mine, other = uuid4(), uuid4()
         first, again = [from_json(await pool.fetchval(query, run_id, mine)) for _ in range(2)]
         assert await pool.fetchval(query, run_id, other) is None
@@ -166,7 +162,7 @@ async def test_a_run_that_another_has_is_dropped_at_once(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         await model.received(1)
-        await bottega.service.database.pool.execute(
+        await bottega.owner.execute(
             "UPDATE runs SET attempt = attempt + 1, leased_until = now() + interval '1 hour'"
         )
         await model.disconnected()
@@ -186,7 +182,7 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
                 ARRAY[NULL, NULL]::uuid[], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::smallint[],
                 ARRAY['{}', '{}']::jsonb[], NULL, NULL, NULL) FROM runs WHERE id = $1
         """
-        pool = bottega.service.database.pool
+        pool = bottega.owner
         for _ in range(2):
             await pool.execute(step, run_id, "warning")
         with pytest.raises(asyncpg.PostgresError, match="not at attempt 1"):

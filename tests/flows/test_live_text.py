@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import websockets
 from pydantic_core import from_json
 
@@ -145,7 +144,7 @@ async def test_no_text_stays_behind(bottega: Running, model: FakeModel) -> None:
     gate = asyncio.Event()
     model.script(gated_within(gate, ANSWER, events=HALF))
     path = await alone(bottega)
-    pool = bottega.service.database.pool
+    pool = bottega.owner
     async with aclosing(frames(bottega, f"{path}/ws")) as stream:
         await until_text(stream, 10)
         assert await pool.fetchval("SELECT count(*) FROM live_text") > 0
@@ -165,7 +164,7 @@ async def test_text_of_a_call_that_is_over_is_shown_to_nobody(
     path = await alone(bottega)
     async with aclosing(frames(bottega, f"{path}/ws")) as stream:
         await until_text(stream, 10)
-        pool = bottega.service.database.pool
+        pool = bottega.owner
         await pool.execute(
             "INSERT INTO live_text (tenant_id, run_id, agent, call, attempt, at, text) SELECT "
             "tenant_id, run_id, agent, call + c, attempt + a, 0, 'stale' FROM live_text, "
@@ -182,19 +181,12 @@ async def test_text_of_a_call_that_is_over_is_shown_to_nobody(
 
 
 async def test_the_sweep_takes_away_what_dead_workers_left(bottega: Running) -> None:
-    pool = bottega.service.database.pool
+    pool = bottega.owner
     await pool.execute(
         "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text) "
         "VALUES ($1, $2, 1, 1, 0, 'left')",
         DEFAULT_TENANT,
         uuid4(),
     )
-    async with pool.acquire() as connection:
-        await _swept(connection)
-    assert await pool.fetchval("SELECT count(*) FROM live_text") == 0
-
-
-async def _swept(connection: asyncpg.Connection) -> None:
-    """Sweep; the server's own sweep may hold the lock at the moment."""
-    while await connection.fetchval("SELECT count(*) FROM live_text"):
-        await queue.sweep(connection)
+    while await pool.fetchval("SELECT count(*) FROM live_text"):
+        await queue.sweep(pool)  # the server's own may be at it

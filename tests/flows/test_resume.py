@@ -36,7 +36,7 @@ async def test_a_resumed_run_leaves_its_session_as_others_left_it(
         await model.received(2)
     async with running(configured(settings, model), database_url) as bottega:
         # While the run waits to be resumed, another one publishes.
-        await bottega.service.database.pool.execute(
+        await bottega.owner.execute(
             "UPDATE session_memory SET content = 'newer', version = 2 WHERE agent = 'a'"
         )
     gate.set()
@@ -79,7 +79,7 @@ async def test_what_parallel_calls_published_is_not_published_again(
         await bottega.client.post("/v1/graphs", json={"name": "g", "nodes": ["leaf"], "edges": []})
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         published = "SELECT count(*) FROM run_events WHERE type = 'memory.published'"
-        while not await bottega.service.database.pool.fetchval(published):
+        while not await bottega.owner.fetchval(published):
             pass
         first.set()
         await model.received(4)
@@ -203,7 +203,7 @@ async def test_arguments_nested_too_deeply_to_be_read_again_harm_no_log(
 async def test_a_step_that_the_database_refuses_ends_the_run_at_once(
     bottega: Running, model: FakeModel
 ) -> None:
-    await bottega.service.database.pool.execute(
+    await bottega.owner.execute(
         "ALTER TABLE run_events ADD CHECK (data -> 'message' ->> 'content' <> 'poison')"
     )
     await create(bottega, "solo")
@@ -309,12 +309,10 @@ async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
     model.script(gated(gate, text("at last")))
     slow = (await bottega.client.post("/v1/runs", json={"agent": "slow", "input": "x"})).json()
     await model.received(1)
-    connection = await bottega.service.database.connect()
-    await connection.execute(
+    await bottega.owner.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    await connection.close()
     model.script(text("quick"))
     quick = await bottega.client.post("/v1/runs?wait=30", json={"agent": "slow", "input": "y"})
     assert quick.json()["output"] == "quick"

@@ -44,12 +44,10 @@ async def ticking(service: Service) -> AsyncIterator[Ticker]:
         yield ticker
 
 
-async def make_due(service: Service, ago: str = "0 s") -> None:
+async def make_due(api: Running, ago: str = "0 s") -> None:
     """Let all schedules have been due for so long, and say so."""
-    await service.database.pool.execute(
-        "UPDATE schedules SET next_at = now() - $1::text::interval", ago
-    )
-    await service.database.pool.execute("SELECT pg_notify('bottega_schedules', '')")
+    await api.owner.execute("UPDATE schedules SET next_at = now() - $1::text::interval", ago)
+    await api.owner.execute("SELECT pg_notify('bottega_schedules', '')")
 
 
 async def schedule(client: httpx2.AsyncClient, name: str = "hourly") -> dict[str, Any]:
@@ -134,7 +132,7 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
     for name in names:
         await api.client.post("/v1/schedules", json=HOURLY | {"name": name})
     async with ticking(api.service) as one, ticking(api.service), ticking(api.service) as three:
-        await make_due(api.service)
+        await make_due(api)
         one.alarm.ring()
         three.alarm.ring()
         for name in names:
@@ -146,14 +144,14 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
             assert run["metadata"] == {"customer": "acme", "schedule": name}
             limits = [run[field] for field in ("priority", "timeout_s", "queue_timeout_s")]
             assert limits == [2, 50, 60]
-    pool = api.service.database.pool
+    pool = api.owner
     assert await pool.fetchval("SELECT count(*) FROM runs") == 12
     assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 12
 
 
 async def test_what_was_missed_is_one_start(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
-    await make_due(api.service, ago="10 days")
+    await make_due(api, ago="10 days")
     async with ticking(api.service):
         found = await started(api.client)
     assert len(await runs_of(api.client)) == 1
@@ -164,14 +162,14 @@ async def test_a_run_that_cannot_start_says_why_and_comes_next_time(api: Running
     await api.client.post("/v1/schedules", json=HOURLY)
     await api.client.delete("/v1/agents/a")
     async with ticking(api.service):
-        await make_due(api.service)
+        await make_due(api)
         found = await started(api.client)
         assert found["last_error"]["code"] == "unknown_agent"
         assert found["last_run_id"] is None
         assert datetime.fromisoformat(found["next_at"]) > datetime.now(UTC)
         assert await runs_of(api.client) == []
         await api.client.post("/v1/agents", json=AGENT)
-        await make_due(api.service)
+        await make_due(api)
         while (found := await schedule(api.client))["last_error"] is not None:
             pass
         assert [run["id"] for run in await runs_of(api.client)] == [found["last_run_id"]]
@@ -180,10 +178,8 @@ async def test_a_run_that_cannot_start_says_why_and_comes_next_time(api: Running
 async def test_one_that_broke_does_not_keep_others(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
     await api.client.post("/v1/schedules", json=HOURLY | {"name": "other"})
-    await api.service.database.pool.execute(
-        "UPDATE schedules SET timezone = 'Gone/Gone' WHERE name = 'hourly'"
-    )
-    await make_due(api.service, ago="1 s")
+    await api.owner.execute("UPDATE schedules SET timezone = 'Gone/Gone' WHERE name = 'hourly'")
+    await make_due(api, ago="1 s")
     async with ticking(api.service):
         broken, other = await started(api.client), await started(api.client, "other")
     assert (broken["paused"], broken["last_error"]["code"]) == (True, "internal")
@@ -196,12 +192,12 @@ async def test_a_paused_one_waits_and_goes_on_with_its_next_time(api: Running) -
     assert (paused["paused"], paused["next_at"]) == (True, None)
     await client.post("/v1/schedules", json=HOURLY | {"name": "other"})
     async with ticking(api.service):
-        await make_due(api.service, ago="1 s")
+        await make_due(api, ago="1 s")
         await started(client, "other")
         assert (await schedule(client))["last_at"] is None
         going = (await client.patch("/v1/schedules/hourly", json={"paused": False})).json()
         assert datetime.fromisoformat(going["next_at"]) > datetime.now(UTC)
-        await make_due(api.service)
+        await make_due(api)
         await started(client)
     again = await client.patch("/v1/schedules/hourly", json={"paused": True})
     assert (again.status_code, again.json()["next_at"]) == (200, None)
@@ -211,7 +207,7 @@ async def test_a_worker_starts_what_is_due_at_its_start(
     settings: Settings, database_url: str, model: FakeModel, api: Running
 ) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
-    await make_due(api.service)
+    await make_due(api)
     async with running(api.service.settings, database_url, worker=True) as server:
         found = await started(server.client)
         (run,) = await runs_of(server.client)
@@ -223,9 +219,7 @@ async def test_a_worker_starts_what_is_due_at_its_start(
 
 async def test_a_timer_wakes_the_worker_without_a_notification(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
-    await api.service.database.pool.execute(
-        "UPDATE schedules SET next_at = now() + interval '0.2 s'"
-    )
+    await api.owner.execute("UPDATE schedules SET next_at = now() + interval '0.2 s'")
     async with ticking(api.service), asyncio.timeout(20):
         await started(api.client)
 
@@ -240,5 +234,5 @@ async def test_a_webhook_s_secret_is_not_shown(settings: Settings, database_url:
         assert answer.json()["run"]["webhook_url"] == url
         assert "hidden" not in (await server.client.get("/v1/schedules")).text
         stored = "SELECT run ->> 'webhook_url' FROM schedules"
-        kept = await server.service.database.pool.fetchval(stored)
+        kept = await server.owner.fetchval(stored)
     assert kept == f"{url}?token=hidden"

@@ -164,12 +164,10 @@ async def test_the_listening_connection_may_be_lost(bottega: Running, model: Fak
     run_id = await start(bottega.client, agent="requirements", graph=None)
     watching = asyncio.ensure_future(bottega.frames(f"/v1/runs/{run_id}/ws"))
     await model.received(1)
-    connection = await bottega.service.database.connect()
-    await connection.execute(
+    await bottega.owner.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    await connection.close()
     gate.set()
     frames = await watching
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))

@@ -162,7 +162,7 @@ async def test_a_server_that_fails_says_where_to_go_on(quick: Running) -> None:
         async with websockets.connect(f"ws://127.0.0.1:{quick.port}{run.path}/ws") as socket:
             while from_json(await socket.recv())["seq"] != run.seq:
                 pass
-            pool = run.database.pool
+            pool = quick.owner
             await pool.execute("ALTER TABLE run_events RENAME TO elsewhere")
             run.notifier.wake(run.run_id)
             async for _ in suppressed(socket):

@@ -191,7 +191,7 @@ async def test_it_waits_before_it_tries_again_and_gives_up_in_the_end(
     await define(api.client)
     receiver.reply = answer(status=503)
     run_id = await ended(api.client, receiver.url())
-    pool = api.service.database.pool
+    pool = api.owner
     async with delivering(api.service, retries_s=(500.0, 1000.0)):
         for tries, wait in ((1, 500), (2, 1000)):
             while (webhook := (await api.client.get(f"/v1/runs/{run_id}")).json()["webhook"])[
@@ -277,9 +277,9 @@ async def test_a_few_go_out_at_a_time(api: Running, receiver: RawServer) -> None
     runs = [await ended(api.client, receiver.url()) for _ in range(20)]
     async with delivering(api.service):
         await arrived(receiver, 8)
-        await api.service.database.pool.execute("SELECT pg_notify('bottega_webhooks', '')")
+        await api.owner.execute("SELECT pg_notify('bottega_webhooks', '')")
         begun = "SELECT count(*) FROM webhooks WHERE tries > 0"
-        assert await api.service.database.pool.fetchval(begun) == 8
+        assert await api.owner.fetchval(begun) == 8
         gate.set()
         for run_id in runs:
             assert (await settled(api.client, run_id))["tries"] == 1
@@ -305,7 +305,7 @@ async def test_a_try_that_outlived_its_lease_changes_nothing(
             run_id = await ended(api.client, receiver.url())
             await arrived(receiver)
             async with delivering(api.service) as second:
-                await api.service.database.pool.execute("UPDATE webhooks SET next_at = now()")
+                await api.owner.execute("UPDATE webhooks SET next_at = now()")
                 second.alarm.ring()
                 delivered = await settled(api.client, run_id)
             gate.set()
@@ -341,7 +341,7 @@ async def test_a_worker_killed_in_mid_delivery_is_replaced(
             await arrived(receiver)
             victim.kill()
             await victim.process.wait()
-        left = await api.service.database.pool.fetchval(
+        left = await api.owner.fetchval(
             "UPDATE webhooks w SET next_at = now() FROM webhooks old WHERE old.run_id = w.run_id "
             "RETURNING extract(epoch FROM old.next_at - now())::float"
         )

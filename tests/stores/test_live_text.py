@@ -3,6 +3,8 @@
 import asyncio
 from uuid import UUID, uuid4
 
+import asyncpg
+
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database
 from app.events.feed import background
@@ -31,12 +33,14 @@ def speech(database: Database, *, call: int, started: int = 5) -> Speech:
     return Speech(journal, None, None, "a", call, started)
 
 
-async def rows(database: Database) -> list[tuple[int, int, str]]:
-    found = await database.pool.fetch("SELECT call, at, text FROM live_text ORDER BY id")
+async def rows(owner: asyncpg.Pool) -> list[tuple[int, int, str]]:
+    found = await owner.fetch("SELECT call, at, text FROM live_text ORDER BY id")
     return [tuple(row) for row in found]
 
 
-async def test_only_what_is_still_being_said_is_written(database: Database) -> None:
+async def test_only_what_is_still_being_said_is_written(
+    database: Database, owner: asyncpg.Pool
+) -> None:
     woken = Woken()
     live = LiveText(database.pool, woken, keep_s=0)
     quick, early, slow = (
@@ -51,28 +55,28 @@ async def test_only_what_is_still_being_said_is_written(database: Database) -> N
         live.end(quick)  # over before anything was written
         await woken.again()
         # Not of the one whose llm.started is not in the log yet either.
-        assert await rows(database) == [(3, 0, "wo\ufffdrd?")]
+        assert await rows(owner) == [(3, 0, "wo\ufffdrd?")]
         slow.listener(" and")
         slow.listener(" more")
         await woken.again()
-        assert (await rows(database))[1:] == [(3, 6, " and more")]
+        assert (await rows(owner))[1:] == [(3, 6, " and more")]
         slow.restart()
         await woken.again()
         slow.listener("anew")
         await woken.again()
-        assert (await rows(database))[2:] == [(3, 0, ""), (3, 0, "anew")]
+        assert (await rows(owner))[2:] == [(3, 0, ""), (3, 0, "anew")]
         live.end(slow)
-        while await rows(database):
+        while await rows(owner):
             await asyncio.sleep(0)
 
 
-async def test_what_could_not_be_written_goes_with_the_next(database: Database) -> None:
+async def test_what_could_not_be_written_goes_with_the_next(
+    database: Database, owner: asyncpg.Pool
+) -> None:
     woken = Woken()
     live = LiveText(database.pool, woken)
     one = speech(database, call=1)
-    await database.pool.execute(
-        "ALTER TABLE live_text ADD CONSTRAINT short CHECK (length(text) > 3)"
-    )
+    await owner.execute("ALTER TABLE live_text ADD CONSTRAINT short CHECK (length(text) > 3)")
     async with background(live.run):
         live.begin(one)
         one.listener("one")
@@ -80,4 +84,4 @@ async def test_what_could_not_be_written_goes_with_the_next(database: Database) 
             await asyncio.sleep(0)
         one.listener(" two")
         await woken.again()
-    assert await rows(database) == [(1, 0, "one two")]
+    assert await rows(owner) == [(1, 0, "one two")]

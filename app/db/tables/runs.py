@@ -68,15 +68,25 @@ runs = Table(
     Column("leased_until", DateTime(timezone=True)),
     Column("deadline", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
+    # Which of its tenant's places it holds until it ends; null: it waits for one.
+    Column("place", Integer),
     CheckConstraint(f"status IN ({_STATUSES})", name="status"),
 )
 
-# The sweep looks for unfinished runs only; finished ones pile up and must not slow it down.
+# Of unfinished runs only; finished ones pile up, and must not slow the sweep down.
 Index(
-    "ix_runs_unfinished",
+    "uq_runs_place",
     runs.c.tenant_id,
-    runs.c.id,
+    runs.c.place,
+    unique=True,
     postgresql_where=text("ended_at IS NULL"),
+)
+Index(
+    "ix_runs_waiting",
+    runs.c.tenant_id,
+    runs.c.priority.desc(),
+    runs.c.id,
+    postgresql_where=text("ended_at IS NULL AND place IS NULL"),
 )
 
 # For lists by metadata; most runs have none.
@@ -188,7 +198,12 @@ webhooks = Table(
     CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
 )
 
-Index("ix_webhooks_pending", webhooks.c.next_at, postgresql_where=text("status = 'pending'"))
+Index(
+    "ix_webhooks_pending",
+    webhooks.c.tenant_id,
+    webhooks.c.next_at,
+    postgresql_where=text("status = 'pending'"),
+)
 
 # Runs that start by the clock.
 schedules = Table(
