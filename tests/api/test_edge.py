@@ -238,7 +238,7 @@ async def test_refusals_before_any_route_say_so_too(client: httpx2.AsyncClient) 
 async def test_an_internal_error_says_so_too_and_nothing_of_itself(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
-    await server_.service.database.pool.execute("DROP TABLE schedules")
+    await server_.owner.execute("DROP TABLE schedules")
     answer = await client.get("/v1/schedules")
     assert answer.status_code == 500
     assert said(answer, "/v1/schedules") == SECURITY
