@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, delete, select, text, update
+from sqlalchemy import ColumnElement, Table, and_, delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.base import metadata
@@ -101,6 +101,7 @@ async def erase_runs(tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
+    await tx.execute(select(func.fill_places(tenant_id)))
     await tx.execute(_TELL, {"runs": ",".join(named)})
     return +removed
 

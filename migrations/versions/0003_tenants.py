@@ -157,6 +157,15 @@ BEGIN
 END $$
 """
 
+# Fill all places of a tenant that are free.
+FILL_PLACES = """
+CREATE FUNCTION fill_places(p_tenant uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE fill_place(p_tenant, free_place(p_tenant)) LOOP
+    END LOOP;
+END $$
+"""
+
 # Why a tenant's run is not accepted, and in how many seconds it may be; NULL if it is.
 REFUSE_RUN = """
 CREATE FUNCTION refuse_run(p_tenant uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -508,15 +517,14 @@ BEGIN
             FROM waiting w WHERE w.tenant_id IS NOT NULL)
         SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
     LOOP
-        WHILE fill_place(v_tenant, free_place(v_tenant)) LOOP
-        END LOOP;
+        PERFORM fill_places(v_tenant);
     END LOOP;
     RETURN v_found;
 END $$
 """
 
 FUNCTIONS = (
-    *(LIMIT, FREE_PLACE, ENQUEUE_RUN, FILL_PLACE, REFUSE_RUN, COUNT_TOKENS),
+    *(LIMIT, FREE_PLACE, ENQUEUE_RUN, FILL_PLACE, FILL_PLACES, REFUSE_RUN, COUNT_TOKENS),
     *(RENEW_LEASES, CANCEL_WISHES, WRITE_LIVE_TEXT, CLEAR_LIVE_TEXT, READ_LIVE_TEXT),
     *(READ_LOG, READ_CALLS, LOOK_AT_RUN),
 )
