@@ -172,6 +172,8 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         detail = f"{request.method} is not allowed here; allowed: {headers['Allow']}"
     elif error.status_code == 404 and error.detail == "Not Found":
         detail = "there is nothing at this path; /docs lists what there is"
+    elif error.status_code == 400 and error.detail == "There was an error parsing the body":
+        return problem_response(400, "bad_json", "the body is no JSON in UTF-8")
     elif error.status_code == 413:
         detail = "the body is larger than this server takes"
     else:

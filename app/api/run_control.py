@@ -108,7 +108,7 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
     ),
     status_code=202,
     response_model=Run,
-    responses={**problems(404, 409), 202: headers(Location="Path of the new run.")},
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the new run.")},
 )
 async def retry(
     service: ServiceDep,

@@ -20,6 +20,7 @@ from app.errors import InvalidInputError, UnavailableError
 from app.tools.egress import Egress, Reply
 from app.tools.headers import Redactor, carries_credentials, check_header
 from app.tools.json_schema import ArgumentSchema, argument_schema
+from app.tools.json_values import WHOLE
 from app.tools.replies import (
     body_of,
     content_type,
@@ -59,7 +60,14 @@ class HttpToolDefinition(BaseModel):
     as a JSON object, to the body.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        # In a list of tools the type tells which one it is; in Python the class does.
+        json_schema_extra=lambda schema: schema["required"].append("type"),
+    )
 
     type: Literal["http"] = "http"
     name: Annotated[
@@ -91,9 +99,9 @@ class HttpToolDefinition(BaseModel):
     timeout_s: Annotated[
         float, Field(gt=0, le=120, strict=False, description="Seconds for the whole request.")
     ] = 30.0
-    max_bytes: Annotated[int, Field(ge=1, le=1_000_000, description="Largest answer, decoded.")] = (
-        100_000
-    )
+    max_bytes: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Largest answer, decoded."), WHOLE
+    ] = 100_000
     idempotent: Annotated[
         bool | None,
         Field(

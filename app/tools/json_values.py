@@ -1,6 +1,17 @@
-"""Size and depth of decoded JSON, measured without recursion. Pure."""
+"""Decoded JSON: its size and depth, measured without recursion, and its whole numbers. Pure."""
 
 from typing import Any
+
+from pydantic import BeforeValidator
+
+
+def _whole(value: Any) -> Any:
+    """JSON does not tell 5.0 from 5, and some write every number the first way."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+"""For an integer: a whole number, however it is written. Comes behind its bounds."""
 
 
 def depth_of(value: Any) -> int:

@@ -107,6 +107,16 @@ async def test_text_that_only_looks_dangerous_is_kept_as_it_is(client: httpx2.As
     assert stored["metadata"] == {odd[:9]: odd}
 
 
+async def test_a_whole_number_may_be_written_with_a_point(client: httpx2.AsyncClient) -> None:
+    """To JSON, 5.0 is an integer, and some write it so."""
+    answer = await client.post("/v1/agents", json=GOOD | {"max_iterations": 5.0})
+    assert (answer.status_code, answer.json()["max_iterations"]) == (201, 5)
+    problem(await client.put("/v1/agents/a", json={"max_iterations": 5.5}), 422)
+    run = {"agent": "a", "input": "x", "priority": 3.0, "token_budget": 1e3}
+    stored = (await client.post("/v1/runs", json=run)).json()
+    assert (stored["priority"], stored["token_budget"]) == (3, 1000)
+
+
 async def test_a_body_over_the_limit_is_refused_declared_or_not(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
 from app.tools.http import HttpToolDefinition
+from app.tools.json_values import WHOLE
 
 
 class SubAgents(Body):
@@ -47,14 +48,14 @@ class SemanticRecall(Body):
     """Besides what it reads directly: the ancestors' answers nearest to the agent's query."""
 
     mode: Literal["semantic"] = "semantic"
-    k: Annotated[int, Field(ge=1, le=50, description="How many at most.")] = 3
+    k: Annotated[int, Field(ge=1, le=50, description="How many at most."), WHOLE] = 3
 
 
 class ToolRule(Body):
     """A tool that must have been called before an answer counts."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    min_calls: Annotated[int, Field(ge=1, le=100)] = 1
+    min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
     require_success: bool = False
     error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
 
@@ -90,7 +91,7 @@ class AgentContent(Body):
         Field(description="Which API of the model's server it speaks; null: the server's default."),
     ] = None
     max_iterations: Annotated[
-        int, Field(ge=1, le=100, description="Model calls of one query, at most.")
+        int, Field(ge=1, le=100, description="Model calls of one query, at most."), WHOLE
     ] = 15
     stateless: Annotated[
         bool,

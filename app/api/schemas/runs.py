@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from app.api.schemas.base import Answer, Body, Metadata, Name
 from app.errors import InvalidInputError
 from app.tools.egress import checked_url
+from app.tools.json_values import WHOLE
 
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
@@ -74,7 +75,7 @@ class NewRun(Body):
         Text | list[InputMessage],
         Field(description="The question, or messages of which exactly one has the role `user`."),
     ]
-    priority: Annotated[int, Field(ge=1, le=10, description="1 goes first.")] = 5
+    priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
     timeout_s: Annotated[
         float | None,
         Field(
@@ -95,10 +96,8 @@ class NewRun(Body):
         ),
     ] = None
     token_budget: Annotated[
-        int | None,
+        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
         Field(
-            ge=1,
-            le=10**12,
             description=(
                 "Input and output tokens that its model calls may spend together; once they are "
                 "spent, no further call is made."

@@ -1,0 +1,120 @@
+"""What schemathesis checks besides its own, and what it need not take for a failure."""
+
+import re
+from hashlib import sha256
+from typing import Any, cast
+
+import schemathesis
+from schemathesis import Case, CheckContext, HookContext, Response
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+CODES = {
+    "version_conflict": "which version is current is no matter of a request's form",
+    "invalid_cursor": "a cursor is opaque: only the server's own are good",
+    "idempotency_key_reused": "whether a key was used before is no matter of a request's form",
+    "unknown_agent": "which agents there are is no matter of a request's form",
+    "unknown_graph": "the same of graphs",
+    "missing_description": "what other agents say of themselves is in their definitions",
+    "too_deep": "how deep sub-agents go is in the definitions of other agents",
+    "no_webhook_secret": "what the operator has set up is no matter of a request's form",
+    "egress_refused": "which addresses are public is more than a pattern can say",
+}
+"""Refusals of requests that fit the document, which no document could tell in advance."""
+DETAILS = {
+    r"tools and sub-agents share a name": "no two of two lists' members may be the same",
+    r"exit_on_success and tool_policy name": "what a list names must be in another list",
+    r"_(after|before): Input should be (greater|less)": "no keyword bounds a date and time",
+    r"mode '\w+' needs": "`mode` decides which other fields there must be",
+    r"exactly one message must have the role": "a count of members with a value",
+    r"is no type of event": "a list with commas in a query parameter",
+    r"a cron expression|this cron expression": "cron's grammar is no pattern",
+    r"time zone": "which time zones there are changes every year",
+    r"nested deeper than": "JSON Schema cannot count depth",
+    r"the character NUL|lone surrogates": "true of every string: said once, in the description",
+    r"_url: ": "what is a URL, in detail, is more than a pattern can say",
+    r"/tools/\d+(/url|/headers|/parameters)?: Value error": "templates of URLs, headers and JSON "
+    "Schemas have grammars of their own, and must fit each other",
+}
+"""The same of refusals with the code ``invalid``; how the detail begins, or goes on."""
+SECURITY = (
+    "x-content-type-options",
+    "referrer-policy",
+    "cross-origin-resource-policy",
+    "content-security-policy",
+)
+
+
+@schemathesis.hook
+def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
+    """Of what fits the document, but is good only if the server said so before, send nothing: else
+    hardly a request would get past it."""
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    for name in ("cursor", "types"):
+        (case.query or {}).pop(name, None)
+    if isinstance(case.body, dict):
+        _make_sense(case.body)
+        if isinstance(case.body.get("run"), dict):
+            _make_sense(cast(dict[str, Any], case.body["run"]))
+    for name in list(case.headers or {}):
+        if name.lower() == "if-match":
+            case.headers[name] = "*"
+        elif name.lower() == "idempotency-key":
+            asked = f"{case.formatted_path} {case.body!r}"
+            case.headers[name] = sha256(asked.encode("utf-8", "replace")).hexdigest()
+
+
+def _make_sense(body: dict[str, Any]) -> None:
+    """Let a run fit its mode, and an agent's lists name its own tools."""
+    if body.get("mode") == "dag":
+        body["agent"] = None
+    for tool in body.get("tools") or []:
+        if tool["type"] == "http":
+            tool |= {"url": "https://api.example.com/", "headers": {}, "parameters": {}}
+    tools = [tool["name"] for tool in body.get("tools") or []]
+    if "exit_on_success" in body:
+        body["exit_on_success"] = tools[:1]
+    for rule in body.get("tool_policy") or []:
+        rule["tool_name"] = tools[0] if tools else "none"
+
+
+def _argued(problem: dict[str, Any]) -> bool:
+    if problem["code"] in CODES:
+        return True
+    said = [
+        f"{error['pointer'] or error['parameter']}: {error['detail']}"
+        for error in problem["errors"]
+    ]
+    return all(
+        any(re.search(detail, one) for detail in DETAILS) for one in said or [problem["detail"]]
+    )
+
+
+@schemathesis.check
+def accepts_what_it_documents(
+    ctx: CheckContext, response: Response, case: Case[Any]
+) -> bool | None:
+    """What fits the document is accepted, or refused for a reason that no document can tell."""
+    if response.status_code in (412, 422) and _argued(response.json()):
+        return None
+    return positive_data_acceptance(ctx, response, case)
+
+
+@schemathesis.check
+def refuses_with_a_problem(ctx: CheckContext, response: Response, case: Case[Any]) -> None:
+    """Every refusal is a problem with a stable code and a detail."""
+    if response.status_code >= 400:
+        assert response.headers["content-type"] == ["application/problem+json"], response.headers
+        problem = response.json()
+        assert problem["status"] == response.status_code, problem
+        assert problem["code"], problem
+        assert problem["code"] != "internal", problem
+        assert problem["detail"], problem
+
+
+@schemathesis.check
+def has_security_headers(ctx: CheckContext, response: Response, case: Case[Any]) -> None:
+    """Every answer has them, once, and none names the server."""
+    for name in SECURITY:
+        assert len(response.headers[name]) == 1, (name, response.headers)
+    assert "server" not in response.headers, response.headers
