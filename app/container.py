@@ -15,6 +15,7 @@ from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
 from app.runs import queue
 from app.settings import Settings, secrets
+from app.tenants.keyring import Keyring
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default looks for garbage after every 700 new objects. A thousand agents at once have
@@ -32,6 +33,7 @@ class Service:
 
     Attributes:
         tails: the runs that are being watched through this process.
+        keys: who is let in.
         working: whether this process executes runs too.
     """
 
@@ -39,6 +41,7 @@ class Service:
     database: Database
     feed: Feed
     tails: Tails
+    keys: Keyring
     working: bool = False
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,12 +63,16 @@ async def open_service(
     async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
         feed = Feed(database.connect)
-        service = Service(settings, database, feed, Tails(database.pool, feed), working=worker)
+        keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
+        tails = Tails(database.pool, feed)
+        service = Service(settings, database, feed, tails, keyring, working=worker)
         # By every process: what waits must end in time though no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with background(lambda: sweeping), contextlib.AsyncExitStack() as stack:
             if api:
-                await stack.enter_async_context(background(service.feed.run, service.tails.run))
+                await keyring.is_open()
+                watching = background(feed.run, tails.run, keyring.run)
+                await stack.enter_async_context(watching)
                 stack.callback(service.feed.close)
             if worker:
                 await stack.enter_async_context(_worker(service))

@@ -6,6 +6,8 @@
     │   ├── UnknownAgentError invalid       a name that nobody registered
     │   ├── InvalidQueryError invalid       a query without exactly one human message
     │   └── NoProviderError   invalid       an agent that has no model to ask
+    ├── UnauthenticatedError  unauthenticated  nobody knows who asks
+    ├── ForbiddenError        forbidden     who asks may not do this
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
     ├── VersionConflictError  precondition
@@ -29,6 +31,8 @@ class ErrorKind(StrEnum):
     """What sort of failure this is, independent of any transport."""
 
     INVALID = "invalid"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
     PRECONDITION = "precondition"
@@ -84,6 +88,16 @@ class InvalidQueryError(InvalidInputError):
 
 class NoProviderError(InvalidInputError):
     code = "no_provider"
+
+
+class UnauthenticatedError(BottegaError):
+    kind = ErrorKind.UNAUTHENTICATED
+    code = "unauthenticated"
+
+
+class ForbiddenError(BottegaError):
+    kind = ErrorKind.FORBIDDEN
+    code = "forbidden"
 
 
 class NotFoundError(BottegaError):

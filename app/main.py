@@ -10,9 +10,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
-from pydantic.json_schema import models_json_schema
 
 import app as package
 from app.api import (
@@ -21,6 +19,8 @@ from app.api import (
     audit,
     errors,
     graphs,
+    keys,
+    openapi,
     operations,
     run_control,
     runs,
@@ -30,6 +30,7 @@ from app.api import (
     tickets,
     websocket,
 )
+from app.api.auth import Authenticate
 from app.api.edge import Bounds, HttpProtocol
 from app.api.headers import ASSETS, SecurityHeaders, add_docs
 from app.api.limits import LimitTenants
@@ -64,12 +65,8 @@ def create_app(service: Service) -> FastAPI:
     # What is added later comes first.
     app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
-    app.add_middleware(
-        OnlyFromHere,
-        host=settings.host,
-        any_host=settings.allow_open,
-        origins=settings.cors_origins,
-    )
+    app.add_middleware(Authenticate)
+    app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
     for routes in (
         agents,
@@ -82,30 +79,14 @@ def create_app(service: Service) -> FastAPI:
         tickets,
         schedules,
         sessions,
+        keys,
         audit,
         operations,
     ):
         app.include_router(routes.router)
     app.add_api_websocket_route("/{path:path}", websocket.nowhere)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document plus the schema of problems, which no route returns as a model."""
-    if app.openapi_schema is None:
-        schema = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-        )
-        _, definitions = models_json_schema(
-            [(errors.Problem, "serialization")], ref_template="#/components/schemas/{model}"
-        )
-        schema["components"]["schemas"] |= definitions["$defs"]
-        app.openapi_schema = schema
-    return app.openapi_schema
 
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:

@@ -5,10 +5,10 @@ import os
 import re
 from base64 import b64decode
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidInputError
@@ -55,10 +55,10 @@ class Settings(BaseSettings):
     ] = None
     host: Annotated[str, Field(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port of the API; 0 picks one.")] = 8400
-    allow_open: Annotated[
-        bool,
-        Field(description="Allow listening beyond loopback although there are no keys yet."),
-    ] = False
+    bootstrap_key: Annotated[
+        SecretStr | None,
+        Field(description="Key that `bottega migrate` stores: admin of the tenant default."),
+    ] = None
     model: Annotated[str, Field(description="Model of agents that name none.")] = "gpt-5-mini"
     model_api: Annotated[
         Literal["chat_completions", "responses"],
@@ -198,20 +198,28 @@ class Settings(BaseSettings):
                 )
         return secret
 
+    @field_validator("bootstrap_key")
+    @classmethod
+    def _a_good_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not re.fullmatch(r"[!-~]{32,256}", key.get_secret_value()):
+            raise ValueError(
+                "BOTTEGA_BOOTSTRAP_KEY must be 32 to 256 visible ASCII characters without spaces: "
+                "openssl rand -hex 32"
+            )
+        return key
+
     @field_validator("host")
     @classmethod
     def _known_host(cls, host: str) -> str:
-        return "127.0.0.1" if host == "localhost" else host
+        try:
+            return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+        except ValueError:
+            raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
 
-    @model_validator(mode="after")
-    def _closed_without_keys(self) -> Self:
-        if not self.allow_open and not ipaddress.ip_address(self.host).is_loopback:
-            raise ValueError(
-                f"refusing to listen on {self.host}: the API has no keys yet, so anyone who can "
-                "reach it could use it. Listen on 127.0.0.1, or set BOTTEGA_ALLOW_OPEN=true "
-                "behind a network you trust"
-            )
-        return self
+    @property
+    def on_loopback(self) -> bool:
+        """Only this machine can reach the API."""
+        return ipaddress.ip_address(self.host).is_loopback
 
     @property
     def run_limits(self) -> dict[str, int | None]:

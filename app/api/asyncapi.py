@@ -8,11 +8,13 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 import app
+from app.api.auth import TICKET
+from app.api.openapi import SCHEME
 from app.api.schemas.base import Answer
 from app.api.schemas.runs import Event
 from app.api.tickets import VALID_S
 from app.api.watch import WatchQuery
-from app.api.websocket import CLOSES, SUBPROTOCOL, TICKET
+from app.api.websocket import CLOSES, SUBPROTOCOL
 from app.events.frames import LLM_DELTA
 from app.events.types import EventType
 
@@ -105,6 +107,13 @@ class Cancel(Answer):
     task_id: UUID | None = None
 
 
+_TICKET_SCHEME = {
+    "type": "httpApiKey",
+    "name": "Sec-WebSocket-Protocol",
+    "in": "header",
+    "description": f"For browsers: `{SUBPROTOCOL}, {TICKET}<ticket>`.",
+}
+
 _SENT: tuple[type[BaseModel], ...] = (Delta, Heartbeat, Pong, CancelAccepted, FrameError)
 _RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel)
 
@@ -154,6 +163,7 @@ def document() -> dict[str, Any]:
                 **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
             },
             "schemas": schemas["$defs"],
+            "securitySchemes": {"key": SCHEME, "ticket": _TICKET_SCHEME},
         },
     }  # fmt: skip
 
@@ -163,13 +173,20 @@ def _described() -> str:
     return (
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
-        f"POST /v1/ws-tickets, good once for {VALID_S:g} s."
+        f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
+        "frame `cancel` the scope `run` (else an `error` frame with the code `insufficient_scope`)."
     )
 
 
 def _operation(action: str, names: list[str]) -> dict[str, Any]:
     messages = [{"$ref": f"#/channels/run/messages/{name}"} for name in names]
-    return {"action": action, "channel": {"$ref": "#/channels/run"}, "messages": messages}
+    security = [{"$ref": f"#/components/securitySchemes/{name}"} for name in ("key", "ticket")]
+    return {
+        "action": action,
+        "channel": {"$ref": "#/channels/run"},
+        "messages": messages,
+        "security": security,
+    }
 
 
 def _name(model: type[BaseModel]) -> str:

@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field
 
-from app.api.deps import Tenant, Transaction
+from app.api.deps import AdminTenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
 from app.api.runs import PlaceInTime
@@ -26,7 +26,7 @@ class AuditEntry(Answer):
                 {
                     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
                     "at": "2026-11-02T08:30:00Z",
-                    "actor": "key:bt_4fQx",
+                    "actor": "key:btg_4fqx0a1b",
                     "action": "run.cancel",
                     "target": "01980c52-9f10-7a51-9c56-2f8d3f0f2c77",
                     "details": {},
@@ -69,7 +69,7 @@ class AuditQuery(PageQuery):
 )
 async def list_(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: AdminTenant,
     query: Annotated[AuditQuery, Query()],
     request: Request,
     response: Response,

@@ -25,6 +25,8 @@ MEDIA_TYPE = "application/problem+json"
 
 _STATUS = {
     ErrorKind.INVALID: 422,
+    ErrorKind.UNAUTHENTICATED: 401,
+    ErrorKind.FORBIDDEN: 403,
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.CONFLICT: 409,
     ErrorKind.PRECONDITION: 412,
@@ -32,6 +34,10 @@ _STATUS = {
     ErrorKind.UNAVAILABLE: 503,
     ErrorKind.MODEL: 502,
     ErrorKind.INTERNAL: 500,
+}
+_HEADERS = {
+    ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": "Bearer"},
+    ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
 }
 _CODES = {
     400: "bad_request",
@@ -115,10 +121,21 @@ def for_error(error: BottegaError) -> Response:
     pointed = (
         [] if error.pointer is None else [FieldProblem(detail=error.detail, pointer=error.pointer)]
     )
-    headers = {"Retry-After": "1"} if error.kind is ErrorKind.UNAVAILABLE else None
+    headers = _HEADERS.get(error.kind)
     if isinstance(error, LimitedError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return problem_response(_STATUS[error.kind], error.code, error.detail, pointed, headers)
+
+
+def database_unavailable() -> Response:
+    """The problem of a request that met a database which was away."""
+    return problem_response(
+        503,
+        "database_unavailable",
+        "the database is out of reach at the moment: try again, and if this was to change "
+        "something, look first whether it did",
+        headers=_HEADERS[ErrorKind.UNAVAILABLE],
+    )
 
 
 def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
@@ -199,13 +216,7 @@ async def _on_own(request: Request, error: BottegaError) -> Response:
 async def _on_database(request: Request, error: Exception) -> Response:
     if is_transient(error):
         log.warning("api.database_unavailable", error=str(error))
-        return problem_response(
-            503,
-            "database_unavailable",
-            "the database is out of reach at the moment: try again, and if this was to change "
-            "something, look first whether it did",
-            headers={"Retry-After": "1"},
-        )
+        return database_unavailable()
     return await _on_bug(request, error)
 
 

@@ -85,25 +85,24 @@ class OnlyFromHere:
     DNS rebinding), and an Origin, which only browsers send, the server's own.
 
     Args:
-        any_host: the operator opened the server to a network, whose names it cannot know.
+        host: the address that the server listens on.
         origins: whose pages may ask all the same.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, host: str, any_host: bool, origins: Collection[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, origins: Collection[str]) -> None:
         self.app = app
         self.origins = origins
-        self.hosts = None if any_host else {"localhost", "127.0.0.1", "::1", host}
+        self.hosts = {"localhost", "127.0.0.1", "::1", host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
-        if reason is None:
+        if scope["type"] in ("http", "websocket") and (reason := self._refusal(scope)):
+            await refuse(problem_response(403, "foreign_request", reason), scope, receive, send)
+        else:
             await self.app(scope, receive, send)
-            return
-        await refuse(problem_response(403, "foreign_request", reason), scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str | None:
+        if not scope["app"].state.service.keys.may_be_open:
+            return None
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         try:
@@ -111,7 +110,7 @@ class OnlyFromHere:
             own = origin is None or urlsplit(origin).netloc == host
         except ValueError:
             return "the Host or Origin header is no address"
-        if self.hosts is not None and name not in self.hosts:
+        if name not in self.hosts:
             return "without keys this server answers only under this machine's own names"
         if not own and origin not in self.origins:
             return "without keys this server does not answer pages of other origins"

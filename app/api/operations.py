@@ -6,7 +6,7 @@ from typing import Literal
 from fastapi import APIRouter, Response
 
 import app
-from app.api.deps import ServiceDep
+from app.api.deps import ReadTenant, ServiceDep
 from app.api.errors import problem_response, problems
 from app.api.schemas.base import Answer
 from app.db.migrate import require_current
@@ -76,8 +76,9 @@ async def ready(service: ServiceDep) -> Readiness | Response:
     operation_id="get_info",
     summary="What is this server?",
     response_model=Info,
+    responses=problems(),
 )
-async def info(service: ServiceDep) -> Info:
+async def info(service: ServiceDep, tenant: ReadTenant) -> Info:
     return Info(
         version=app.__version__,
         model=service.settings.default_model,

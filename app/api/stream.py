@@ -9,7 +9,8 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from app.api.deps import ServiceDep, Tenant
+from app.api.auth import Principal
+from app.api.deps import PrincipalDep, ServiceDep, Tenant
 from app.api.edge import DROP
 from app.api.errors import problems
 from app.api.pages import PageQuery
@@ -20,6 +21,7 @@ from app.container import Service
 from app.events import log
 from app.events.frames import Frame
 from app.events.tail import Sight, Subscriber
+from app.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -67,6 +69,7 @@ class EventQuery(PageQuery, WatchQuery):
 )
 async def events(
     service: ServiceDep,
+    principal: PrincipalDep,
     tenant: Tenant,
     run_id: RunId,
     query: Annotated[EventQuery, Query()],
@@ -82,7 +85,7 @@ async def events(
             after = min(int(last_event_id), MAX_SEQ)
         if sight.over and after >= sight.last_seq:
             return Response(status_code=204)
-        return _EventStream(service, sight, after, query)
+        return _EventStream(_sse(service, principal, sight, after, query), service.settings)
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -104,10 +107,9 @@ async def events(
 class _EventStream(EventSourceResponse):
     """Server-sent events of a run; a client that reads nothing for too long is dropped."""
 
-    def __init__(self, service: Service, sight: Sight, after: int, query: WatchQuery) -> None:
-        settings = service.settings
+    def __init__(self, content: AsyncIterator[bytes], settings: Settings) -> None:
         super().__init__(
-            _sse(service, sight, after, query),
+            content,
             ping=0,  # the heartbeats below say where to go on, too
             send_timeout=settings.slow_reader_s,
         )
@@ -120,18 +122,21 @@ class _EventStream(EventSourceResponse):
 
 
 async def _sse(
-    service: Service, sight: Sight, after: int, query: WatchQuery
+    service: Service, principal: Principal, sight: Sight, after: int, query: WatchQuery
 ) -> AsyncIterator[bytes]:
     with service.tails.watching(sight, after) as tail:
         subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
-        while (frames := await subscriber.next()) is not None:
-            if frames:
-                yield b"".join(map(_encoded, frames))
-            else:
-                # An id without data is no event, but moves the place where a client resumes.
-                yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
+        with service.keys.watching(principal.identity, subscriber.stop):
+            while (frames := await subscriber.next()) is not None:
+                if frames:
+                    yield b"".join(map(_encoded, frames))
+                else:
+                    # An id without data is no event, but moves the place where a client resumes.
+                    yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
         if subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"
+        elif subscriber.stopped:
+            yield b": the key was revoked, or has expired\r\n\r\n"
         elif not subscriber.finished:
             yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
 

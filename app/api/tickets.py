@@ -1,29 +1,31 @@
-"""Tickets: how a browser, whose WebSocket cannot send headers, shows that it may watch."""
+"""Tickets: how a browser, whose WebSocket cannot send headers, shows that it may watch.
 
-import hashlib
+Used up in app/api/auth.py, before any route: a ticket is good for what the key is good for that it
+was asked for with, for as long as that one is.
+"""
+
 import secrets
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
-from app.api.deps import ServiceDep, Tenant
+from app.api.deps import PrincipalDep, ReadTenant, ServiceDep
 from app.api.errors import problems
 from app.api.schemas.base import Answer, Body
 from app.db.engine import acting_as
+from app.tenants.keys import hashed
 
 router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
 
 VALID_S = 30.0
 
 _ISSUE = """
-INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at)
-VALUES ($1, $2, $3, now() + make_interval(secs => $4)) RETURNING expires_at
+INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at, scope, key_id)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6) RETURNING expires_at
 """
-_REDEEM = "SELECT redeem_ticket($1, $2)"
 
 
 class NewTicket(Body):
@@ -52,26 +54,19 @@ class Ticket(Answer):
     summary="Get a ticket for a WebSocket",
     description=(
         "For browsers, whose WebSockets cannot send an Authorization header. The ticket is good "
-        "once, for 30 seconds, at any API process."
+        "once, for 30 seconds, at any API process, and for what its holder's key is good for."
     ),
     status_code=201,
     response_model=Ticket,
     responses=problems(400, 404, 413, 415),
 )
-async def create(service: ServiceDep, tenant: Tenant, body: NewTicket) -> Any:
+async def create(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: NewTicket
+) -> Any:
     if body.run_id is not None:
         await service.tails.look(tenant, body.run_id)
     ticket = secrets.token_urlsafe(32)
+    row = tenant, hashed(ticket), body.run_id, VALID_S, principal.scope, principal.key_id
     async with acting_as(service.database.pool, tenant) as connection:
-        expires_at = await connection.fetchval(_ISSUE, tenant, _hash(ticket), body.run_id, VALID_S)
+        expires_at = await connection.fetchval(_ISSUE, *row)
     return Ticket(ticket=ticket, expires_at=expires_at)
-
-
-async def redeem(pool: asyncpg.Pool, ticket: str, run_id: UUID) -> UUID | None:
-    """Use a ticket up, good or not; answers with its tenant if it was good for the run."""
-    tenant: UUID | None = await pool.fetchval(_REDEEM, _hash(ticket), run_id)
-    return tenant
-
-
-def _hash(ticket: str) -> bytes:
-    return hashlib.sha256(ticket.encode()).digest()

@@ -12,13 +12,12 @@ from pydantic_core import from_json, to_json
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.utils import ClientDisconnected
 
+from app.api.auth import Principal
 from app.api.edge import DROP
-from app.api.errors import field_problem, for_error, problem_response
+from app.api.errors import database_unavailable, field_problem, for_error, problem_response
 from app.api.sockets import SEND
-from app.api.tickets import redeem
 from app.api.watch import WatchQuery
 from app.container import Service
-from app.db.base import DEFAULT_TENANT
 from app.errors import BottegaError, InvalidInputError
 from app.events.log import is_transient
 from app.events.tail import Sight, Subscriber, Tail
@@ -29,13 +28,12 @@ log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 SUBPROTOCOL = "bottega.v1"
-TICKET = "ticket."
-"""What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
-FINISHED, STOPPING, BROKEN, SLOW, DELETED = 1000, 1001, 1011, 4008, 4010
+FINISHED, STOPPING, BROKEN, REVOKED, SLOW, DELETED = 1000, 1001, 1011, 4001, 4008, 4010
 CLOSES = {
     FINISHED: "the final event was sent",
     STOPPING: "the server stops, come back with the seq in the reason",
     BROKEN: "an error of the server, come back with the seq in the reason",
+    REVOKED: "the key was revoked, or has expired",
     SLOW: "the client reads too slowly, it may come back with the seq in the reason",
     DELETED: "the run was deleted, there is nothing to come back for",
 }
@@ -47,7 +45,8 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
     A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
-    and ``{"type": "cancel"}``, which with a ``task_id`` ends that task alone.
+    and ``{"type": "cancel"}``, which needs the scope ``run`` and with a ``task_id`` ends that task
+    alone.
     """
     with contextlib.suppress(ClientDisconnected):  # while it was being let in, or refused
         await _watch(socket, run_id)
@@ -64,11 +63,7 @@ async def _watch(socket: WebSocket, run_id: str) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
-        tenant_id = await _tenant(socket, service, UUID(run_id))
-        if tenant_id is None:
-            await socket.send_denial_response(_bad_ticket())
-            return
-        sight = await service.tails.look(tenant_id, UUID(run_id))
+        sight = await service.tails.look(socket.state.principal.tenant_id, UUID(run_id))
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return
@@ -76,24 +71,6 @@ async def _watch(socket: WebSocket, run_id: str) -> None:
     with service.tails.watching(sight, query.after) as tail:
         await socket.accept(SUBPROTOCOL if offered else None)
         await _serve(socket, service, sight, tail, query)
-
-
-async def _tenant(socket: WebSocket, service: Service, run_id: UUID) -> UUID | None:
-    """Whose run the client may watch; ``None`` if it shows a ticket that is not good."""
-    for offered in socket.scope["subprotocols"]:
-        if offered.startswith(TICKET):
-            ticket = offered.removeprefix(TICKET)
-            return await redeem(service.database.pool, ticket, run_id)
-    return DEFAULT_TENANT
-
-
-def _bad_ticket() -> Response:
-    detail = (
-        "the ticket is unknown, used, too old or for another run: get a new one from "
-        "POST /v1/ws-tickets and connect within 30 seconds"
-    )
-    headers = {"WWW-Authenticate": "Bearer"}
-    return problem_response(401, "bad_ticket", detail, headers=headers)
 
 
 def _refusal(error: Exception) -> Response:
@@ -106,8 +83,7 @@ def _refusal(error: Exception) -> Response:
     if isinstance(error, ValueError):
         return problem_response(422, "invalid", "the run's id must be a UUID")
     if is_transient(error):
-        detail = "the database is out of reach at the moment: try again"
-        return problem_response(503, "database_unavailable", detail, headers={"Retry-After": "1"})
+        return database_unavailable()
     raise error
 
 
@@ -120,10 +96,12 @@ async def _serve(
     sending = _Sender(socket, subscriber, settings.slow_reader_s)
     tasks = [
         asyncio.ensure_future(sending.send_all()),
-        asyncio.ensure_future(_read_frames(socket, service, sight)),
+        asyncio.ensure_future(_read_frames(socket, service, sight, subscriber)),
     ]
+    identity = socket.state.principal.identity
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with service.keys.watching(identity, sending.revoke):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():  # else an answer to a frame may have met a socket just closed
             tasks[1].result()
     finally:
@@ -147,6 +125,11 @@ class _Sender:
         self._patience_s = patience_s
         self._place = subscriber.place
 
+    def revoke(self) -> None:
+        """What there is from now on is not for this client any more."""
+        self._subscriber.stop()
+        self._drop(REVOKED, f"key revoked or expired; resume after={self._place}")
+
     async def send_all(self) -> None:
         """Return when the socket is closed, or was dropped."""
         try:
@@ -162,7 +145,7 @@ class _Sender:
                     await self._socket.close(FINISHED)
                 elif self._subscriber.orphaned:
                     await self._socket.close(DELETED, "the run was deleted")
-                else:
+                elif not self._subscriber.stopped:
                     hint = f"server stopping; resume after={self._place}"
                     await self._socket.close(STOPPING, hint)
         except TimeoutError:
@@ -174,31 +157,38 @@ class _Sender:
             self._drop(BROKEN, f"internal error; resume after={self._place}")
 
 
-async def _read_frames(socket: WebSocket, service: Service, sight: Sight) -> None:
+async def _read_frames(
+    socket: WebSocket, service: Service, sight: Sight, subscriber: Subscriber
+) -> None:
     """Answer the client's frames until it goes away."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
             message = await socket.receive()
-            if message["type"] == "websocket.disconnect":
+            if message["type"] == "websocket.disconnect" or subscriber.stopped:
                 return
-            await socket.send_text(await _answer(_frame(message.get("text")), service, sight))
+            frame = _frame(message.get("text"))
+            answer = await _answer(frame, service, socket.state.principal, sight)
+            await socket.send_text(answer)
 
 
-async def _answer(frame: dict[str, Any], service: Service, sight: Sight) -> str:
+async def _answer(
+    frame: dict[str, Any], service: Service, principal: Principal, sight: Sight
+) -> str:
     match frame:
         case {"type": "ping", **others} if not others:
             return '{"type":"pong"}'
         case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
             try:
-                await _cancel(service, sight, others.get("task_id"))
+                principal.need("run")
+                await _cancel(service, sight, others.get("task_id"), principal.actor)
             except Exception as error:
                 return _error(error)
             return '{"type":"cancel.accepted"}'
     return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
 
 
-async def _cancel(service: Service, sight: Sight, task: object) -> None:
-    database, actor = service.database, "local"
+async def _cancel(service: Service, sight: Sight, task: object, actor: str) -> None:
+    database = service.database
     if task is None:
         await request_cancel(database, sight.tenant_id, sight.run_id, actor)
         return

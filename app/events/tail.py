@@ -150,7 +150,7 @@ class Tail:
         except Exception as error:
             self._failure, self._failed_at = error, error.__traceback__  # raised for who reads
         finally:
-            self._wake()
+            self.wake()
 
     async def _read_log(self) -> None:
         more, before = True, self.last
@@ -158,7 +158,7 @@ class Tail:
             rows, more = await self._rows(self.last)
             if rows:
                 self._append(rows)
-                self._wake()
+                self.wake()
         if self.last == before and not self.over and not await self._fetch(LOOK):
             self._forget()
 
@@ -169,7 +169,7 @@ class Tail:
             self._ring.clear()
             self._text.clear()
             self.speeches = Speeches(self._run.run_id)
-            self._wake()
+            self.wake()
 
     def add_text(self, rows: list[Any]) -> None:
         """Live text of the run that was read, in order; to be heard with the next news."""
@@ -182,7 +182,7 @@ class Tail:
             self.speeches.recall(await self._fetch(_READ_CALLS, self.last))
             self._knows_calls = True
         self.speeches.hear(text)
-        self._wake()
+        self.wake()
 
     def _append(self, rows: list[Any]) -> None:
         for row in rows:
@@ -195,7 +195,8 @@ class Tail:
         while len(self._ring) > RING_EVENTS or (self._size > RING_BYTES and len(self._ring) > 1):
             self._size -= len(self._ring.popleft().body)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have all who wait look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -209,10 +210,12 @@ class Subscriber:
 
     Attributes:
         place: all that is up to this ``seq`` was handed out, or is not wanted.
+        stopped: they get no more, though there may be some.
     """
 
     def __init__(self, tail: Tail, after: int, only: Filter, heartbeat_s: float) -> None:
         self.place = after
+        self.stopped = False
         self._tail = tail
         self._only = only
         self._heartbeat_s = heartbeat_s
@@ -228,11 +231,16 @@ class Subscriber:
         """The run was deleted: nothing will follow, and there is nothing to come back for."""
         return self._tail.gone
 
+    def stop(self) -> None:
+        """Hand out nothing any more."""
+        self.stopped = True
+        self._tail.wake()
+
     async def next(self) -> list[Frame] | None:
         """What is next; nothing: a sign of life is due; ``None``: no more will come from here."""
         tail = self._tail
         due = monotonic() + self._heartbeat_s
-        while not (tail.closed.is_set() or tail.gone):
+        while not (tail.closed.is_set() or tail.gone or self.stopped):
             changed = tail.changed
             found = tail.since(self.place)
             if found is None:

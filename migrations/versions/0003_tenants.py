@@ -62,6 +62,7 @@ GRANTS = (
         f" {', '.join(TENANT_TABLES)} TO bottega_system"
     ),
     "GRANT SELECT ON alembic_version TO bottega_system",
+    "GRANT SELECT, INSERT ON first_key TO bottega_system",
 )
 
 # --- Places and turns -------------------------------------------------------------------------
@@ -463,12 +464,73 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$
 """
 
-# Use a ticket up, good or not: whose it is, if it is good for the run.
-REDEEM_TICKET = """
-CREATE FUNCTION redeem_ticket(p_hash bytea, p_run uuid) RETURNS uuid
+# That there was a key once, in one row: from then on nobody is let in without. What becomes of keys
+# is told to every API process.
+ANNOUNCE_KEYS = """
+CREATE FUNCTION announce_keys() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO first_key DEFAULT VALUES ON CONFLICT DO NOTHING;
+    END IF;
+    PERFORM pg_notify('bottega_keys', '');
+    RETURN NULL;
+END $$
+"""
+
+KEYS_REQUIRED = """
+CREATE FUNCTION keys_required() RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM first_key)
+$$
+"""
+
+# Whose the key with this hash is.
+FIND_KEY = """
+CREATE FUNCTION find_key(p_hash bytea)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at FROM api_keys k
+    WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
+$$
+"""
+
+# Those of the keys that were not revoked.
+LIVE_KEYS = """
+CREATE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at
+    FROM unnest(p_tenants, p_ids) AS asked(tenant_id, id) JOIN api_keys k USING (tenant_id, id)
+    WHERE k.revoked_at IS NULL
+$$
+"""
+
+# Of many processes that note the same use one does, once a minute; none waits for another.
+NOTE_KEY_USE = """
+CREATE FUNCTION note_key_use(p_tenants uuid[], p_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    WITH used AS (DELETE FROM ws_tickets WHERE ticket_hash = p_hash RETURNING *)
-    SELECT tenant_id FROM used WHERE expires_at > now() AND coalesce(run_id = p_run, true)
+    UPDATE api_keys SET last_used_at = now() WHERE (tenant_id, id) IN (
+        SELECT k.tenant_id, k.id
+        FROM unnest(p_tenants, p_ids) AS used(tenant_id, id) JOIN api_keys k USING (tenant_id, id)
+        WHERE k.last_used_at IS NULL OR k.last_used_at <= now() - interval '1 minute'
+        FOR NO KEY UPDATE OF k SKIP LOCKED)
+$$
+"""
+
+# Use a ticket up, good or not; what it was good for, if the key behind it still is.
+REDEEM_TICKET = """
+CREATE FUNCTION redeem_ticket(p_hash bytea, p_run uuid)
+RETURNS TABLE (tenant_id uuid, scope text, key_id uuid, prefix text)
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    WITH used AS (
+        DELETE FROM ws_tickets t WHERE t.ticket_hash = p_hash RETURNING t.*)
+    SELECT u.tenant_id, u.scope, u.key_id, k.prefix
+    FROM used u LEFT JOIN api_keys k ON k.tenant_id = u.tenant_id AND k.id = u.key_id
+    WHERE u.expires_at > now() AND coalesce(u.run_id = p_run, true)
+      AND CASE WHEN u.key_id IS NULL THEN NOT keys_required()
+          ELSE k.id IS NOT NULL AND k.revoked_at IS NULL AND coalesce(k.expires_at > now(), true)
+          END
 $$
 """
 
@@ -523,6 +585,12 @@ BEGIN
 END $$
 """
 
+ANNOUNCE = """
+CREATE TRIGGER announce_keys
+AFTER INSERT OR DELETE OR UPDATE OF scope, expires_at, revoked_at ON api_keys
+FOR EACH STATEMENT EXECUTE FUNCTION announce_keys()
+"""
+
 FUNCTIONS = (
     *(LIMIT, FREE_PLACE, ENQUEUE_RUN, FILL_PLACE, FILL_PLACES, REFUSE_RUN, COUNT_TOKENS),
     *(RENEW_LEASES, CANCEL_WISHES, WRITE_LIVE_TEXT, CLEAR_LIVE_TEXT, READ_LIVE_TEXT),
@@ -536,6 +604,11 @@ SYSTEM_FUNCTIONS = (
         NEXT_WEBHOOK,
         DUE_SCHEDULE,
         NEXT_SCHEDULE,
+        ANNOUNCE_KEYS,
+        KEYS_REQUIRED,
+        FIND_KEY,
+        LIVE_KEYS,
+        NOTE_KEY_USE,
         REDEEM_TICKET,
         SWEEP,
     ),
@@ -670,6 +743,16 @@ def _new_tables() -> None:
         _tenant_key("token_usage"),
         sa.PrimaryKeyConstraint("tenant_id", "day", name=op.f("pk_token_usage")),
     )
+    op.create_table(
+        "first_key",
+        sa.Column("one", sa.Boolean(), server_default=sa.true(), nullable=False),
+        sa.Column(
+            "at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False
+        ),
+        sa.CheckConstraint("one", name=op.f("ck_first_key_one")),
+        sa.PrimaryKeyConstraint("one", name=op.f("pk_first_key")),
+    )
+    op.execute("INSERT INTO first_key SELECT FROM api_keys LIMIT 1")
     op.add_column("ws_tickets", sa.Column("scope", sa.Text(), server_default="run", nullable=False))
     op.add_column("ws_tickets", sa.Column("key_id", sa.Uuid(), nullable=True))
 
@@ -734,6 +817,7 @@ def upgrade() -> None:
     _places()
     for function in (*FUNCTIONS, *SYSTEM_FUNCTIONS, *_changed_functions()):
         op.execute(function)
+    op.execute(ANNOUNCE)
     _security()
 
 
@@ -744,6 +828,7 @@ def downgrade() -> None:
         op.execute(f"DROP POLICY of_tenant ON {table}")
         op.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
         op.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+    op.execute("DROP TRIGGER announce_keys ON api_keys")
     for function in SYSTEM_FUNCTIONS:
         op.execute(f"DROP FUNCTION {_name(function)}")
     for function in FUNCTIONS:
@@ -787,6 +872,7 @@ def downgrade() -> None:
     op.drop_column("runs", "place")
     op.drop_column("ws_tickets", "key_id")
     op.drop_column("ws_tickets", "scope")
+    op.drop_table("first_key")
     op.drop_table("token_usage")
     op.drop_table("audit_log")
     op.drop_constraint("ck_api_keys_scope", "api_keys")

@@ -16,6 +16,7 @@ from app.db.tables.sessions import session_memory, sessions
 from app.db.tables.tenants import (
     api_keys,
     audit_log,
+    first_key,
     idempotency_keys,
     tenants,
     token_usage,
@@ -27,6 +28,7 @@ __all__ = [
     "agents",
     "api_keys",
     "audit_log",
+    "first_key",
     "graph_snapshots",
     "graph_versions",
     "graphs",

@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Date,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Uuid,
     func,
     text,
+    true,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -41,6 +43,15 @@ api_keys = Table(
     Column("last_used_at", DateTime(timezone=True)),
     Column("revoked_at", DateTime(timezone=True)),
     CheckConstraint("scope IN ('read', 'run', 'admin')", name="scope"),
+)
+
+# That there was a key once; from then on nobody is let in without one. At most one row.
+first_key = Table(
+    "first_key",
+    metadata,
+    Column("one", Boolean, primary_key=True, server_default=true()),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    CheckConstraint("one", name="one"),
 )
 
 # Who did what: administration, and ending what others started. Rows are only ever added.
