@@ -1,19 +1,17 @@
 """The ``bottega`` command."""
 
-import asyncio
-import signal
 import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import SecretStr, ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from app.admin_cli import keys, tenants
 from app.errors import BottegaError
 from app.settings import Settings
+from app.terminal import console, database, run, start, store_bootstrap_key
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -21,37 +19,8 @@ cli = typer.Typer(
     help="Teams of LLM agents on Postgres, with every step visible.",
     pretty_exceptions_enable=False,
 )
-console = Console(stderr=True)
-T = TypeVar("T")
-
-
-def _settings(**overrides: object) -> Settings:
-    return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
-
-
-@contextmanager
-def _database(settings: Settings) -> Iterator[str]:
-    """The URL of the database to use: the configured one, or our own, started and migrated."""
-    # Until the event loop takes over: a signal must not leave our server running.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
-        return
-    from app.db import embedded, migrate
-
-    with embedded.running(settings.data_dir) as url:
-        if not asyncio.run(migrate.is_current(url)):
-            migrate.upgrade(url)
-        yield url
-
-
-def _run(main: Coroutine[Any, Any, T]) -> T:
-    try:
-        import uvloop
-    except ImportError:  # not on this platform
-        return asyncio.run(main)
-    return uvloop.run(main)
+cli.add_typer(keys, name="keys")
+cli.add_typer(tenants, name="tenants")
 
 
 def _announce_model(settings: Settings) -> None:
@@ -69,39 +38,40 @@ def serve(
     no_worker: Annotated[bool, typer.Option(help="Serve the API only.")] = False,
 ) -> None:
     """Serve the API and execute runs, in one process."""
-    settings = _start(host=host, port=port)
+    settings = start(host=host, port=port)
     from app import main as web
 
     def listening(number: int) -> None:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         console.print(f"Bottega listens on http://{shown}:{number} (docs at /docs)")
 
-    with _database(settings) as url:
+    with database(settings) as url:
         if not no_worker:
             _announce_model(settings)
-        _run(web.serve(settings, url, worker=not no_worker, on_listening=listening))
+        run(web.serve(settings, url, worker=not no_worker, on_listening=listening))
 
 
 @cli.command()
 def worker() -> None:
     """Execute runs. Start as many as wanted, on any machine that reaches the database."""
-    settings = _start()
+    settings = start()
     from app import worker as process
 
-    with _database(settings) as url:
+    with database(settings) as url:
         _announce_model(settings)
         ready = lambda: console.print("Bottega's worker is ready")  # noqa: E731
-        _run(process.work(settings, url, ready))
+        run(process.work(settings, url, ready))
 
 
 @cli.command()
 def migrate() -> None:
     """Bring the database's schema to this version."""
-    settings = _start()
+    settings = start()
     from app.db import migrate as migrations
 
-    with _database(settings) as url:
+    with database(settings) as url:
         migrations.upgrade(url)
+        store_bootstrap_key(settings, url)
     console.print("The database is up to date.")
 
 
@@ -112,12 +82,12 @@ def demo(
     task: Annotated[str, typer.Option(help="What the team is to build.")] = "Build a todo app.",
 ) -> None:
     """Run the requirements → designer → implementer team and watch it live."""
-    settings = _start(port=port)
+    settings = start(port=port)
     from app.demo import session
 
-    with _database(settings) as url:
+    with database(settings) as url:
         _announce_model(settings)
-        status = _run(session.run(settings, url, task=task, keep=keep))
+        status = run(session.run(settings, url, task=task, keep=keep))
     sys.exit(status)
 
 
@@ -137,7 +107,7 @@ def demo_model(context: typer.Context) -> None:
 @cli.command("settings")
 def show_settings() -> None:
     """Print every setting with its value; secrets are masked."""
-    settings = _settings()
+    settings = Settings()
     table = Table("variable", "value", "meaning")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
@@ -145,14 +115,6 @@ def show_settings() -> None:
         variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
         table.add_row(str(variable), shown, field.description or "")
     Console().print(table)
-
-
-def _start(**overrides: object) -> Settings:
-    from app.telemetry import configure_logging
-
-    settings = _settings(**overrides)
-    configure_logging(settings.log_level)
-    return settings
 
 
 def main() -> None:

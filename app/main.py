@@ -37,7 +37,9 @@ from app.api.limits import LimitTenants
 from app.api.middleware import Cors, OnlyFromHere, RefuseLongBody
 from app.api.sockets import WebSocketProtocol
 from app.container import Service, open_service
-from app.errors import UnavailableError
+from app.db.engine import connect, normalise_url
+from app.db.migrate import require_current
+from app.errors import InvalidInputError, UnavailableError
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -157,9 +159,35 @@ async def serve(
     Args:
         url: of a database that is up and migrated.
         on_listening: told the port once the API answers.
+
+    Raises:
+        InvalidInputError: ``no_keys``: others than this machine could reach it.
     """
+    if not settings.on_loopback:
+        await _require_keys(settings, url)
     with _listen(settings) as listener:
         await _serve_on(listener, settings, url, worker, on_listening)
+
+
+async def _require_keys(settings: Settings, url: str) -> None:
+    """Check that not everybody who reaches this server could use it.
+
+    Raises:
+        InvalidInputError: ``no_keys``.
+    """
+    connection = await connect(normalise_url(url))
+    try:
+        await require_current(connection)
+        if await connection.fetchval("SELECT keys_required()"):
+            return
+    finally:
+        await connection.close()
+    raise InvalidInputError(
+        f"refusing to listen on {settings.host}: there are no API keys yet, so anyone who can "
+        "reach it could use it. Make one first: bottega keys create --tenant default --scope "
+        "admin. Or listen on 127.0.0.1",
+        code="no_keys",
+    )
 
 
 async def _serve_on(

@@ -72,7 +72,7 @@ async def is_current(url: str) -> bool:
         await connection.close()
 
 
-async def require_current(pool: asyncpg.Pool) -> None:
+async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
     """Check that the schema is this version's.
 
     Raises:

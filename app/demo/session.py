@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import httpx2
@@ -18,8 +19,13 @@ from app.demo import team
 from app.demo.board import Board
 from app.main import serve
 from app.settings import Settings
+from app.tenants import operator
 
 _console = Console()
+_LONGEST = timedelta(hours=1)
+"""How long a key of the demo's is good that could not be removed."""
+
+Headers = dict[str, str]
 
 
 class DemoError(Exception):
@@ -28,9 +34,15 @@ class DemoError(Exception):
 
 async def run(settings: Settings, url: str, *, task: str, keep: bool) -> int:
     """Serve on loopback, and be a client of that server. Answers the process's exit status."""
+    async with operator.passing_key(url, name="demo", good_for=_LONGEST) as key:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return await _run(settings, url, headers, task, keep)
+
+
+async def _run(settings: Settings, url: str, headers: Headers, task: str, keep: bool) -> int:
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(serve(settings, url, on_listening=listening.set_result))
-    client = asyncio.ensure_future(_client(settings, listening, task, keep))
+    client = asyncio.ensure_future(_client(settings, listening, headers, task, keep))
     try:
         await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
         if not client.done():  # Ctrl-C stops the server first
@@ -49,15 +61,19 @@ async def run(settings: Settings, url: str, *, task: str, keep: bool) -> int:
 
 
 async def _client(
-    settings: Settings, listening: "asyncio.Future[int]", task: str, keep: bool
+    settings: Settings,
+    listening: "asyncio.Future[int]",
+    headers: Headers,
+    task: str,
+    keep: bool,
 ) -> int:
     base_url = f"http://127.0.0.1:{await listening}"
-    async with httpx2.AsyncClient(base_url=base_url, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=base_url, timeout=30, headers=headers) as client:
         await _define(client)
         body = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": task}
         run_id = (await _checked(client.post("/v1/runs", json=body)))["id"]
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
-        await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws")
+        await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
         ended = await _checked(client.get(f"/v1/runs/{run_id}"))
     if ended["ended_at"] is None:  # Ctrl-C: the server told its subscribers first
         _console.print(
@@ -111,26 +127,26 @@ async def _checked(answer: Any) -> dict[str, Any]:
     return body
 
 
-async def _events(url: str) -> AsyncIterator[dict[str, Any]]:
-    async with websockets.connect(url, max_size=None) as socket:
+async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
+    async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
         async for message in socket:
             frame = from_json(message)
             if frame["type"] != "heartbeat":
                 yield frame
 
 
-async def _watch(url: str) -> None:
+async def _watch(url: str, headers: Headers) -> None:
     """Draw the run while it goes on: a live tree on a terminal, lines of text elsewhere."""
     board = Board()
     if not _console.is_terminal:
-        async for event in _events(url):
+        async for event in _events(url, headers):
             if line := board.apply(event):
                 _console.print(f"{event['seq']:>4}  {line}", highlight=False, markup=False)
         return
     with Live(
         get_renderable=lambda: board.render(utcnow()), console=_console, refresh_per_second=12
     ):
-        async for event in _events(url):
+        async for event in _events(url, headers):
             board.apply(event)
 
 

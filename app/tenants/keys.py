@@ -11,12 +11,11 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import RowMapping, func, insert, select, update
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.db.tables import api_keys, tenants
-from app.errors import ConflictError, NotFoundError
+from app.db.tables import api_keys
+from app.errors import ConflictError, InvalidInputError, NotFoundError
 from app.tenants import audit
 
 Scope = Literal["read", "run", "admin"]
@@ -27,9 +26,8 @@ MOST_KEYS = 1000
 
 _PUBLIC = string.ascii_lowercase + string.digits
 _SECRET_BYTES = 32
-_BOOTSTRAP = "bootstrap"
 _keys = api_keys.c
-_shown = tuple(column for column in _keys if column is not _keys.key_hash)
+SHOWN = tuple(column for column in _keys if column is not _keys.key_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,12 @@ async def create(
     """Make a key; answers with its row and, for the only time, the key.
 
     Raises:
+        InvalidInputError: it would have expired already.
         ConflictError: ``too_many_keys``.
     """
+    until = literal(expires_at, DateTime(timezone=True))
+    if expires_at is not None and await tx.scalar(select(func.now() >= until)):
+        raise InvalidInputError("the expiry is in the past", pointer="/expires_at")
     live = select(func.count()).where(_keys.tenant_id == tenant_id, _keys.revoked_at.is_(None))
     if (await tx.scalar(live) or 0) >= MOST_KEYS:
         raise ConflictError(
@@ -91,7 +93,7 @@ async def create(
         scope=scope,
         expires_at=expires_at,
     )
-    row = (await tx.execute(added.returning(*_shown))).mappings().one()
+    row = (await tx.execute(added.returning(*SHOWN))).mappings().one()
     await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scope": scope, "name": name})
     return row, key
 
@@ -102,7 +104,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    found = select(*_shown).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
+    found = select(*SHOWN).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     row = (await tx.execute(found)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no key {key_id}")
@@ -118,7 +120,7 @@ async def page(
     limit: int,
 ) -> list[RowMapping]:
     """The tenant's keys by age, revoked ones too, at most ``limit``, behind the id ``after``."""
-    query = select(*_shown).where(_keys.tenant_id == tenant_id)
+    query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
     if after is not None:
         query = query.where(_keys.id < after if descending else _keys.id > after)
     query = query.order_by(_keys.id.desc() if descending else _keys.id).limit(limit)
@@ -140,35 +142,3 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
         .where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     )
     await audit.note(tx, tenant_id, actor, "key.revoke", row["prefix"])
-
-
-# What only the operator may do, who sees all tenants.
-
-
-async def tenant_of(tx: AsyncConnection, name: str) -> UUID:
-    """The id of the tenant with this name, which is made if there is none."""
-    made = postgresql.insert(tenants).values(name=name).on_conflict_do_nothing()
-    await tx.execute(made)
-    found = await tx.scalar(select(tenants.c.id).where(tenants.c.name == name))
-    return UUID(str(found))
-
-
-async def find(tx: AsyncConnection, prefix_or_id: str) -> list[RowMapping]:
-    """The keys of all tenants with this prefix or id."""
-    same = (_keys.prefix == prefix_or_id) | (func.cast(_keys.id, postgresql.TEXT) == prefix_or_id)
-    return list((await tx.execute(select(*_shown).where(same))).mappings())
-
-
-async def store_bootstrap(tx: AsyncConnection, tenant_id: UUID, key: str) -> bool:
-    """Make the operator's own text an admin key; answers whether it was not there yet.
-
-    A key that was revoked stays so.
-    """
-    prefix = f"{_BOOTSTRAP}_{secrets.token_hex(4)}"
-    row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": hashed(key), "scope": "admin"}
-    made = postgresql.insert(api_keys).values(tenant_id=tenant_id, **row)
-    added = await tx.execute(made.on_conflict_do_nothing(index_elements=[_keys.key_hash]))
-    if added.rowcount == 0:
-        return False
-    await audit.note(tx, tenant_id, "cli", "key.create", prefix, {"scope": "admin"})
-    return True

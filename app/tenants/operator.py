@@ -1,0 +1,139 @@
+"""What the operator does from the command line, who sees all tenants."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from secrets import token_hex
+
+from sqlalchemy import RowMapping, Text, cast, delete, func, or_, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import connect, normalise_url
+from app.db.tables import api_keys, tenants
+from app.errors import ConflictError, NotFoundError
+from app.tenants import audit, keys
+
+ACTOR = "cli"
+
+_BOOTSTRAP = "bootstrap"
+_keys = api_keys.c
+
+
+@asynccontextmanager
+async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
+    """A transaction that sees all tenants.
+
+    Raises:
+        UnavailableError: the server cannot be reached, or this login may not.
+    """
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(normalise_url(url)),
+        poolclass=NullPool,
+    )
+    try:
+        async with engine.begin() as tx:
+            yield tx
+    finally:
+        await engine.dispose()
+
+
+async def create_key(
+    url: str,
+    tenant: str,
+    *,
+    name: str,
+    scope: keys.Scope,
+    expires: datetime | timedelta | None = None,
+) -> tuple[RowMapping, str]:
+    """Make a key; answers with its row and, for the only time, the key.
+
+    Args:
+        tenant: its name; made if there is none.
+
+    Raises:
+        InvalidInputError, ConflictError: see :func:`keys.create`.
+    """
+    async with transaction(url) as tx:
+        made = postgresql.insert(tenants).values(name=tenant).on_conflict_do_nothing()
+        await tx.execute(made)
+        found = await tx.execute(select(tenants.c.id).where(tenants.c.name == tenant))
+        if isinstance(expires, timedelta):
+            expires = await tx.scalar(select(func.now() + expires))
+        tenant_id = found.scalar_one()
+        return await keys.create(tx, tenant_id, ACTOR, name=name, scope=scope, expires_at=expires)
+
+
+async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
+    """The keys of all tenants, or of one, each with its ``tenant``'s name, by age."""
+    query = select(*keys.SHOWN, tenants.c.name.label("tenant")).join(tenants).order_by(_keys.id)
+    if tenant is not None:
+        query = query.where(tenants.c.name == tenant)
+    async with transaction(url) as tx:
+        return list((await tx.execute(query)).mappings())
+
+
+async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
+    """Revoke the one key with this prefix or id; answers with what it was.
+
+    Raises:
+        NotFoundError: there is none.
+        ConflictError: there are several with the prefix.
+    """
+    same = or_(_keys.prefix == prefix_or_id, cast(_keys.id, Text) == prefix_or_id.lower())
+    async with transaction(url) as tx:
+        found = (await tx.execute(select(*keys.SHOWN).where(same))).mappings().all()
+        if not found:
+            raise NotFoundError(f"there is no key '{prefix_or_id}': see `bottega keys list`")
+        if len(found) > 1:
+            raise ConflictError(f"several keys begin with '{prefix_or_id}': name one by its id")
+        await keys.revoke(tx, found[0]["tenant_id"], ACTOR, found[0]["id"])
+        return found[0]
+
+
+@asynccontextmanager
+async def passing_key(url: str, *, name: str, good_for: timedelta) -> AsyncIterator[str | None]:
+    """A key to work with within the block, which is removed at its end; for the default tenant.
+
+    ``None`` if there never was a key, and so none is needed.
+    """
+    async with transaction(url) as tx:
+        required = await tx.scalar(select(func.keys_required()))
+    if not required:
+        yield None
+        return
+    row, key = await create_key(url, "default", name=name, scope="run", expires=good_for)
+    try:
+        yield key
+    finally:
+        async with transaction(url) as tx:
+            own = _keys.tenant_id == row["tenant_id"], _keys.id == row["id"]
+            await tx.execute(delete(api_keys).where(*own))
+            await audit.note(tx, row["tenant_id"], ACTOR, "key.delete", row["prefix"])
+
+
+async def list_tenants(url: str) -> list[RowMapping]:
+    """All tenants by name, each with the number of its ``keys`` that are not revoked."""
+    live = func.count(_keys.id).filter(_keys.revoked_at.is_(None)).label("keys")
+    query = select(tenants, live).outerjoin(api_keys).group_by(tenants.c.id)
+    async with transaction(url) as tx:
+        return list((await tx.execute(query.order_by(tenants.c.name))).mappings())
+
+
+async def store_bootstrap_key(url: str, key: str) -> bool:
+    """Make the operator's own text an admin key of the default tenant; whether it was none yet.
+
+    A key that was revoked stays so.
+    """
+    prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
+    row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scope": "admin"}
+    made = postgresql.insert(api_keys).values(tenant_id=DEFAULT_TENANT, **row)
+    added = made.on_conflict_do_nothing(index_elements=[_keys.key_hash]).returning(_keys.id)
+    async with transaction(url) as tx:
+        if await tx.scalar(added) is None:
+            return False
+        await audit.note(tx, DEFAULT_TENANT, ACTOR, "key.create", prefix, {"scope": "admin"})
+        return True

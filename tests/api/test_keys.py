@@ -1,0 +1,318 @@
+"""API keys: nobody gets in without one once there was one, and each does what its scope says."""
+
+import re
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+
+from app.api.auth import is_public
+from app.settings import Settings
+from tests.api.test_bad_input import problem
+from tests.service import Running, running
+from tests.tenants import Holder, holder
+
+NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+NEW = {"name": "x", "scope": "read"}
+WRONG = "btg_aaaaaaaa_" + "A" * 43
+
+
+@pytest.fixture
+async def admin(database_url: str) -> Holder:
+    return await holder(database_url)
+
+
+@pytest.fixture
+async def closed(settings: Settings, database_url: str, admin: Holder) -> AsyncIterator[Running]:
+    """A server that has keys."""
+    async with running(settings, database_url) as server:
+        yield server
+
+
+async def execute(url: str, statement: str, *arguments: Any) -> None:
+    """A statement of the operator's own, past the service."""
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement, *arguments)
+    await connection.close()
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (method.upper(), re.sub(r"\{[^}]+\}", NOBODY, path), operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if not is_public(path)
+    ]
+
+
+async def document(server: Running) -> dict[str, Any]:
+    found: dict[str, Any] = (await server.client.get("/openapi.json")).json()
+    return found
+
+
+async def test_every_operation_needs_a_key_and_says_so(closed: Running) -> None:
+    found = operations(await document(closed))
+    assert len(found) > 40
+    for method, path, operation in found:
+        answer = await closed.client.request(method, path, json={})
+        assert problem(answer, 401)["code"] == "unauthenticated", (method, path)
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert operation["security"] == [{"key": []}]
+        assert {"401", "403", "429"} <= set(operation["responses"])
+
+
+async def test_there_is_nothing_to_learn_without_a_key(closed: Running) -> None:
+    for method, path in (
+        ("GET", "/nothing"),
+        ("OPTIONS", "/v1/runs"),
+        ("TRACE", "/"),
+        ("GET", "/"),
+    ):
+        answer = await closed.client.request(method, path)
+        assert problem(answer, 401)["code"] == "unauthenticated"
+    for path in ("/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"):
+        assert (await closed.client.get(path)).status_code == 200
+    assert (await closed.client.get("/docs-assets/swagger-ui.css")).status_code == 200
+    for path in ("/docs-assets/../v1/runs", "/docs-assets/%2e%2e/v1/runs", "//v1/runs"):
+        assert (await closed.client.get(path)).status_code in (401, 404)
+
+
+@pytest.mark.parametrize("scope", ["read", "run", "admin"])
+async def test_an_operation_takes_the_scopes_that_it_names(
+    closed: Running, database_url: str, scope: Any
+) -> None:
+    scopes = ["read", "run", "admin"]
+    held = await holder(database_url, scope=scope)
+    async with held.client(closed) as client:
+        for method, path, operation in operations(await document(closed)):
+            needed = operation["x-required-scope"]
+            answer = await client.request(method, path, json={})
+            if scopes.index(scope) >= scopes.index(needed):
+                assert answer.status_code not in (401, 403), (method, path, answer.text)
+            else:
+                assert problem(answer, 403)["code"] == "insufficient_scope", (method, path)
+                assert f"'{needed}'" in answer.json()["detail"]
+
+
+async def test_only_named_operations_let_a_read_key_post(closed: Running) -> None:
+    may = {
+        operation["operationId"]
+        for method, _, operation in operations(await document(closed))
+        if method not in ("GET", "HEAD") and operation["x-required-scope"] == "read"
+    }
+    assert may == {"create_ws_ticket"}
+
+
+async def test_administration_needs_an_administrator(closed: Running) -> None:
+    needed = {
+        operation["operationId"]: operation["x-required-scope"]
+        for _, _, operation in operations(await document(closed))
+    }
+    admins = {name for name, scope in needed.items() if scope == "admin"}
+    assert {"create_key", "list_keys", "get_key", "revoke_key", "list_audit_log"} <= admins
+    assert "create_run" not in admins
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        ("Basic dTpw", "unauthenticated"),
+        ("", "unauthenticated"),
+        ("Bearer", "unauthenticated"),
+        ("Bearer short", "bad_key"),
+        (f"Bearer {WRONG}", "bad_key"),
+        (f"bearer   {WRONG}", "bad_key"),
+        (f"Bearer {'x' * 257}", "bad_key"),
+        (f"Bearer {'x' * 7000}", "bad_key"),
+        (f"Bearer {WRONG} {WRONG}", "bad_key"),
+        (f"Bearer {WRONG}\u00e9".encode("latin-1"), "bad_key"),
+    ],
+)
+async def test_what_is_no_good_key_is_refused(
+    closed: Running, header: str | bytes, code: str
+) -> None:
+    sent: Any = {"authorization": header}
+    answer = await closed.client.get("/v1/runs", headers=sent)
+    assert problem(answer, 401)["code"] == code
+    assert "traceback" not in answer.text.lower()
+
+
+async def test_two_keys_at_once_are_none(closed: Running, admin: Holder) -> None:
+    value = f"Bearer {admin.key}"
+    headers = [("authorization", value), ("authorization", value)]
+    answer = await closed.client.get("/v1/runs", headers=headers)
+    assert problem(answer, 401)["code"] == "bad_key"
+
+
+async def test_a_key_is_shown_once_and_stored_as_its_hash(
+    closed: Running, admin: Holder, database_url: str
+) -> None:
+    async with admin.client(closed) as client:
+        made = await client.post("/v1/keys", json=NEW | {"expires_at": "2100-01-01T00:00:00Z"})
+        assert made.status_code == 201, made.text
+        assert made.headers["cache-control"] == "no-store"
+        body = made.json()
+        key = body.pop("key")
+        assert re.fullmatch(r"btg_[a-z0-9]{8}_[A-Za-z0-9_-]{43}", key)
+        assert key.startswith(f"{body['prefix']}_")
+        assert (await client.get(made.headers["location"])).json() == body
+        listed = await client.get("/v1/keys?order=desc")
+        assert listed.json()["items"][0] == body
+        assert key not in listed.text
+    connection = await asyncpg.connect(database_url)
+    for table in ("api_keys", "audit_log", "idempotency_keys"):
+        for row in await connection.fetch(f"SELECT t::text AS row FROM {table} t"):
+            assert key[13:] not in row["row"]
+            assert key.encode().hex() not in row["row"]
+    await connection.close()
+    answer = await closed.client.get("/v1/runs", headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == 200
+
+
+async def test_keys_come_in_pages(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        for name in ("b", "c"):
+            await client.post("/v1/keys", json=NEW | {"name": name})
+        first = await client.get("/v1/keys?limit=2")
+        rest = await client.get(first.links["next"]["url"])
+    names = [key["name"] for page in (first, rest) for key in page.json()["items"]]
+    assert names == ["a test's", "b", "c"]
+
+
+async def test_an_idempotency_key_keeps_no_secret(
+    closed: Running, admin: Holder, database_url: str
+) -> None:
+    again = {"idempotency-key": "same"}
+    async with admin.client(closed) as client:
+        made = [await client.post("/v1/keys", json=NEW, headers=again) for _ in range(2)]
+    assert made[0].json()["key"] != made[1].json()["key"]
+    connection = await asyncpg.connect(database_url)
+    assert await connection.fetchval("SELECT count(*) FROM idempotency_keys") == 0
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"name": "x", "scope": "root"},
+        {"name": "", "scope": "read"},
+        {"name": "x" * 101, "scope": "read"},
+        {"name": "\x00", "scope": "read"},
+        NEW | {"expires_at": "2020-01-01T00:00:00Z"},
+        NEW | {"expires_at": "2100-01-01T00:00:00"},
+        NEW | {"expires_at": "soon"},
+        NEW | {"tenant_id": NOBODY},
+    ],
+)
+async def test_a_key_that_cannot_be_made_is_refused(
+    closed: Running, admin: Holder, body: dict[str, Any]
+) -> None:
+    async with admin.client(closed) as client:
+        answer = await client.post("/v1/keys", json=body)
+        assert problem(answer, 422)["code"] == "invalid"
+        assert len((await client.get("/v1/keys")).json()["items"]) == 1
+
+
+async def test_keys_of_another_tenant_are_not_there(
+    closed: Running, admin: Holder, database_url: str
+) -> None:
+    other = await holder(database_url, "umbrella")
+    async with admin.client(closed) as client:
+        for method in ("GET", "DELETE"):
+            for key_id in (other.key_id, NOBODY):
+                answer = await client.request(method, f"/v1/keys/{key_id}")
+                assert problem(answer, 404)["code"] == "not_found"
+        shown = [key["id"] for key in (await client.get("/v1/keys")).json()["items"]]
+        assert shown == [str(admin.key_id)]
+        made = (await client.post("/v1/keys", json=NEW | {"scope": "admin"})).json()["key"]
+    headers = {"authorization": f"Bearer {made}"}
+    found = (await closed.client.get("/v1/keys", headers=headers)).json()["items"]
+    assert len(found) == 2
+    async with other.client(closed) as client:
+        assert len((await client.get("/v1/keys")).json()["items"]) == 1
+
+
+async def test_each_tenant_has_names_of_its_own(
+    closed: Running, admin: Holder, database_url: str
+) -> None:
+    other = await holder(database_url, "umbrella")
+    agent = {"name": "a", "system_message": "x"}
+    async with admin.client(closed) as first, other.client(closed) as second:
+        assert (await first.post("/v1/agents", json=agent)).status_code == 201
+        assert (await second.get("/v1/agents/a")).status_code == 404
+        assert (await second.post("/v1/agents", json=agent)).status_code == 201
+
+
+async def test_an_expired_key_says_so(closed: Running, database_url: str) -> None:
+    held = await holder(database_url, scope="read", expires=timedelta(days=1))
+    async with held.client(closed) as client:
+        assert (await client.get("/v1/runs")).status_code == 200
+        await execute(
+            database_url,
+            "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1",
+            held.key_id,
+        )
+        while (answer := await client.get("/v1/runs")).status_code == 200:
+            pass
+    assert problem(answer, 401)["code"] == "key_expired"
+
+
+async def test_what_administrators_do_is_noted(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        made = (await client.post("/v1/keys", json=NEW)).json()
+        for _ in range(2):
+            assert (await client.delete(f"/v1/keys/{made['id']}")).status_code == 204
+        noted = (await client.get("/v1/audit?order=desc&limit=2")).json()["items"]
+    assert [(entry["action"], entry["target"]) for entry in noted] == [
+        ("key.revoke", made["prefix"]),
+        ("key.create", made["prefix"]),
+    ]
+    assert {entry["actor"] for entry in noted} == {f"key:{admin.prefix}"}
+
+
+async def test_the_last_use_is_stored_beside_the_requests(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        while not (await client.get("/v1/keys")).json()["items"][0]["last_used_at"]:
+            pass
+
+
+async def test_a_use_is_stored_once_a_minute(database_url: str, admin: Holder) -> None:
+    connection = await asyncpg.connect(database_url)
+    note = "SELECT note_key_use($1, $2)"
+    used = "SELECT last_used_at FROM api_keys WHERE id = $1"
+    await connection.execute(note, [admin.tenant_id], [admin.key_id])
+    first = await connection.fetchval(used, admin.key_id)
+    await connection.execute(note, [admin.tenant_id], [admin.key_id])
+    assert await connection.fetchval(used, admin.key_id) == first
+    await connection.execute(
+        "UPDATE api_keys SET last_used_at = last_used_at - interval '1 minute'"
+    )
+    await connection.execute(note, [admin.tenant_id], [admin.key_id])
+    assert await connection.fetchval(used, admin.key_id) > first
+    await connection.close()
+
+
+async def test_a_tenant_has_only_so_many_keys(
+    closed: Running, admin: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.tenants.keys.MOST_KEYS", 2)
+    async with admin.client(closed) as client:
+        made = await client.post("/v1/keys", json=NEW)
+        answer = await client.post("/v1/keys", json=NEW)
+        assert problem(answer, 409)["code"] == "too_many_keys"
+        await client.delete(f"/v1/keys/{made.json()['id']}")
+        assert (await client.post("/v1/keys", json=NEW)).status_code == 201
+
+
+async def test_a_read_key_s_requests_are_read_only(closed: Running, database_url: str) -> None:
+    held = await holder(database_url, scope="read")
+    agent = {"name": "a", "system_message": "x"}
+    async with held.client(closed) as client:
+        answer: httpx2.Response = await client.post("/v1/agents", json=agent)
+        assert problem(answer, 403)["code"] == "insufficient_scope"
+        assert (await client.get("/v1/agents")).json()["items"] == []
+        assert (await client.get("/v1/info")).status_code == 200

@@ -1,0 +1,47 @@
+"""Tenants with keys, for tests of servers that ask for one."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import httpx2
+
+from app.tenants import operator
+from app.tenants.keys import Scope
+from tests.service import Running
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody who has a key."""
+
+    tenant_id: UUID
+    key_id: UUID
+    prefix: str
+    key: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What their requests carry."""
+        return {"Authorization": f"Bearer {self.key}"}
+
+    def client(self, server: Running) -> httpx2.AsyncClient:
+        """Their client of a server; to be closed."""
+        base_url = f"http://127.0.0.1:{server.port}"
+        return httpx2.AsyncClient(base_url=base_url, headers=self.headers, timeout=30)
+
+
+async def holder(
+    url: str,
+    tenant: str = "acme",
+    scope: Scope = "admin",
+    expires: datetime | timedelta | None = None,
+) -> Holder:
+    """Make a key of a tenant, which is made if it is missing.
+
+    Args:
+        url: of the database. A running server needs a key from then on.
+    """
+    made = await operator.create_key(url, tenant, name="a test's", scope=scope, expires=expires)
+    row, key = made
+    return Holder(row["tenant_id"], row["id"], row["prefix"], key)
