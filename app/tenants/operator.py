@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from app.db.base import DEFAULT_TENANT
-from app.db.engine import connect, normalise_url
+from app.db.engine import SYSTEM_ROLE, connect, normalise_url
 from app.db.tables import api_keys, tenants
 from app.errors import ConflictError, NotFoundError
 from app.tenants import audit, keys
@@ -31,7 +31,7 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
     """
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: connect(normalise_url(url)),
+        async_creator=lambda: connect(normalise_url(url), role=SYSTEM_ROLE),
         poolclass=NullPool,
     )
     try:
