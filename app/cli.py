@@ -4,13 +4,13 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from app.admin_cli import keys, tenants
 from app.errors import BottegaError
-from app.settings import Settings
+from app.settings import Settings, redactor
 from app.terminal import console, database, run, start, store_bootstrap_key
 
 cli = typer.Typer(
@@ -108,10 +108,11 @@ def demo_model(context: typer.Context) -> None:
 def show_settings() -> None:
     """Print every setting with its value; secrets are masked."""
     settings = Settings()
+    clean = redactor(settings).text
     table = Table("variable", "value", "meaning")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
-        shown = "********" if isinstance(value, SecretStr) else "" if value is None else str(value)
+        shown = "" if value is None else clean(str(value))  # of a SecretStr that is ********
         variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
         table.add_row(str(variable), shown, field.description or "")
     Console().print(table)

@@ -14,7 +14,7 @@ from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
 from app.runs import queue
-from app.settings import Settings, secrets
+from app.settings import Settings, redactor, secrets
 from app.tenants.keyring import Keyring
 
 GC_THRESHOLD = (50_000, 20, 20)
@@ -102,6 +102,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     from app.tools.egress import Egress
 
     settings, database = service.settings, service.database
+    known = redactor(settings)
     notifier = Notifier(database.connect)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
@@ -111,8 +112,8 @@ async def _worker(service: Service) -> AsyncIterator[None]:
                 provider_for=lambda definition: providers(
                     definition["provider"] or settings.model_api
                 ).for_model(definition["model"] or settings.default_model),
-                tool_deps=ToolDeps(egress),
-                secrets=secrets().get,
+                tool_deps=ToolDeps(egress, known=known),
+                secrets=secrets().of,
                 embedder=_embedder,
                 configure=configure_agent(),
             ),
@@ -120,6 +121,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,
             live_text=live_text,
+            known=known,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (

@@ -6,14 +6,19 @@ import re
 from base64 import b64decode
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
 from dotenv import dotenv_values
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidInputError
+from app.redaction import Redactor
+from app.tools.secrets import TenantSecrets
 
 DEMO_MODEL_NAME = "demo"
+_PASSWORD = re.compile(r"(?://([^/@:?#]*):|\bpassword\s*=\s*'?)([^@&'\s]+)")
+"""In a URL, behind its user, or among libpq's pairs."""
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
@@ -241,12 +246,21 @@ class Settings(BaseSettings):
         return DEMO_MODEL_NAME if self.uses_demo_model else self.model
 
 
-def secrets() -> dict[str, str]:
-    """The values that definitions may refer to: ``BOTTEGA_SECRET_NAME`` by ``NAME``."""
-    prefix = "BOTTEGA_SECRET_"
-    found = {**dotenv_values(".env"), **os.environ}
-    return {
-        name.removeprefix(prefix): value
-        for name, value in found.items()
-        if name.startswith(prefix) and value
-    }
+def secrets() -> TenantSecrets:
+    """What definitions may refer to by name: the environment's, and those of a ``.env`` file."""
+    return TenantSecrets({**dotenv_values(".env"), **os.environ})
+
+
+def redactor(settings: Settings) -> Redactor:
+    """Knows every secret of this process: those of tenants, and those among its settings.
+
+    Raises:
+        InvalidInputError: as :class:`TenantSecrets`.
+    """
+    values = [getattr(settings, name) for name in Settings.model_fields]
+    hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    urls = [*hidden, settings.openai_base_url or ""]
+    # One that is the user's name too (postgres:postgres) is no secret, and a word of many texts.
+    found = [pair for url in urls for pair in _PASSWORD.findall(url)]
+    passwords = [password for user, password in found if password != user]
+    return Redactor([*secrets().values(), *hidden, *passwords, *map(unquote, passwords)])

@@ -2,15 +2,17 @@
 
 import logging
 import sys
+from collections.abc import Callable
 
 import structlog
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
     """Route structlog and the standard library's loggers to one handler. Call once, at start.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
+        clean: takes secrets out of each whole line (or lines) that is logged.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -36,6 +38,7 @@ def configure_logging(level: str) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
                 renderer,
+                lambda logger, method, rendered: clean(str(rendered)),
             ],
         )
     )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from app.settings import Settings
+from app.settings import Settings, redactor
 
 console = Console(stderr=True)
 T = TypeVar("T")
@@ -19,7 +19,7 @@ def start(**overrides: object) -> Settings:
     from app.telemetry import configure_logging
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, redactor(settings).text)
     return settings
 
 

@@ -16,11 +16,12 @@ class Command:
 
     Attributes:
         port: of its API, if it has one.
+        log: the lines that it wrote since it was ready.
     """
 
     process: Process
     port: int | None
-    _said: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
@@ -29,14 +30,14 @@ class Command:
 
     async def says(self, text: str) -> None:
         """Wait until it has written a line with ``text`` to its log since it was ready."""
-        while not any(text in line for line in self._said):
+        while not any(text in line for line in self.log):
             self._more.clear()
             await self._more.wait()
 
     async def read_on(self, stream: asyncio.StreamReader) -> None:
         """Read its log until it ends."""
         while line := await stream.readline():
-            self._said.append(line.decode())
+            self.log.append(line.decode())
             self._more.set()
 
 

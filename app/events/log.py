@@ -13,6 +13,7 @@ from app.db.engine import acting_as
 from app.errors import FencedError, UnavailableError
 from app.events.frames import Filter
 from app.events.types import FINAL_EVENT_TYPES, Event
+from app.redaction import Redactor
 
 T = TypeVar("T")
 
@@ -162,6 +163,7 @@ async def append_step(
     tasks: Sequence[dict[str, Any]] = (),
     publications: Sequence[dict[str, Any]] = (),
     outcome: dict[str, Any] | None = None,
+    known: Redactor = Redactor(()),
 ) -> None:
     """Store one step of a run: its events and the state they change, in one statement.
 
@@ -171,6 +173,8 @@ async def append_step(
     Args:
         attempt: the fence; what :func:`claim_run` answered.
         after: ``seq`` of the last event stored before this step.
+        known: of secrets that must not be in it; what comes from outside is clean already, and
+            this is for what came another way (a model's server that quotes its key).
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
@@ -185,10 +189,10 @@ async def append_step(
         [event["parent_task_id"] for event in events],
         [event["agent"] for event in events],
         [event["depth"] for event in events],
-        [_json(event["data"]) for event in events],
-        _json(tasks) if tasks else None,
-        _json(publications) if publications else None,
-        None if outcome is None else _json(outcome),
+        [_json(event["data"], known) for event in events],
+        _json(tasks, known) if tasks else None,
+        _json(publications, known) if publications else None,
+        None if outcome is None else _json(outcome, known),
     )
     try:
         await persist(lambda: pool.execute(_APPEND, *arguments))
@@ -198,7 +202,7 @@ async def append_step(
         raise
 
 
-def _json(value: Any) -> str:
+def _json(value: Any, known: Redactor) -> str:
     """Encode for ``jsonb``, which holds neither NUL nor lone surrogates, and for our own decoder,
     which does not read what is nested too deeply.
 
@@ -211,7 +215,8 @@ def _json(value: Any) -> str:
         encoded = _encode(storable(value))
     if b"\\u0000" in encoded or not _readable(encoded):
         encoded = _encode(storable(value))
-    return encoded.decode()
+    text = encoded.decode()
+    return _encode(known.value(from_json(text))).decode() if known.finds(text) else text
 
 
 def _encode(value: Any) -> bytes:

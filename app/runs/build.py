@@ -22,7 +22,8 @@ from app.definitions.graphs import to_graph
 from app.errors import InvalidInputError
 from app.graph.shared_memory import Publication
 from app.tools.builtin import ToolDeps, builtin_tool
-from app.tools.http import HttpTool, HttpToolDefinition, Secrets
+from app.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
+from app.tools.secrets import DEFAULT, variable
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's: given an agent that the factory made, and its definition."""
@@ -34,14 +35,15 @@ class Workshop:
 
     Attributes:
         provider_for: the provider of an agent's definition.
-        tool_deps, secrets: what built-in and HTTP tools work with.
+        tool_deps: what built-in and HTTP tools work with.
+        secrets: those of a tenant, by its name.
         embedder: of agents that recall.
         configure: called in order after the factory, for each agent.
     """
 
     provider_for: Callable[[Mapping[str, Any]], LLMProvider]
     tool_deps: ToolDeps
-    secrets: Secrets
+    secrets: Callable[[str], Secrets]
     embedder: Callable[[], Embedder]
     configure: tuple[ConfigureAgent, ...] = ()
 
@@ -65,9 +67,14 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
     """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
     Args:
-        claim: ``mode``, ``agent`` (the root's name), ``agents`` (pinned definitions by name),
-            ``graph`` (the pinned graph's definition or ``None``) and ``session_base``.
+        claim: ``tenant`` (its name), ``mode``, ``agent`` (the root's name), ``agents`` (pinned
+            definitions by name), ``graph`` (the pinned graph's definition or ``None``) and
+            ``session_base``.
+
+    Raises:
+        InvalidInputError: ``unknown_secret``, ``tool_outdated``.
     """
+    tenant = claim.get("tenant", DEFAULT)
     definitions: Mapping[str, Mapping[str, Any]] = claim["agents"]
     factory = AgentFactory()
     for name, definition in definitions.items():
@@ -76,7 +83,7 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
             BaseAgent,
             subagent_description=definition["description"] or None,
             stateless=definition["stateless"],
-            defaults=_arguments(name, definition, workshop),
+            defaults=_arguments(tenant, name, definition, workshop),
         )
     graph = None if claim["graph"] is None else to_graph(claim["graph"])
     if graph is not None:
@@ -102,21 +109,23 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
     return Team({name: create(name) for name in names}, graph, factory.warnings)
 
 
-def _arguments(name: str, definition: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
+def _arguments(
+    tenant: str, name: str, definition: Mapping[str, Any], workshop: Workshop
+) -> dict[str, Any]:
     return {
         "system_message": definition["system_message"],
         "description": definition["description"] or None,
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
         "provider": workshop.provider_for(definition),
-        "tools": [_tool(tool, workshop) for tool in definition["tools"]],
+        "tools": [_tool(tenant, tool, workshop) for tool in definition["tools"]],
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
     }
 
 
-def _tool(definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
+def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
     if definition["type"] == "builtin":
         return builtin_tool(definition["name"], workshop.tool_deps)
     try:
@@ -127,7 +136,16 @@ def _tool(definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
             f"{error.errors()[0]['msg']}; store the agent anew",
             code="tool_outdated",
         ) from None
-    return HttpTool(checked, secrets=workshop.secrets, egress=workshop.tool_deps.egress)
+    secrets, deps = workshop.secrets(tenant), workshop.tool_deps
+    for header in checked.headers.values():
+        if isinstance(header, SecretHeader) and secrets(header.secret) is None:
+            raise InvalidInputError(
+                f"the tool '{checked.name}' needs the secret '{header.secret}', and there is none "
+                f"for the tenant '{tenant}': the operator of this server has to set "
+                f"{variable(tenant, header.secret)}",
+                code="unknown_secret",
+            )
+    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known)
 
 
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:

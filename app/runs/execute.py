@@ -15,6 +15,7 @@ from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import EventType, RunStatus
+from app.redaction import Redactor
 from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
@@ -59,6 +60,7 @@ class Executor:
         max_crashes: a run whose worker died so often ends as failed.
         takeover_s: how long a claim holds without a renewal.
         live_text: shows the models' text while it comes in.
+        known: of secrets that no log may hold.
     """
 
     pool: asyncpg.Pool
@@ -67,6 +69,7 @@ class Executor:
     max_crashes: int
     takeover_s: float
     live_text: LiveText | None = None
+    known: Redactor = Redactor(())
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -129,6 +132,7 @@ class Executor:
             last_seq=claim["last_seq"],
             carried_seq=claim["carried_seq"],
             wake=self.wake,
+            known=self.known,
         )
         entry.recorder = JournalRecorder(
             journal,

@@ -20,6 +20,7 @@ import asyncpg
 from app.agents.messages import AgentUsage
 from app.events import log
 from app.events.types import FINAL_EVENT, EventType, RunStatus
+from app.redaction import Redactor
 from app.runs.fold import Fold, key_of
 
 SHOW_AFTER_S = 0.05
@@ -54,6 +55,7 @@ class Journal:
         attempt, last_seq: as the claim answered them.
         carried_seq: up to here the log was carried over from the run that this one repeats.
         wake: called after each commit.
+        known: of secrets that are not to be written down.
 
     Attributes:
         folded: what earlier attempts did; set before the run goes on.
@@ -70,6 +72,7 @@ class Journal:
         last_seq: int,
         carried_seq: int = 0,
         wake: Callable[[UUID], None],
+        known: Redactor = Redactor(()),
     ) -> None:
         self.run_id = run_id
         self.attempt = attempt
@@ -78,6 +81,7 @@ class Journal:
         self._pool = pool
         self.tenant_id = tenant_id
         self._wake = wake
+        self._known = known
         self._claimed = last_seq
         self.carried_seq = carried_seq
         self._stored = last_seq
@@ -194,6 +198,7 @@ class Journal:
                 tasks=list(tasks.values()),
                 publications=publications,
                 outcome=outcome,
+                known=self._known,
             )
         except Exception as error:
             self._failure = error

@@ -14,6 +14,7 @@ from app.agents.sharing import shared_message
 from app.agents.tools import FunctionTool, ToolBase, error_result
 from app.clock import Clock, utcnow
 from app.errors import InvalidInputError, UnavailableError
+from app.redaction import Redactor
 from app.tools.calculator import Number, evaluate
 from app.tools.egress import Egress
 from app.tools.replies import (
@@ -32,10 +33,15 @@ _EXACT_IN_JSON = 2**53
 
 @dataclass(frozen=True, slots=True)
 class ToolDeps:
-    """What the built-in tools work with."""
+    """What the built-in tools work with.
+
+    Attributes:
+        known: of secrets that no answer may hold.
+    """
 
     egress: Egress
     clock: Clock = utcnow
+    known: Redactor = Redactor(())
 
 
 class _Builtin(FunctionTool):
@@ -109,9 +115,9 @@ def http_get(deps: ToolDeps) -> ToolBase:
             "GET", url, timeout_s=_GET_TIMEOUT_S, max_bytes=_GET_MAX_BYTES
         )
         if is_redirect(reply):
-            target = redirect_target(reply, url) or "an invalid address"
+            target = deps.known.text(str(redirect_target(reply, url) or "an invalid address"))
             raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; get that")
-        text = text_of(reply)
+        text = None if (raw := text_of(reply)) is None else deps.known.text(raw)
         if (failure := failure_of(reply)) is not None:
             raise InvalidInputError(f"{failure}: {excerpt(text or '')}".rstrip(": \n"))
         if text is None:

@@ -1,11 +1,6 @@
-"""Header fields a tool may send, and keeping secrets out of what comes back. Pure."""
+"""Header fields a tool may send. Pure."""
 
-import json
 import re
-from collections.abc import Iterable
-from html import escape
-from typing import Any
-from urllib.parse import quote
 
 from app.errors import InvalidInputError
 
@@ -33,8 +28,6 @@ _OURS = frozenset(
 _CREDENTIALS = frozenset(
     {"api-key", "authorization", "cookie", "x-access-token", "x-api-key", "x-auth-token"}
 )
-_SHORTEST_WORD = 8
-_LEFT_OUT = "[secret]"
 
 
 def check_header(name: str, value: str) -> None:
@@ -57,38 +50,3 @@ def check_header(name: str, value: str) -> None:
 def carries_credentials(name: str) -> bool:
     """Whether a header's value is a credential wherever it is used."""
     return name.lower() in _CREDENTIALS
-
-
-def _forms(text: str) -> set[str]:
-    in_json = json.dumps(text)[1:-1]
-    return {text, in_json, in_json.replace("/", r"\/"), escape(text), quote(text, safe="")}
-
-
-class Redactor:
-    """Takes secrets out of text, should a server send them back.
-
-    Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second. So do
-    the ways in which JSON, HTML and URLs would write it.
-    """
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        found: set[str] = set()
-        for secret in secrets:
-            for word in (secret, *secret.split()):
-                if word == secret or len(word) >= _SHORTEST_WORD:
-                    found |= _forms(word)
-        longest_first = sorted(found - {""}, key=lambda text: (-len(text), text))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-    def text(self, text: str) -> str:
-        return self._pattern.sub(_LEFT_OUT, text)
-
-    def value(self, value: Any) -> Any:
-        """The same for all text within JSON; its depth is the caller's to bound."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        return value

@@ -1,7 +1,8 @@
 """Tools that are HTTP requests, defined by users (spec page 5, Agent, Tools)."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,8 +18,9 @@ from pydantic import (
 from app.agents.messages import ToolCall, ToolResult
 from app.agents.tools import ToolBase, error_result, success_result
 from app.errors import InvalidInputError, UnavailableError
+from app.redaction import Redactor
 from app.tools.egress import Egress, Reply
-from app.tools.headers import Redactor, carries_credentials, check_header
+from app.tools.headers import carries_credentials, check_header
 from app.tools.json_schema import ArgumentSchema, argument_schema
 from app.tools.json_values import WHOLE
 from app.tools.replies import (
@@ -48,8 +50,11 @@ class SecretHeader(BaseModel):
 
     secret: Annotated[
         str,
-        StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,63}$"),
-        Field(description="`NAME` is read from BOTTEGA_SECRET_NAME and sent as it is."),
+        StringConstraints(pattern=r"^[A-Z](_?[A-Z0-9])*$", max_length=64),
+        Field(
+            description="`NAME` is read from BOTTEGA_SECRET_NAME (of a tenant but `default`: "
+            "BOTTEGA_SECRET_TENANT__NAME) and sent as it is."
+        ),
     ]
 
 
@@ -170,15 +175,29 @@ def _schema(parameters: Mapping[str, Any]) -> ArgumentSchema:
     return argument_schema(json.dumps(parameters))
 
 
+def _clean(redactors: Iterable[Redactor], value: Any) -> Any:
+    for redactor in redactors:
+        value = redactor.value(value)
+    return value
+
+
 class HttpTool(ToolBase):
     """An :class:`HttpToolDefinition` at work.
 
     Args:
         secrets: where secret headers get their values from, at each call.
         egress: sends the requests.
+        known: of secrets that no answer may hold besides those that the tool sends.
     """
 
-    def __init__(self, definition: HttpToolDefinition, *, secrets: Secrets, egress: Egress) -> None:
+    def __init__(
+        self,
+        definition: HttpToolDefinition,
+        *,
+        secrets: Secrets,
+        egress: Egress,
+        known: Redactor = Redactor(()),
+    ) -> None:
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
@@ -188,6 +207,7 @@ class HttpTool(ToolBase):
         self._template = UrlTemplate.parse(definition.url)
         self._secrets = secrets
         self._egress = egress
+        self._known = known
 
     def __repr__(self) -> str:
         return f"HttpTool({self.name!r}, {self.definition.method} {self._template.origin})"
@@ -197,11 +217,11 @@ class HttpTool(ToolBase):
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         """Send the request. Any answer but 2xx is an ERROR with the start of what it said."""
-        redactor = Redactor(())
+        clean = self._known.value
         try:
             url, content = self._request(tool_call.arguments)
-            headers, used = self._headers(content)
-            redactor = Redactor(used)
+            headers, sent = self._headers(content)
+            clean = partial(_clean, (Redactor(sent), self._known))
             reply = await self._egress.request(
                 self.definition.method,
                 url,
@@ -212,12 +232,12 @@ class HttpTool(ToolBase):
                 max_bytes=max(self.definition.max_bytes, _SHORTEST_READ),
             )
         except (InvalidInputError, UnavailableError) as error:
-            return error_result(tool_call, redactor.text(error.detail))
-        if (failure := self._failure(reply, url, redactor)) is not None:
+            return error_result(tool_call, clean(error.detail))
+        if (failure := self._failure(reply, url, clean)) is not None:
             return error_result(tool_call, failure)
         return success_result(
             tool_call,
-            redactor.value(
+            clean(
                 {
                     "status": reply.status,
                     "content_type": content_type(reply),
@@ -247,7 +267,7 @@ class HttpTool(ToolBase):
     def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
         """The header fields, and the secrets among them."""
         headers = {"content-type": "application/json"} if content else {}
-        used: list[str] = []
+        sent: list[str] = []
         for name, value in self.definition.headers.items():
             if isinstance(value, SecretHeader):
                 secret = (self._secrets(value.secret) or "").strip()
@@ -256,24 +276,24 @@ class HttpTool(ToolBase):
                         f"the secret '{value.secret}' is not configured on this server: its "
                         f"operator has to set BOTTEGA_SECRET_{value.secret}"
                     )
-                used.append(secret)
+                sent.append(secret)
                 headers[name.lower()] = secret
             else:
                 headers[name.lower()] = value
-        return headers, used
+        return headers, sent
 
-    def _failure(self, reply: Reply, url: str, redactor: Redactor) -> str | None:
+    def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
         """Why an answer is no success, in the model's words; ``None`` if it is one."""
         if is_redirect(reply):
             target = redirect_target(reply, url)
-            where = redactor.text(target.host) if target else "an invalid address"
+            where = clean(target.host) if target else "an invalid address"
             return (
                 f"{failure_of(reply)}, a redirect to {where}; redirects are not followed: the "
                 "tool's URL has to be the final one"
             )
         if (failure := failure_of(reply)) is not None:
             # First the whole text, then its start: a secret that is cut would not be known.
-            said = excerpt(redactor.text(text_of(reply) or "").strip())
+            said = excerpt(clean(text_of(reply) or "").strip())
             return f"{failure}: {said}" if said else failure
         if reply.truncated or len(reply.body) > self.definition.max_bytes:
             return f"the answer is larger than {self.definition.max_bytes} bytes"

@@ -35,6 +35,8 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["keys", "create", "--tenant", "acme", "--scope", "root"], {}, "'root'", 2),
         (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
         (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
+        (["worker"], {"BOTTEGA_SECRET_KEY": "short"}, "BOTTEGA_SECRET_KEY is shorter", 1),
+        (["worker"], {"BOTTEGA_SECRET_a": "long enough"}, "neither", 1),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(
@@ -64,7 +66,9 @@ def test_settings_are_shown_with_secrets_masked() -> None:
         env={
             **os.environ,
             "OPENAI_API_KEY": "very-secret",
+            "OPENAI_BASE_URL": "http://u:hunter2222@127.0.0.1/v1",
             "DATABASE_URL": "postgresql://u:pw@h/d",
+            "BOTTEGA_SECRET_KEY": "also-secret",
         },
         capture_output=True,
         text=True,
@@ -72,5 +76,6 @@ def test_settings_are_shown_with_secrets_masked() -> None:
         check=True,
     )
     assert "OPENAI_API_KEY" in ended.stdout
-    assert "very-secret" not in ended.stdout
+    for hidden in ("very-secret", "hunter2222", "also-secret"):
+        assert hidden not in ended.stdout
     assert ":pw@" not in ended.stdout

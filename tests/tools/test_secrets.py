@@ -1,0 +1,66 @@
+"""Whose secret an environment variable holds."""
+
+import pytest
+
+from app.errors import InvalidInputError
+from app.tools.secrets import TenantSecrets, variable
+
+ENVIRONMENT = {
+    "BOTTEGA_SECRET_KEY": "of-default",
+    "BOTTEGA_SECRET_ACME__KEY": "of-acme-1",
+    "BOTTEGA_SECRET_ACME_2__OTHER_KEY": "of-acme-2",
+    "BOTTEGA_SECRET_EMPTY": "",
+    "OTHER": "x",
+}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "name", "value"),
+    [
+        ("default", "KEY", "of-default"),
+        ("acme", "KEY", "of-acme-1"),
+        ("acme-2", "OTHER_KEY", "of-acme-2"),
+        ("acme-2", "KEY", None),
+        ("acme", "OTHER_KEY", None),
+        ("default", "ACME__KEY", None),
+        ("default", "OTHER_KEY", None),
+        ("acme-2-other", "KEY", None),
+        ("default", "EMPTY", None),
+        ("", "KEY", None),
+    ],
+)
+def test_each_tenant_has_its_own(tenant: str, name: str, value: str | None) -> None:
+    assert TenantSecrets(ENVIRONMENT).of(tenant)(name) == value
+
+
+def test_no_two_tenants_secrets_have_one_variable() -> None:
+    tenants = ["default", "a", "a-b", "a--b", "a-", "b", "a-b-c", "default-a", "ab", "a0"]
+    names = ["A", "B", "A_B", "B_C", "A_B_C", "C", "AB", "A0"]
+    owners: dict[str, set[tuple[str, str]]] = {}
+    for tenant in tenants:
+        for name in names:
+            key = variable(tenant, name)
+            try:
+                secrets = TenantSecrets({key: f"{tenant}/{name}/value"})
+            except InvalidInputError:
+                continue  # a name that could be read in two ways is refused
+            read = {(t, n) for t in tenants for n in names if secrets.of(t)(n)}
+            assert read == {(tenant, name)}
+            owners.setdefault(key, set()).add((tenant, name))
+    assert all(len(found) == 1 for found in owners.values())
+    assert len(owners) >= (len(tenants) - 2) * len(names)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["BOTTEGA_SECRET_", "BOTTEGA_SECRET_lower", "BOTTEGA_SECRET_A__B__C", "BOTTEGA_SECRET__A"],
+)
+def test_a_variable_that_nobody_could_refer_to_is_refused(key: str) -> None:
+    with pytest.raises(InvalidInputError, match="neither"):
+        TenantSecrets({key: "long enough"})
+
+
+def test_a_short_one_is_refused_without_being_told() -> None:
+    with pytest.raises(InvalidInputError, match="shorter than 8") as refused:
+        TenantSecrets({"BOTTEGA_SECRET_KEY": "1234567"})
+    assert "1234567" not in refused.value.detail
