@@ -1,0 +1,288 @@
+"""Hostile values in every place of every operation, as the OpenAPI document lists them: a 4xx, or
+stored and returned unchanged; never a 500, and never another row touched.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import asyncpg
+import httpx2
+import pytest
+
+from tests.service import Running
+
+LONG = "x" * 1_000_000
+TEXTS = [
+    "a\x00b",
+    "a\ud800",
+    "\udfffb",
+    "\u202etxt.exe\u202c\u200f\ufeff\u200b Z\u0351\u036b\u0343a\u0301 \U0001f468\u200d\U0001f469 ﷽",
+    "'; DROP TABLE runs; -- ' OR '1'='1\"; SELECT pg_sleep(9); --",
+    "_%\\",
+    "%s%n%x{0}{x.__class__}{{7*7}}${7*7}<%= 7*7 %>#{7*7}",
+    "../../../../etc/passwd",
+    "x\r\nset-cookie: a=b\r\n\r\n<script>alert(1)</script>$(reboot)`reboot`\x1b[2J\x07\x7f",
+    "null",
+    "9" * 400,
+    "",
+    LONG,
+]
+VALUES: list[Any] = [None, True, -1.5, 10**400, [], {}, {"$ne": 1}, {"__proto__": 1}]
+BOMBS = [
+    b"[" * 200 + b"]" * 200,
+    b'{"a":' * 200 + b"1" + b"}" * 200,
+    b"1e999",
+    b"NaN",
+    b"-Infinity",
+]
+NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+_CANDIDATES = ("a", "A", "a:b", "0", NOBODY, "https://example.com/", '"1"', "2026-01-01T00:00:00Z")
+_MARK = "\x02here\x03"
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What the OpenAPI document says of what may be sent."""
+
+    root: dict[str, Any]
+
+    def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
+        while "$ref" in schema:
+            found: Any = self.root
+            for step in schema["$ref"].removeprefix("#/").split("/"):
+                found = found[step]
+            schema = found
+        return schema
+
+    def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """(method, path, operation), those that delete last."""
+        found = [
+            (method, path, operation)
+            for path, operations in self.root["paths"].items()
+            for method, operation in operations.items()
+        ]
+        yield from sorted(found, key=lambda one: (one[0] == "delete", one[1]))
+
+    def body(self, operation: dict[str, Any]) -> dict[str, Any] | None:
+        content = operation.get("requestBody", {}).get("content", {})
+        return content["application/json"]["schema"] if content else None
+
+    def sample(self, schema: dict[str, Any]) -> Any:
+        """Something small that fits."""
+        schema = self.resolve(schema)
+        if schema.get("examples"):
+            return schema["examples"][0]
+        for alternatives in ("anyOf", "oneOf", "allOf"):
+            if alternatives in schema:
+                return self.sample(schema[alternatives][0])
+        if "const" in schema or "enum" in schema:
+            return schema.get("const", schema.get("enum", [None])[0])
+        if schema.get("type") == "object":
+            wanted = schema.get("required", [])
+            return {name: self.sample(schema["properties"][name]) for name in wanted}
+        if schema.get("type") == "array":
+            return []
+        if schema.get("type") in ("integer", "number"):
+            return schema.get("minimum", 1)
+        if schema.get("type") == "boolean":
+            return True
+        pattern = {"uuid": f"^{NOBODY}$", "date-time": "T"}.get(
+            schema.get("format", ""), schema.get("pattern", "")
+        )
+        return next(text for text in _CANDIDATES if re.search(pattern, text))
+
+    def places(self, schema: dict[str, Any], depth: int = 0) -> Iterator[Path]:
+        """Where in something of the schema there is a value, or a name of the client's own."""
+        schema = self.resolve(schema)
+        yield ()
+        for number, one in enumerate(schema.get("anyOf", schema.get("oneOf", ()))):
+            yield from ((("or", number), *rest) for rest in self.places(one, depth) if rest)
+        for name, one in schema.get("properties", {}).items():
+            yield from ((("field", name), *rest) for rest in self.places(one, depth))
+        if isinstance(more := schema.get("additionalProperties"), dict):
+            yield (("name",),)
+            yield from ((("value",), *rest) for rest in self.places(more, depth))
+        elif more is True:
+            yield from ((("name",),), (("value",),))
+        if "items" in schema:
+            yield from ((("item",), *rest) for rest in self.places(schema["items"], depth))
+
+    def filled(self, schema: dict[str, Any], path: Path, value: Any) -> Any:
+        """Something that fits but for ``value``, which is at ``path``."""
+        if not path:
+            return value
+        schema, (kind, *step), rest = self.resolve(schema), path[0], path[1:]
+        match kind:
+            case "or":
+                return self.filled((schema.get("anyOf") or schema["oneOf"])[step[0]], rest, value)
+            case "item":
+                return [self.filled(schema["items"], rest, value)]
+            case "name":
+                return {value: "x"}
+            case "value":
+                more = schema["additionalProperties"]
+                return {"k": self.filled({} if more is True else more, rest, value)}
+        return self.sample(schema) | {
+            step[0]: self.filled(schema["properties"][step[0]], rest, value)
+        }
+
+
+class Attacker:
+    """Sends, and judges what is answered."""
+
+    def __init__(self, client: httpx2.AsyncClient, document: Document) -> None:
+        self.client = client
+        self.document = document
+        self.numbers = itertools.count()
+        self.kept: set[str] = set()
+        self.sent = 0
+        self.known: dict[str, str] = {}
+
+    async def make_victims(self) -> None:
+        """Something for the operations to work on."""
+        for name in ("requirements", "designer", "implementer", "coordinator", "a"):
+            body = {"name": name, "description": "x", "system_message": "x"}
+            await self.client.post("/v1/agents", json=body)
+        edges = [{"source": "requirements", "target": "implementer"}]
+        await self.client.post("/v1/graphs", json={"name": "software", "edges": edges})
+        schedule = {"name": "morning", "cron": "0 5 * * 1", "run": {"agent": "a", "input": "x"}}
+        await self.client.post("/v1/schedules", json=schedule)
+        run = await self.client.post("/v1/runs", json={"agent": "a", "input": "x"})
+        await self.client.post(f"/v1/runs/{run.json()['id']}/cancel")
+        self.known = {
+            "/v1/agents": "designer",
+            "/v1/graphs": "software",
+            "/v1/schedules": "morning",
+            "/v1/sessions": "todo",
+            "/v1/runs": run.json()["id"],
+        }
+
+    def url(self, path: str, hostile: str = "", value: str = "") -> str:
+        """The path with a good value for each parameter but ``hostile``."""
+        start = "/".join(path.split("/")[:3])
+        for name in re.findall(r"{(\w+)}", path):
+            good = (
+                self.known.get(start, NOBODY) if name in ("name", "run_id", "session_id") else None
+            )
+            filling = {"version": "1", "agent": "designer"}.get(name, good or NOBODY)
+            raw = value.encode("utf-8", "surrogatepass") if name == hostile else filling
+            path = path.replace(f"{{{name}}}", quote(raw, safe=""))
+        return path
+
+    async def judge(
+        self, where: str, method: str, url: str, value: Any = None, **sent: Any
+    ) -> None:
+        if method == "get" and url.endswith("/events"):
+            sent["headers"] = {"accept": "application/json", **sent.get("headers", {})}
+        answer = await self.client.request(method, url, **sent)
+        self.sent += 1
+        what = f"{method} {where}: {str(value)[:60]!r} → {answer.status_code} {answer.text[:300]}"
+        assert answer.status_code < 500, what
+        if answer.status_code >= 400:
+            problem = answer.json()
+            assert problem["code"], what
+            assert problem["detail"], what
+        elif "content" in sent and isinstance(value, str) and value not in ("", "null"):
+            assert value in list(texts(answer.json())), what
+            self.kept.add(where)
+
+    async def attack_body(self, method: str, path: str, schema: dict[str, Any]) -> None:
+        for place in self.document.places(schema):
+            where = f"{path} {place}"
+            for value in [*TEXTS, *VALUES]:
+                if place and place[-1][0] == "name" and not isinstance(value, str):
+                    continue
+                body = self.document.filled(schema, place, value)
+                await self.judge(where, method, self.url(path), value, **self.as_json(body, place))
+            if place and place[-1][0] != "name":
+                good = self.as_json(self.document.filled(schema, place, _MARK), place)
+                for bomb in BOMBS:
+                    raw = good["content"].replace(json.dumps(_MARK).encode(), bomb)
+                    await self.judge(
+                        where, method, self.url(path), bomb, **{**good, "content": raw}
+                    )
+
+    def as_json(self, body: Any, place: Path) -> dict[str, Any]:
+        if isinstance(body, dict) and "name" in body and place[:1] != (("field", "name"),):
+            body = body | {"name": f"n{next(self.numbers)}"}  # else it exists already
+        content = json.dumps(body).encode()
+        return {"content": content, "headers": {"content-type": "application/json"}}
+
+    async def attack_parameter(self, method: str, path: str, parameter: dict[str, Any]) -> None:
+        name, where = parameter["name"], f"{path} {parameter['in']} {parameter['name']}"
+        for text in TEXTS:
+            value = text[:20_000]
+            raw = value.encode("utf-8", "surrogatepass")
+            if parameter["in"] == "path":
+                if raw:  # empty, it is another path
+                    await self.judge(where, method, self.url(path, name, value), value)
+            elif parameter["in"] == "query":
+                url = f"{self.url(path)}?{name}={quote(raw, safe='')}"
+                await self.judge(where, method, url, value)
+            elif re.fullmatch(rb"[\x20-\x7e\x80-\xff]*", raw) and raw.strip() == raw:
+                await self.judge(where, method, self.url(path), value, headers={name: raw})
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts in JSON, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield name
+            yield from texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from texts(one)
+
+
+async def rows(url: str) -> set[tuple[str, str]]:
+    """Every row of every table, as text."""
+    connection = await asyncpg.connect(url)
+    try:
+        tables = await connection.fetch(
+            "SELECT table_name AS name FROM information_schema.tables"
+            " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
+        )
+        return {
+            (table["name"], row["text"])
+            for table in tables
+            for row in await connection.fetch(f'SELECT t::text AS text FROM "{table["name"]}" t')
+        }
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("half", [0, 1])
+async def test_hostile_values_everywhere(
+    client: httpx2.AsyncClient, server_: Running, database_url: str, half: int
+) -> None:
+    document = Document((await client.get("/openapi.json")).json())
+    bystander = {"name": "bystander", "description": "x", "system_message": "x"}
+    assert (await client.post("/v1/agents", json=bystander)).status_code == 201
+    graph = {"name": "bystanders", "nodes": ["bystander"]}
+    assert (await client.post("/v1/graphs", json=graph)).status_code == 201
+    asked = {"agent": "bystander", "input": "x", "session_id": "bystander", "metadata": {"a": "b"}}
+    assert (await client.post("/v1/runs", json=asked)).status_code == 202
+    schedule = {"name": "bystander", "cron": "0 5 * * 1", "run": asked, "paused": True}
+    assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    before = await rows(database_url)
+
+    attacker = Attacker(client, document)
+    for method, path, operation in list(document.operations())[half::2]:
+        await attacker.make_victims()
+        for parameter in operation.get("parameters", []):
+            await attacker.attack_parameter(method, path, parameter)
+        if (schema := document.body(operation)) is not None:
+            await attacker.attack_body(method, path, schema)
+
+    assert before <= await rows(database_url)
+    assert attacker.sent > 1000
+    assert len(attacker.kept) > 10
