@@ -5,7 +5,7 @@ stored and returned unchanged; never a 500, and never another row touched.
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,9 @@ import asyncpg
 import httpx2
 import pytest
 
-from tests.service import Running
+from app.settings import Settings
+from tests.service import running
+from tests.tenants import holder
 
 LONG = "x" * 1_000_000
 TEXTS = [
@@ -250,6 +252,7 @@ async def rows(url: str) -> set[tuple[str, str]]:
         tables = await connection.fetch(
             "SELECT table_name AS name FROM information_schema.tables"
             " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
+            " AND table_name <> 'api_keys'"  # they tell when they were used
         )
         return {
             (table["name"], row["text"])
@@ -260,9 +263,19 @@ async def rows(url: str) -> set[tuple[str, str]]:
         await connection.close()
 
 
+@pytest.fixture
+async def client(settings: Settings, database_url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    """An administrator, who may do everything, as often as they like."""
+    admin = await holder(database_url)
+    often = settings.model_copy(update={"requests_per_s": 1e6})
+    async with running(often, database_url) as server:
+        server.client.headers.update(admin.headers)
+        yield server.client
+
+
 @pytest.mark.parametrize("half", [0, 1])
 async def test_hostile_values_everywhere(
-    client: httpx2.AsyncClient, server_: Running, database_url: str, half: int
+    client: httpx2.AsyncClient, database_url: str, half: int
 ) -> None:
     document = Document((await client.get("/openapi.json")).json())
     bystander = {"name": "bystander", "description": "x", "system_message": "x"}
@@ -285,4 +298,4 @@ async def test_hostile_values_everywhere(
 
     assert before <= await rows(database_url)
     assert attacker.sent > 1000
-    assert len(attacker.kept) > 10
+    assert len(attacker.kept) > 3, attacker.kept

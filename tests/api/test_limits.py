@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import pytest
+import websockets
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.limits import LimitTenants
+from app.settings import Settings
+from tests.service import Running, running
+from tests.tenants import Holder, holder
 
 A, B = UUID(int=1), UUID(int=2)
 
@@ -91,3 +96,85 @@ async def test_streams_are_counted_and_a_closed_one_makes_room() -> None:
     await asyncio.gather(*open_)
     assert (await asked(app, Somebody(A), **sse))[0] == 200
     assert not app.open
+
+
+async def test_the_limit_is_a_tenant_s_and_strangers_do_not_use_it_up(
+    settings: Settings, database_url: str
+) -> None:
+    few = settings.model_copy(update={"requests_per_s": 0.001})
+    somebody = await holder(database_url)
+    neighbour = await holder(database_url, "neighbour")
+    async with (
+        running(few, database_url) as server,
+        somebody.client(server) as client,
+        neighbour.client(server) as other,
+    ):
+        for _ in range(5):
+            assert (await server.client.get("/v1/agents")).status_code == 401
+            assert (await server.client.get("/healthz")).status_code == 200
+        first = await client.get("/v1/agents/nobody")
+        assert first.status_code == 404
+        assert first.headers["ratelimit-policy"] == '"requests";q=1;w=1000'
+        assert first.headers["ratelimit"] == '"requests";r=0;t=1000'
+        refused = await client.post("/v1/agents", json={})
+        assert refused.status_code == 429
+        assert refused.json()["code"] == "rate_limited"
+        assert 990 <= int(refused.headers["retry-after"]) <= 1000
+        assert refused.headers["x-content-type-options"] == "nosniff"
+        url = f"ws://127.0.0.1:{server.port}/v1/runs/{UUID(int=1)}/ws"
+        with pytest.raises(websockets.InvalidStatus) as denied:
+            async with websockets.connect(url, additional_headers=somebody.headers):
+                pass
+        assert denied.value.response.status_code == 429
+        assert (await other.get("/v1/agents")).status_code == 200
+
+
+async def _run_of(server: Running, somebody: Holder) -> str:
+    """A run of theirs that nobody executes."""
+    async with somebody.client(server) as client:
+        await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
+        run: str = (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()["id"]
+    return run
+
+
+async def test_one_stream_more_is_refused_and_a_closed_one_makes_room(
+    settings: Settings, database_url: str
+) -> None:
+    one = settings.model_copy(update={"max_streams": 1})
+    somebody = await holder(database_url)
+    async with running(one, database_url) as server, somebody.client(server) as client:
+        path = f"/v1/runs/{await _run_of(server, somebody)}"
+        url = f"ws://127.0.0.1:{server.port}{path}/ws"
+        sse = {"accept": "text/event-stream"}
+        async with websockets.connect(url, additional_headers=somebody.headers) as socket:
+            refused = await client.get(f"{path}/events", headers=sse)
+            assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+            with pytest.raises(websockets.InvalidStatus):
+                await websockets.connect(url, additional_headers=somebody.headers)
+            assert (await client.get(f"{path}/events")).status_code == 200
+            await socket.close()
+        while server.service.feed.watched():
+            await asyncio.sleep(0)
+        async with client.stream("GET", f"{path}/events", headers=sse) as answer:
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("per_s", "pongs"), [(1e6, 10), (0.001, 0)])
+async def test_frames_count_as_requests_and_wait(
+    settings: Settings, database_url: str, per_s: float, pongs: int
+) -> None:
+    somebody = await holder(database_url)
+    async with running(settings, database_url) as server:
+        run = await _run_of(server, somebody)
+    limited = settings.model_copy(update={"requests_per_s": per_s})
+    async with running(limited, database_url) as server:
+        url = f"ws://127.0.0.1:{server.port}/v1/runs/{run}/ws"
+        async with websockets.connect(url, additional_headers=somebody.headers) as socket:
+            for _ in range(10):
+                await socket.send('{"type":"ping"}')
+            received = 0
+            while received < pongs:
+                received += "pong" in str(await socket.recv())
+            server.service.feed.close()
+            left = [frame async for frame in socket]
+        assert received + sum("pong" in str(frame) for frame in left) == pongs

@@ -22,7 +22,9 @@ import httpx2
 from app.db import embedded, migrate
 from app.demo import team
 from tests.conftest import data_folder
+from tests.fuzz.checks import KEY_ID
 from tests.processes import command
+from tests.tenants import holder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,6 +34,12 @@ hooks = "tests.fuzz.checks"
 database = "none"
 [phases.stateful]
 max-steps = 8
+# A key that was revoked can still be looked at: who had which key is part of the record.
+[[operations]]
+include-path = "/v1/keys/{key_id}"
+checks = { use_after_free = { enabled = false } }
+[auth.openapi.key]
+bearer = "${BOTTEGA_KEY}"
 """
 
 
@@ -103,10 +111,14 @@ async def _main(options: argparse.Namespace, folder: Path) -> int:
             "DATABASE_URL": url,
             "BOTTEGA_DEMO_LATENCY_MS": "0",
             "BOTTEGA_LOG_LEVEL": "error",
+            "BOTTEGA_REQUESTS_PER_S": "1e6",
         }
         async with command("serve", "--port", "0", **settings) as server:
             base = f"http://127.0.0.1:{server.port}"
-            async with httpx2.AsyncClient(base_url=base, timeout=90) as client:
+            admin = await holder(url)
+            async with httpx2.AsyncClient(
+                base_url=base, headers=admin.headers, timeout=90
+            ) as client:
                 (folder / "config.toml").write_text(_config(await _data(client)))
             only = [
                 part for name in options.operations for part in ("--include-operation-id", name)
@@ -118,7 +130,12 @@ async def _main(options: argparse.Namespace, folder: Path) -> int:
                 *("--seed", str(options.seed), "--workers", "1"),
                 *("--max-time", str(options.seconds), "--continue-on-failure", *only),
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "BOTTEGA_KEY": admin.key,
+                    KEY_ID: str(admin.key_id),
+                },
             )
             return await running.wait()
 
