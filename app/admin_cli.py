@@ -118,6 +118,28 @@ def list_tenants() -> None:
     Console().print(table)
 
 
+@tenants.command("delete")
+def delete_tenant(
+    name: Annotated[str, typer.Argument(callback=_tenant, help="As `tenants list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a tenant and all it has: keys, agents, runs with their logs. `default` is emptied.
+
+    Its keys are revoked first. If it breaks off, say it again: it goes on where it was.
+    """
+    settings = start()
+    from app.tenants import operator
+
+    if not yes:
+        typer.confirm(f"Delete everything of {name}, for good?", abort=True, err=True)
+    with database(settings) as url:
+        removed = run(operator.delete_tenant(url, name))
+    table = Table("table", "rows removed")
+    for kind, count in sorted(removed.items()):
+        table.add_row(kind, str(count))
+    Console().print(table)
+
+
 def _shown(value: object) -> Text:
     """For a terminal, which would obey control characters; somebody else chose the names."""
     text = "" if value is None else _at(value) if isinstance(value, datetime) else str(value)

@@ -5,8 +5,10 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import asyncpg
+from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.db.tables import runs
 from app.errors import ConflictError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
@@ -53,6 +55,10 @@ async def retry(
         NotFoundError: unknown, or another tenant's.
         ConflictError: ``not_final``.
     """
+    # Who deletes it waits, to delete its repetition too.
+    same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
+    await connection.execute(held)
     old = await read.get(connection, tenant_id, run_id)
     if old["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
         raise ConflictError(

@@ -1,4 +1,4 @@
-"""Removing everything of a session.
+"""Removing everything of a session, or of a tenant.
 
 Page by page, each in a transaction of its own that also notes what it removed, so that nobody is
 locked out for long however much there is, and repeating it after a crash goes on where it ended.
@@ -6,25 +6,63 @@ What is removed is found by the columns of the tables, so that a new table canno
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, delete, func, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    text,
+    true,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.db.base import metadata
+from app.db.base import DEFAULT_TENANT, metadata
 from app.db.engine import Database
-from app.db.tables import idempotency_keys, runs, schedules, session_memory, sessions
+from app.db.tables import (
+    api_keys,
+    idempotency_keys,
+    runs,
+    schedules,
+    session_memory,
+    sessions,
+    tenants,
+    ws_tickets,
+)
 from app.errors import NotFoundError
 from app.tenants import audit
 
 RUNS_AT_ONCE = 100
 """Their ids fit into one notice."""
+ROWS_AT_ONCE = 5000
 
 Removed = Counter[str]
 """Rows that were removed, by their table."""
 
-_OF_RUNS = [table for table in reversed(metadata.sorted_tables) if "run_id" in table.c]
+Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+
+_TABLES = list(reversed(metadata.sorted_tables))  # what refers to others comes before them
+_OF_RUNS = [table for table in _TABLES if "run_id" in table.c]
+_PLACE: ColumnElement[Any] = literal_column("ctid")
+_OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c]
+# What is removed was paid for all the same.
+_SPENT = text("""
+    SELECT coalesce(sum(CAST(e.data #>> '{usage,input_tokens}' AS bigint)
+                        + CAST(e.data #>> '{usage,output_tokens}' AS bigint)), 0)
+    FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
+    WHERE e.tenant_id = :tenant AND e.run_id = ANY(CAST(:runs AS uuid[]))
+      AND e.type = 'llm.completed' AND e.seq > r.carried_seq AND r.ended_at IS NULL
+""")
 _UNQUEUE = text(
     "DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = ANY(CAST(:runs AS text[]))"
     " AND status IN ('queued', 'picked')"
@@ -49,11 +87,13 @@ async def erase_session(
     over = False
     while not over:
         async with database.begin(tenant_id) as tx:
-            page = await erase_runs(tx, tenant_id, runs.c.session_id == session_id)
+            page, spent = await _erase_runs(tx, tenant_id, runs.c.session_id == session_id)
+            await tx.execute(select(func.fill_places(tenant_id)))
             over = await _erase_memory(tx, tenant_id, session_id, page)
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
+            await tx.execute(select(func.count_tokens(tenant_id, spent)))  # as everywhere, last
         removed += page
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
@@ -79,16 +119,73 @@ async def _erase_memory(
     return True
 
 
-async def erase_runs(tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]) -> Removed:
-    """Remove at most a page of a tenant's runs, with all that is theirs; nothing: there are none.
+async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
+    """Remove all that a tenant has, its keys first, so that nothing new is let in; and then itself,
+    but for ``default``, which is only emptied. The log of ``default`` notes both steps.
 
-    Those that others hold at the moment may stay for the next page.
+    Args:
+        begin: transactions that see all tenants.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    removed: Removed = Counter()
+    async with begin() as tx:
+        tenant_id = await tx.scalar(select(tenants.c.id).where(tenants.c.name == name))
+        if tenant_id is None:
+            raise NotFoundError(f"there is no tenant '{name}': see `bottega tenants list`")
+        live = and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
+        await tx.execute(update(api_keys).where(live).values(revoked_at=func.now()))
+        for table in (schedules, ws_tickets):
+            await _delete(tx, table, table.c.tenant_id == tenant_id, removed)
+        await audit.note(tx, DEFAULT_TENANT, actor, "tenant.delete", name)
+    while True:
+        removed += await _erase_rows(begin, tenant_id)
+        try:
+            async with begin() as tx:
+                if tenant_id != DEFAULT_TENANT:
+                    await _delete(tx, tenants, tenants.c.id == tenant_id, removed)
+                await audit.note(
+                    tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
+                )
+        except IntegrityError:  # a request that was let in before has left something
+            continue
+        return removed
+
+
+async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
+    """Remove a tenant's rows from all tables."""
+    removed: Removed = Counter()
+    more = True
+    while more:
+        async with begin() as tx:
+            page, _ = await _erase_runs(tx, tenant_id, true())
+            more = bool(await tx.scalar(select(exists().where(runs.c.tenant_id == tenant_id))))
+        removed += page
+    for table in _OF_TENANTS:
+        more = True
+        while more:
+            async with begin() as tx:
+                page = Counter()
+                some = select(_PLACE).select_from(table).where(table.c.tenant_id == tenant_id)
+                await _delete(tx, table, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
+            removed += page
+            more = bool(page)
+    return removed
+
+
+async def _erase_runs(
+    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]
+) -> tuple[Removed, int]:
+    """Remove at most a page of a tenant's runs, with all that is theirs, but for those that others
+    hold at the moment. Answers too what the unfinished ones among them have spent, in tokens.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
     if not ids:
-        return removed
+        return removed, 0
     named = [str(run_id) for run_id in ids]
+    spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
     for table in _OF_RUNS:
         of_them = and_(table.c.tenant_id == tenant_id, table.c.run_id.in_(ids))
         await _delete(tx, table, of_them, removed)
@@ -101,9 +198,8 @@ async def erase_runs(tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
-    await tx.execute(select(func.fill_places(tenant_id)))
     await tx.execute(_TELL, {"runs": ",".join(named)})
-    return +removed
+    return +removed, spent
 
 
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:

@@ -15,6 +15,7 @@ from app.db.engine import SYSTEM_ROLE, connect, normalise_url
 from app.db.tables import api_keys, tenants
 from app.errors import ConflictError, NotFoundError
 from app.tenants import audit, keys
+from app.tenants.erase import Begin, Removed, erase_tenant
 
 ACTOR = "cli"
 
@@ -23,8 +24,8 @@ _keys = api_keys.c
 
 
 @asynccontextmanager
-async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
-    """A transaction that sees all tenants.
+async def transactions(url: str) -> AsyncIterator[Begin]:
+    """Transactions that see all tenants, one at a time.
 
     Raises:
         UnavailableError: the server cannot be reached, or this login may not.
@@ -35,10 +36,16 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
         poolclass=NullPool,
     )
     try:
-        async with engine.begin() as tx:
-            yield tx
+        yield engine.begin
     finally:
         await engine.dispose()
+
+
+@asynccontextmanager
+async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
+    """One of them."""
+    async with transactions(url) as begin, begin() as tx:
+        yield tx
 
 
 async def create_key(
@@ -121,6 +128,16 @@ async def list_tenants(url: str) -> list[RowMapping]:
     query = select(tenants, live).outerjoin(api_keys).group_by(tenants.c.id)
     async with transaction(url) as tx:
         return list((await tx.execute(query.order_by(tenants.c.name))).mappings())
+
+
+async def delete_tenant(url: str, name: str) -> Removed:
+    """Remove a tenant with all that is its own; answers how many rows of each table.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    async with transactions(url) as begin:
+        return await erase_tenant(begin, name, ACTOR)
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:

@@ -650,6 +650,24 @@ def _changed_functions() -> list[str]:
                     "    v_place := free_place(p_tenant);\n"
                 ),
             ),
+            (
+                (
+                    "        INSERT INTO sessions (tenant_id, id) VALUES "
+                    "(p_tenant, p_new ->> 'session_id')\n"
+                    "        ON CONFLICT DO NOTHING;\n"
+                ),
+                (
+                    "        -- Who deletes the session meanwhile waits, to delete this run too.\n"
+                    "        LOOP\n"
+                    "            INSERT INTO sessions (tenant_id, id) VALUES "
+                    "(p_tenant, p_new ->> 'session_id')\n"
+                    "            ON CONFLICT DO NOTHING;\n"
+                    "            PERFORM FROM sessions s WHERE s.tenant_id = p_tenant\n"
+                    "                AND s.id = p_new ->> 'session_id' FOR KEY SHARE;\n"
+                    "            EXIT WHEN FOUND;\n"
+                    "        END LOOP;\n"
+                ),
+            ),
             ("metadata,\n                      retry_of,", "metadata, place, retry_of,"),
             ("n.metadata,\n           n.retry_of,", "n.metadata, v_place,\n           n.retry_of,"),
             (
@@ -780,6 +798,13 @@ def _places() -> None:
         unique=False,
         postgresql_where=sa.text("ended_at IS NULL AND place IS NULL"),
     )
+    op.create_index(
+        "ix_runs_session",
+        "runs",
+        ["tenant_id", "session_id", "id"],
+        unique=False,
+        postgresql_where=sa.text("session_id IS NOT NULL"),
+    )
     op.drop_index("ix_webhooks_pending", table_name="webhooks")
     op.create_index(
         "ix_webhooks_pending",
@@ -860,6 +885,7 @@ def downgrade() -> None:
         unique=False,
         postgresql_where=sa.text("status = 'pending'"),
     )
+    op.drop_index("ix_runs_session", table_name="runs")
     op.drop_index("ix_runs_waiting", table_name="runs")
     op.drop_index("uq_runs_place", table_name="runs")
     op.create_index(

@@ -12,10 +12,16 @@ import websockets
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
+from app.api import stream
+from app.db.base import DEFAULT_TENANT
+from app.runs import control
+from app.runs.retry import retry
+from app.runs.submit import NewRun, submit
+from app.settings import Settings
 from app.tenants import erase
 from tests.fake_model import FakeModel, calls, gated, gated_within, text
 from tests.flows.test_dag import says
-from tests.service import Running, watch
+from tests.service import Running, running, watch
 from tests.team import define, define_graph, start
 
 
@@ -130,10 +136,14 @@ async def test_many_runs_go_page_by_page(
     assert await holding(database_url, '"s"') == {}
 
 
-async def closing(port: int, run_id: str) -> tuple[list[dict[str, Any]], int | None]:
+async def closing_with(
+    port: int, run_id: str, authorization: str | None = None
+) -> tuple[list[dict[str, Any]], int | None]:
     """What a WebSocket shows of a run until it is closed, and the code."""
     frames = []
-    async with websockets.connect(f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws") as socket:
+    headers = {"authorization": authorization} if authorization else {}
+    url = f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws"
+    async with websockets.connect(url, additional_headers=headers) as socket:
         with contextlib.suppress(websockets.ConnectionClosedError):
             async for message in socket:
                 frames.append(from_json(message))
@@ -141,8 +151,19 @@ async def closing(port: int, run_id: str) -> tuple[list[dict[str, Any]], int | N
 
 
 async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
-    bottega: Running, model: FakeModel, database_url: str
+    settings: Settings, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Neither a lease that is not renewed nor a slow poll: only what the deletion says.
+    monkeypatch.setattr(control, "_SLOW_POLL_S", 600.0)
+    monkeypatch.setattr(stream, "SLOW_POLL_S", 600.0)
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "takeover_s": 300.0, "drain_grace_s": 0.0}
+    )
+    async with running(configured, database_url, worker=True) as bottega:
+        await cut_off(bottega, model, database_url)
+
+
+async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None:
     await define(bottega.client)
     model.script(
         calls(("requirements", {"query": "x"})),
@@ -152,7 +173,7 @@ async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
     run_id = await start(bottega.client, session_id="s")
     await model.received(2)
     path = f"/v1/runs/{run_id}/events"
-    watching = asyncio.ensure_future(closing(bottega.port, run_id))
+    watching = asyncio.ensure_future(closing_with(bottega.port, run_id))
     waiting = asyncio.ensure_future(
         bottega.client.post(
             "/v1/runs?wait=30",
@@ -160,8 +181,8 @@ async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
         )
     )
     headers = {"accept": "text/event-stream"}
-    async with bottega.client.stream("GET", path, headers=headers) as stream:
-        lines = stream.aiter_lines()
+    async with bottega.client.stream("GET", path, headers=headers) as streamed:
+        lines = streamed.aiter_lines()
         while "llm.started" not in await anext(lines):
             pass
         while len(bottega.service.tails.watched()) < 1 or len(model.requests) < 3:
@@ -177,6 +198,63 @@ async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
     while await holding(database_url, run_id, "secret"):
         pass
     assert (await bottega.client.get(path, headers=headers)).status_code == 404
+
+
+async def waits_for_a_lock(url: str) -> None:
+    """Return when a statement of somebody's waits for a lock."""
+    owner = await asyncpg.connect(url)
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    while not await owner.fetchval(waiting):
+        pass
+    await owner.close()
+
+
+@pytest.mark.parametrize("how", ["new", "retry"])
+async def test_a_run_that_is_accepted_at_the_same_time_goes_too(
+    bottega: Running, database_url: str, how: str
+) -> None:
+    await define(bottega.client)
+    old = await start(bottega.client, session_id="s")
+    await watch(bottega.port, old)
+    database = bottega.service.database
+    new = NewRun.of(
+        {"mode": "orchestrated", "agent": "coordinator", "session_id": "s", "input": "secret"}
+        | {"priority": 5, "metadata": {}},
+        timeout_s=60,
+        queue_timeout_s=60,
+    )
+    async with database.begin(DEFAULT_TENANT) as tx:
+        if how == "new":
+            await submit(tx, DEFAULT_TENANT, new)
+        else:
+            again = retry(tx, database.pool, DEFAULT_TENANT, UUID(old), from_last_step=True)
+            assert (await again)["session_id"] == "s"
+        deleting = asyncio.ensure_future(bottega.client.delete("/v1/sessions/s"))
+        await waits_for_a_lock(database_url)
+    answer = await deleting
+    assert answer.json()["removed"]["runs"] == 2
+    while await holding(database_url, '"s"', "secret"):
+        pass
+    assert (await bottega.client.get("/v1/runs")).json()["items"] == []
+
+
+async def test_what_was_paid_for_still_counts(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    await define(bottega.client)
+    model.script(calls(("requirements", {"query": "x"})), gated(asyncio.Event(), text("never")))
+    run_id = await start(bottega.client, session_id="s")
+    await model.received(2)
+    events = (await bottega.client.get(f"/v1/runs/{run_id}/events?types=llm.completed")).json()
+    (usage,) = [event["data"]["usage"] for event in events["items"] if "usage" in event["data"]]
+    await bottega.client.delete("/v1/sessions/s")
+    owner = await asyncpg.connect(database_url)
+    counted = await owner.fetchval("SELECT sum(tokens) FROM token_usage")
+    await owner.close()
+    assert counted == usage["input_tokens"] + usage["output_tokens"] > 0
 
 
 async def test_a_worker_that_hears_of_nothing_writes_nothing(

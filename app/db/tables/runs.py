@@ -89,6 +89,15 @@ Index(
     postgresql_where=text("ended_at IS NULL AND place IS NULL"),
 )
 
+# Of the runs of sessions; most are of none.
+Index(
+    "ix_runs_session",
+    runs.c.tenant_id,
+    runs.c.session_id,
+    runs.c.id,
+    postgresql_where=text("session_id IS NOT NULL"),
+)
+
 # For lists by metadata; most runs have none.
 Index(
     "ix_runs_metadata",

@@ -1,0 +1,203 @@
+"""Deleting a tenant removes its rows from every table there is, and nothing of others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+
+from app.errors import NotFoundError
+from app.settings import Settings
+from app.tenants import erase, operator
+from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_command_line import bottega as command_line
+from tests.flows.test_erasure import closing_with, every_row
+from tests.service import Running, running
+from tests.team import define_graph
+
+AGENT = {"name": "solo", "system_message": "x", "description": "x"}
+
+
+@pytest.fixture
+async def service(
+    settings: Settings, database_url: str, model: FakeModel
+) -> AsyncIterator[Running]:
+    update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "max_crashes": 1}
+    async with running(settings.model_copy(update=update), database_url, worker=True) as server:
+        yield server
+
+
+async def client_for(server: Running, url: str, tenant: str) -> httpx2.AsyncClient:
+    """A client with an admin key of a tenant, which is made."""
+    _, key = await operator.create_key(url, tenant, name="test", scope="admin")
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx2.AsyncClient(base_url=server.client.base_url, headers=headers, timeout=30)
+
+
+async def tenant_tables(owner: asyncpg.Connection) -> list[str]:
+    """Every table of the database's catalogue with a tenant's column."""
+    rows = await owner.fetch(
+        "SELECT a.attrelid::regclass::text AS name FROM pg_attribute a"
+        " JOIN pg_class c ON c.oid = a.attrelid AND c.relkind IN ('r', 'p')"
+        " WHERE a.attname = 'tenant_id' AND NOT a.attisdropped ORDER BY 1"
+    )
+    return [row["name"] for row in rows]
+
+
+async def counts(url: str, tenant: str) -> dict[str, int]:
+    """How many rows each table holds of a tenant."""
+    owner = await asyncpg.connect(url)
+    tenant_id = await owner.fetchval("SELECT id FROM tenants WHERE name = $1", tenant)
+    found = {
+        table: await owner.fetchval(f"SELECT count(*) FROM {table} WHERE tenant_id = $1", tenant_id)
+        for table in await tenant_tables(owner)
+    }
+    await owner.close()
+    return found
+
+
+async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
+    """Leave something in every table."""
+    await define_graph(client, "g", ("a", "b"))
+    body = {"mode": "dag", "graph": "g", "input": f"of {tenant}", "session_id": "s"}
+    run = (
+        await client.post("/v1/runs?wait=30", json=body, headers={"idempotency-key": "once"})
+    ).json()
+    assert run["status"] == "completed"
+    await client.post("/v1/ws-tickets", json={"run_id": run["id"]})
+    schedule = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": body}
+    assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    owner = await asyncpg.connect(url)
+    await owner.execute(
+        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"
+        " SELECT tenant_id, id, 1, 1, 0, 'x' FROM runs WHERE id = $1",
+        run["id"],
+    )
+    await owner.execute(
+        "INSERT INTO webhooks (tenant_id, run_id, url, status)"
+        " SELECT tenant_id, id, 'https://a.example/', 'failed' FROM runs WHERE id = $1",
+        run["id"],
+    )
+    await owner.close()
+    empty = [table for table, count in (await counts(url, tenant)).items() if not count]
+    assert empty == [], "leave a row of the tenant's in these tables, too"
+
+
+async def test_nothing_of_it_is_left_in_any_table(
+    service: Running, model: FakeModel, database_url: str
+) -> None:
+    model.decide = lambda request: text("an answer")
+    async with (
+        await client_for(service, database_url, "gone") as gone,
+        await client_for(service, database_url, "kept") as kept,
+    ):
+        await fill(gone, database_url, "gone")
+        await fill(kept, database_url, "kept")
+        before, others = await counts(database_url, "gone"), await counts(database_url, "kept")
+        owner = await asyncpg.connect(database_url)
+        tenant_id = str(await owner.fetchval("SELECT id FROM tenants WHERE name = 'gone'"))
+        await owner.execute("DELETE FROM live_text")  # which is swept, sooner or later
+        await owner.close()
+        others["live_text"] = before["live_text"] = 0
+
+        removed = await operator.delete_tenant(database_url, "gone")
+
+        assert removed.pop("tenants") == 1
+        assert removed.pop("queue", 0) == 0
+        assert removed == {table: count for table, count in before.items() if count}
+        rows = await every_row(database_url)
+        assert [table for table, found in rows.items() if tenant_id in str(found)] == []
+        assert "of gone" not in str(rows)
+        assert await counts(database_url, "kept") == others
+        while (await gone.get("/v1/agents")).status_code != 401:
+            pass
+        assert len((await kept.get("/v1/agents")).json()["items"]) == 2
+    with pytest.raises(NotFoundError):
+        await operator.delete_tenant(database_url, "gone")
+
+
+async def test_its_runs_are_cut_off_and_its_watchers_told(
+    service: Running, model: FakeModel, database_url: str
+) -> None:
+    model.decide = lambda request: gated(asyncio.Event(), text("never"))
+    async with await client_for(service, database_url, "gone") as gone:
+        await gone.post("/v1/agents", json=AGENT)
+        run = (await gone.post("/v1/runs", json={"agent": "solo", "input": "x"})).json()
+        waiting = (await gone.post("/v1/runs", json={"agent": "solo", "input": "x"})).json()
+        await model.received(2)
+        watching = asyncio.ensure_future(
+            closing_with(service.port, run["id"], gone.headers["authorization"])
+        )
+        while not service.service.tails.watched():
+            await asyncio.sleep(0)
+        removed = await operator.delete_tenant(database_url, "gone")
+        await model.disconnected(2)
+    assert (await watching)[1] in (4010, 4001)
+    assert removed["runs"] == removed["queue"] == 2
+    rows = await every_row(database_url)
+    assert [table for table, found in rows.items() if waiting["id"] in str(found)] == []
+
+
+async def test_it_goes_on_after_it_broke_off(
+    service: Running, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.decide = lambda request: text("an answer")
+    monkeypatch.setattr(erase, "RUNS_AT_ONCE", 1)
+    monkeypatch.setattr(erase, "ROWS_AT_ONCE", 1)
+    whole = erase._erase_runs
+    pages: list[Any] = []
+
+    async def breaks(*arguments: Any) -> Any:
+        if len(pages) == 2:
+            raise ConnectionError
+        pages.append(await whole(*arguments))
+        return pages[-1]
+
+    async with await client_for(service, database_url, "gone") as gone:
+        await fill(gone, database_url, "gone")
+        for _ in range(3):
+            await gone.post("/v1/runs?wait=30", json={"agent": "a", "input": "x"})
+        monkeypatch.setattr(erase, "_erase_runs", breaks)
+        with pytest.raises(ConnectionError):
+            await operator.delete_tenant(database_url, "gone")
+        left = await counts(database_url, "gone")
+        assert left["runs"] == 2
+        while (await gone.get("/v1/agents")).status_code != 401:  # it is closed all the same
+            pass
+    monkeypatch.setattr(erase, "_erase_runs", whole)
+    removed = await operator.delete_tenant(database_url, "gone")
+    assert removed["runs"] == 2
+    assert set((await counts(database_url, "gone")).values()) == {0}
+
+
+async def test_the_default_tenant_is_emptied_and_stays(
+    service: Running, model: FakeModel, database_url: str
+) -> None:
+    model.decide = lambda request: text("an answer")
+    async with await client_for(service, database_url, "default") as default:
+        await fill(default, database_url, "default")
+    status, said = await asyncio.to_thread(
+        command_line, "tenants", "delete", "default", "--yes", DATABASE_URL=database_url
+    )
+    assert (status, said) == (0, "")
+    left = await counts(database_url, "default")
+    assert {table: count for table, count in left.items() if count} == {"audit_log": 1}
+    assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
+    # Nobody is let in without a key now, though there is none.
+    assert (await service.client.get("/v1/agents")).status_code == 401
+
+
+async def test_the_command_asks_first_and_knows_whom(database_url: str) -> None:
+    for name, said in (("no-such", "no tenant"), ("Bad_Name", "lower-case")):
+        status, errors = await asyncio.to_thread(
+            command_line, "tenants", "delete", name, "--yes", DATABASE_URL=database_url
+        )
+        assert status != 0
+        assert said in errors
+    status, errors = await asyncio.to_thread(
+        command_line, "tenants", "delete", "default", DATABASE_URL=database_url
+    )
+    assert status == 1  # nobody is there to answer
+    assert "for good" in errors
