@@ -382,19 +382,21 @@ CREATE FUNCTION runs_by_metadata(
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_sql text := 'SELECT id FROM runs WHERE tenant_id = $1 AND metadata <> ''{}''';
-    v_number integer;
+    v_condition jsonb;
 BEGIN
-    FOR v_number IN 1 .. cardinality(p_conditions) LOOP
-        v_sql := v_sql || format(
-            ' AND metadata @> ANY (ARRAY(SELECT jsonb_array_elements($2[%s])))', v_number);
+    FOREACH v_condition IN ARRAY p_conditions LOOP
+        -- As literals, so that how common they are decides the plan.
+        v_sql := v_sql || (
+            SELECT ' AND (' || string_agg(format('metadata @> %L', one), ' OR ') || ')'
+            FROM jsonb_array_elements(v_condition) AS one);
     END LOOP;
     RETURN QUERY EXECUTE v_sql || '
-        AND ($3 IS NULL OR status = $3) AND ($4 IS NULL OR agent = $4)
-        AND ($5 IS NULL OR session_id = $5)
-        AND ($6 IS NULL OR created_at > $6) AND ($7 IS NULL OR created_at < $7)
-        AND ($8 IS NULL OR id > $8) AND ($9 IS NULL OR id < $9)
-        ORDER BY id ' || CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END || ' LIMIT $10'
-    USING v_tenant, p_conditions, p_status, p_agent, p_session, p_after, p_before, p_first, p_last,
+        AND ($2 IS NULL OR status = $2) AND ($3 IS NULL OR agent = $3)
+        AND ($4 IS NULL OR session_id = $4)
+        AND ($5 IS NULL OR created_at > $5) AND ($6 IS NULL OR created_at < $6)
+        AND ($7 IS NULL OR id > $7) AND ($8 IS NULL OR id < $8)
+        ORDER BY id ' || CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END || ' LIMIT $9'
+    USING v_tenant, p_status, p_agent, p_session, p_after, p_before, p_first, p_last,
           p_most;
 END $$
 """

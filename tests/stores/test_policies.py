@@ -1,0 +1,339 @@
+"""Tenants kept apart by the database itself, in every way to run."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from app.db import embedded, migrate
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
+from app.demo import team
+from app.errors import UnavailableError
+from app.settings import Settings
+from tests.conftest import at
+from tests.fake_model import FakeModel
+from tests.service import Running, running
+from tests.team import define, start
+from tests.tenants import holder
+
+NEVER_FILLED = {"live_text"}  # by a run that is over
+TABLES = """
+SELECT c.relname AS name, c.relrowsecurity AND c.relforcerowsecurity AS secured,
+       (SELECT count(*) FROM pg_policy p WHERE p.polrelid = c.oid) AS policies
+FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
+  AND (c.relname = 'tenants' OR EXISTS (
+    SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id'))
+"""
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+@pytest.fixture
+async def filled(settings: Settings, database_url: str, model: FakeModel) -> AsyncIterator[Running]:
+    """A server on which something of everything was stored for the default tenant."""
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "webhook_secret": SecretStr(SECRET)}
+    )
+    async with running(configured, database_url, worker=True) as server:
+        client = server.client
+        await define(client)
+        schedule = {"name": "nightly", "cron": "0 3 * * *", "run": {"agent": "coordinator"}}
+        schedule["run"]["input"] = "x"  # type: ignore[index]
+        assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+        assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
+        run = {"session_id": "s", "webhook_url": "https://example.com/"}
+        run_id = await start(client, **run)
+        await server.frames(f"/v1/runs/{run_id}/ws")
+        gone = {"name": "gone", "system_message": "x"}
+        assert (await client.post("/v1/agents", json=gone)).status_code == 201
+        assert (await client.delete("/v1/agents/gone")).status_code == 204
+        again = {"mode": "dag", "graph": team.GRAPH, "input": "x"}
+        answer = await client.post("/v1/runs", json=again, headers={"idempotency-key": "k"})
+        assert answer.status_code == 202, answer.text
+        await server.frames(f"/v1/runs/{answer.json()['id']}/ws")
+        client.headers.update((await holder(database_url, "default")).headers)
+        yield server
+
+
+SECRET = "whsec_" + "A" * 32
+
+
+async def other_tenant(owner: asyncpg.Pool) -> UUID:
+    tenant: UUID = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    return tenant
+
+
+async def tables(owner: asyncpg.Pool) -> list[str]:
+    return [row["name"] for row in await owner.fetch(TABLES)]
+
+
+async def test_every_table_of_tenants_has_policies_and_they_bind_its_owner(
+    owner: asyncpg.Pool,
+) -> None:
+    rows = await owner.fetch(TABLES)
+    assert len(rows) >= 19
+    assert [row["name"] for row in rows if not row["secured"] or row["policies"] != 2] == []
+
+
+async def test_no_foreign_key_can_cross_tenants(owner: asyncpg.Pool) -> None:
+    rows = await owner.fetch("""
+        SELECT c.conrelid::regclass::text AS of, c.confrelid::regclass::text AS to,
+               own.attname AS own, their.attname AS their
+        FROM pg_constraint c
+        JOIN pg_attribute own ON own.attrelid = c.conrelid AND own.attnum = c.conkey[1]
+        JOIN pg_attribute their ON their.attrelid = c.confrelid AND their.attnum = c.confkey[1]
+        WHERE c.contype = 'f' AND c.connamespace = 'public'::regnamespace
+    """)
+    assert len(rows) >= 12
+    for row in rows:
+        expected = "id" if row["to"] == "tenants" else "tenant_id"
+        assert (row["own"], row["their"]) == ("tenant_id", expected), dict(row)
+
+
+async def test_what_looks_across_tenants_is_closed_to_others(owner: asyncpg.Pool) -> None:
+    rows = await owner.fetch(
+        """
+        SELECT p.proname AS name, pg_get_userbyid(p.proowner) AS owner, p.proconfig AS config,
+               has_function_privilege($1, p.oid, 'EXECUTE') AS usable,
+               EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0) AS anyone
+        FROM pg_proc p WHERE p.prosecdef AND p.pronamespace = 'public'::regnamespace
+        """,
+        APP_ROLE,
+    )
+    assert {"sweep", "due_webhooks", "due_schedule"} <= {row["name"] for row in rows}
+    for row in rows:
+        assert row["owner"] == SYSTEM_ROLE, row["name"]
+        assert row["config"] == ["search_path=public, pg_temp"], row["name"]
+        assert row["usable"], row["name"]
+        assert not row["anyone"], row["name"]
+
+
+async def test_the_service_s_role_owns_nothing_and_is_bound(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    async with open_database(database_url) as database:
+        for connection in (await database.connect(), await connect(database_url)):
+            assert await connection.fetchval("SELECT current_user") == APP_ROLE
+            await connection.close()
+        assert await database.pool.fetchval("SELECT current_user") == APP_ROLE
+        async with database.begin(DEFAULT_TENANT) as tx:
+            assert (await tx.exec_driver_sql("SELECT current_user")).scalar() == APP_ROLE
+    role = await owner.fetchrow("SELECT * FROM pg_roles WHERE rolname = $1", APP_ROLE)
+    powers = ("rolsuper", "rolbypassrls", "rolcanlogin", "rolcreaterole", "rolcreatedb")
+    assert [power for power in powers if role[power]] == []
+    for catalogue, column in (("pg_class", "relowner"), ("pg_proc", "proowner")):
+        owned = f"SELECT count(*) FROM {catalogue} WHERE {column} = '{APP_ROLE}'::regrole"
+        assert await owner.fetchval(owned) == 0
+
+
+async def test_the_running_service_is_bound_by_the_policies(filled: Running) -> None:
+    """Its login is a superuser, whom no policy would bind."""
+    assert (await filled.client.get("/v1/agents")).json()["items"]
+    await filled.owner.execute("DROP POLICY of_tenant ON agents")
+    assert (await filled.client.get("/v1/agents")).json()["items"] == []
+    assert (await filled.client.get("/v1/agents/coordinator")).status_code == 404
+    refused = await filled.client.post("/v1/agents", json={"name": "x", "system_message": "x"})
+    assert refused.status_code == 500
+
+
+async def test_a_tenant_sees_its_own_rows_and_no_others(filled: Running) -> None:
+    other, pool = await other_tenant(filled.owner), filled.service.database.pool
+    for table in set(await tables(filled.owner)) - NEVER_FILLED:
+        query = f"SELECT count(*) FROM {table}"
+        async with acting_as(pool, DEFAULT_TENANT) as mine:
+            assert await mine.fetchval(query) > 0, table
+        async with acting_as(pool, other) as theirs:
+            assert await theirs.fetchval(query) == (1 if table == "tenants" else 0), table
+
+
+async def test_without_a_tenant_there_is_an_error(filled: Running) -> None:
+    pool = filled.service.database.pool
+    for table in await tables(filled.owner):
+        # Never set, and set in a transaction before.
+        connection = await filled.service.database.connect()
+        with pytest.raises(asyncpg.UndefinedObjectError):
+            await connection.fetch(f"SELECT * FROM {table}")
+        await connection.execute(
+            "SELECT set_config('bottega.tenant', gen_random_uuid()::text, true)"
+        )
+        with pytest.raises(asyncpg.InvalidTextRepresentationError):
+            await connection.fetch(f"SELECT * FROM {table}")
+        await connection.close()
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        assert await connection.fetchval("SELECT count(*) FROM runs") > 0
+
+
+async def test_nothing_is_written_for_another_tenant(filled: Running) -> None:
+    other, pool = await other_tenant(filled.owner), filled.service.database.pool
+    for table in set(await tables(filled.owner)) - NEVER_FILLED - {"tenants"}:
+        row = await filled.owner.fetchval(f"SELECT to_jsonb(t)::text FROM {table} t LIMIT 1")
+        copy = f"INSERT INTO {table} SELECT * FROM jsonb_populate_record(NULL::{table}, $1::jsonb)"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"row-level security"):
+            async with acting_as(pool, other) as theirs:
+                await theirs.execute(copy, row)
+        if table == "audit_log":
+            continue
+        async with acting_as(pool, other) as theirs:
+            assert await theirs.execute(f"DELETE FROM {table}") == "DELETE 0"
+            assert await theirs.execute(f"UPDATE {table} SET tenant_id = $1", other) == "UPDATE 0"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"row-level security"):
+            async with acting_as(pool, DEFAULT_TENANT) as mine:
+                await mine.execute(f"UPDATE {table} SET tenant_id = $1", other)
+
+
+async def test_the_audit_log_only_grows(filled: Running) -> None:
+    for change in ("UPDATE audit_log SET actor = 'x'", "DELETE FROM audit_log"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied"):
+            async with acting_as(filled.service.database.pool, DEFAULT_TENANT) as mine:
+                await mine.execute(change)
+
+
+async def test_functions_act_as_the_tenant_they_are_told(filled: Running) -> None:
+    """Also where the run is another's."""
+    other, pool = await other_tenant(filled.owner), filled.service.database.pool
+    run_id = await filled.owner.fetchval("SELECT id FROM runs LIMIT 1")
+    assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
+    assert await pool.fetchval("SELECT claim_run($1, $2, 1.0)", other, run_id) is None
+    assert await pool.fetch("SELECT * FROM read_log($1, $2, 0, 10, 1000)", other, run_id) == []
+    assert await pool.fetch("SELECT * FROM look_at_run($1, $2)", other, run_id) == []
+    assert await pool.fetch("SELECT renew_leases($1, $2, $3, 1.0)", [other], [run_id], [1]) == []
+
+
+# --- Plans -------------------------------------------------------------------------------------
+
+
+async def used(owner: asyncpg.Pool, url: str, query: str, *arguments: Any) -> set[str]:
+    """The indexes that a query uses, also in functions, when the service's role asks it."""
+    before = await scans(owner)
+    # Some tables are so small here that reading all of one is cheaper than any index.
+    options = {"enable_seqscan": "off", "bottega.tenant": str(DEFAULT_TENANT), "role": APP_ROLE}
+    connection = await asyncpg.connect(url, server_settings=options)
+    await connection.fetch(query, *arguments)
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    await connection.close()
+    return {name for name, count in (await scans(owner)).items() if count > before[name]}
+
+
+async def scans(owner: asyncpg.Pool) -> dict[str, int]:
+    async with owner.acquire() as connection:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        rows = await connection.fetch(
+            "SELECT indexrelname AS name, idx_scan AS count FROM pg_stat_user_indexes"
+        )
+    return {row["name"]: row["count"] for row in rows}
+
+
+async def test_runs_are_found_by_their_metadata_through_its_index(
+    owner: asyncpg.Pool, database_url: str
+) -> None:
+    for tenant, count in ((DEFAULT_TENANT, 4000), (await other_tenant(owner), 4000)):
+        await owner.execute(
+            """
+            INSERT INTO runs (tenant_id, mode, input, pinned, timeout_s, ended_at, metadata)
+            SELECT $1, 'dag', '"x"', '{}', 1, now(),
+                   jsonb_build_object('customer', n::text, 'kind', 'all')
+            FROM generate_series(1, $2::integer) n
+            """,
+            tenant,
+            count,
+        )
+    await owner.execute("VACUUM ANALYZE runs")
+    query = "SELECT runs_by_metadata($1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true, 10)"
+    rare = ['[{"customer": "17"}]']
+    assert "ix_runs_metadata" in await used(owner, database_url, query, rare)
+    # The same as a plain query of the application's cannot use it.
+    plain = "SELECT id FROM runs WHERE metadata @> '{\"customer\": \"17\"}' AND metadata <> '{}'"
+    assert "ix_runs_metadata" not in await used(owner, database_url, plain)
+
+
+async def test_a_run_and_its_log_are_found_by_their_keys(
+    filled: Running, database_url: str
+) -> None:
+    run_id = await filled.owner.fetchval("SELECT id FROM runs WHERE last_seq > 20 LIMIT 1")
+    for query, index in (
+        ("SELECT * FROM read_log($1, $2, 3, 500, 100000)", "pk_run_events"),
+        ("SELECT * FROM look_at_run($1, $2)", "pk_runs"),
+    ):
+        asked = (query, DEFAULT_TENANT, run_id)
+        assert index in await used(filled.owner, database_url, *asked)
+
+
+# --- Logins ------------------------------------------------------------------------------------
+
+
+async def run_as(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def fresh_server() -> Any:
+    """A server on which no role of ours exists yet."""
+    from tests.conftest import data_folder
+
+    with data_folder() as folder, embedded.running(Path(folder)) as url:
+        yield url
+
+
+async def test_neither_owner_nor_login_need_be_superusers(
+    fresh_server: str, settings: Settings, model: FakeModel
+) -> None:
+    """One login owns and migrates, another one, which may only act as the application, serves."""
+    import anyio.to_thread
+
+    await run_as(
+        fresh_server,
+        "CREATE ROLE keeper LOGIN CREATEROLE",
+        "CREATE ROLE server LOGIN",
+        "CREATE DATABASE kept OWNER keeper",
+    )
+    database = at(fresh_server, "kept")
+    keeper = database.replace("postgres@", "keeper@")
+    server = database.replace("postgres@", "server@")
+    await anyio.to_thread.run_sync(migrate.upgrade, keeper)
+    await run_as(keeper, f"GRANT {APP_ROLE} TO server WITH INHERIT FALSE, SET TRUE")
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, server, worker=True) as bottega:
+        await define(bottega.client)
+        run_id = await start(bottega.client)
+        frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+        assert frames[-1]["type"] == "run.completed"
+    with pytest.raises(UnavailableError, match=SYSTEM_ROLE):
+        await connect(server, role=SYSTEM_ROLE)
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await run_as(
+            server,
+            f"SELECT set_config('bottega.tenant', '{DEFAULT_TENANT}', false)",
+            "SELECT * FROM runs",
+        )
+    owners = await asyncpg.connect(keeper)
+    with pytest.raises(asyncpg.UndefinedObjectError):  # the policies bind the owner, too
+        await owners.fetch("SELECT * FROM runs")
+    await owners.close()
+    await anyio.to_thread.run_sync(migrate.downgrade, keeper)
+
+
+async def test_a_login_that_may_not_act_as_the_application_is_told_so(
+    fresh_server: str,
+) -> None:
+    import anyio.to_thread
+
+    with pytest.raises(UnavailableError, match="bottega migrate"):
+        await connect(fresh_server)
+    await anyio.to_thread.run_sync(migrate.upgrade, fresh_server)
+    await run_as(fresh_server, "CREATE ROLE stranger LOGIN")
+    with pytest.raises(UnavailableError, match="GRANT bottega_app"):
+        await connect(fresh_server.replace("postgres@", "stranger@"))
