@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from hashlib import sha256
+from unicodedata import normalize
 
 from app.agents.messages import StandardMessage, SystemMessage
 from app.agents.recording import Query
@@ -11,6 +12,9 @@ AWARENESS = "orchestrator_awareness"
 SHARED = "shared_memory"
 
 _SHORT = 8
+# Cyrillic, Greek and others' letters that look like a to f, in lower case.
+_LOOK_ALIKES = str.maketrans("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff")
+_ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
 
 
 def inject_shared_memory(query: Query) -> None:
@@ -59,8 +63,19 @@ def shared_message(item: MemoryItem) -> SystemMessage:
 def fence(content: str) -> str:
     """A mark that ``content`` does not hold, the same for the same content."""
     digest = sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return unheld(digest, content)
+
+
+def unheld(digest: str, content: str) -> str:
+    """The shortest start of ``digest`` that ``content`` does not hold, however it is spelled: what
+    a model takes for a mark may be in capitals, in wide or foreign letters, or torn apart."""
+    plain = content
+    if not plain.isascii():
+        plain = normalize("NFKD", plain).casefold().translate(_LOOK_ALIKES)
+        plain = plain.encode("ascii", "ignore").decode()
+    plain = plain.lower().translate(_ALL_BUT_HEX)
     length = _SHORT
-    while digest[:length] in content and length < len(digest):
+    while digest[:length] in plain and length < len(digest):
         length += 1
     return digest[:length]
 
