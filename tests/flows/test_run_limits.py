@@ -1,0 +1,155 @@
+"""What a tenant's runs are kept to, and that one tenant's do not hold up another's."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, Reply, gated, text
+from tests.service import running
+from tests.tenants import holder
+
+AGENT = {"name": "a", "description": "a", "system_message": "You are a."}
+
+
+def configured(settings: Settings, model: FakeModel, **changes: Any) -> Settings:
+    return settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0, **changes}
+    )
+
+
+async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> list[str]:
+    """Start runs; answers their ids."""
+    ids = []
+    for _ in range(count):
+        answer = await client.post("/v1/runs", json={"agent": "a", "input": "x", **fields})
+        assert answer.status_code == 202, answer.text
+        ids.append(answer.json()["id"])
+    return ids
+
+
+async def test_more_runs_than_may_go_on_at_a_time_wait(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.script(*[gated(gate, text("done"))] * 2)
+    limited = configured(settings, model, concurrent_runs=2)
+    async with running(limited, database_url, worker=True) as bottega:
+        await bottega.client.post("/v1/agents", json=AGENT)
+        ids = await begin(bottega.client, 5)
+        await model.received(2)
+        listed = (await bottega.client.get("/v1/runs?order=asc")).json()["items"]
+        assert [run["status"] for run in listed] == ["running"] * 2 + ["queued"] * 3
+        gate.set()
+        for run_id in ids:
+            frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+            assert frames[-1]["type"] == "run.completed"
+    assert len(model.requests) == 5
+
+
+async def test_beyond_what_may_wait_runs_are_refused_until_some_have_ended(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limited = configured(settings, model, concurrent_runs=1, queued_runs=2)
+    async with running(limited, database_url) as bottega:
+        await bottega.client.post("/v1/agents", json=AGENT)
+        first, *_ = await begin(bottega.client, 3)
+        refused = await bottega.client.post("/v1/runs", json={"agent": "a", "input": "x"})
+        assert (refused.status_code, refused.json()["code"]) == (429, "queued_runs")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert len((await bottega.client.get("/v1/runs")).json()["items"]) == 3
+        await bottega.client.post(f"/v1/runs/{first}/cancel")
+        await begin(bottega.client)
+
+
+async def test_another_tenant_s_queue_is_not_full(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limited = configured(settings, model, concurrent_runs=1, queued_runs=1)
+    one, other = [await holder(database_url, name) for name in ("one", "other")]
+    async with (
+        running(limited, database_url) as bottega,
+        one.client(bottega) as full,
+        other.client(bottega) as free,
+    ):
+        for client in (full, free):
+            await client.post("/v1/agents", json=AGENT)
+        await begin(full, 2)
+        refused = await full.post("/v1/runs", json={"agent": "a", "input": "x"})
+        assert refused.status_code == 429
+        await begin(free, 2)
+
+
+async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limited = configured(settings, model, tokens_per_day=1)
+    async with running(limited, database_url, worker=True) as bottega:
+        await bottega.client.post("/v1/agents", json=AGENT)
+        (run_id,) = await begin(bottega.client)
+        frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+        assert frames[-1]["type"] == "run.completed"
+        refused = await bottega.client.post("/v1/runs", json={"agent": "a", "input": "x"})
+        assert (refused.status_code, refused.json()["code"]) == (429, "tokens_per_day")
+        assert 0 < int(refused.headers["retry-after"]) <= 86_400
+        spent = frames[-1]["data"]["usage"]["tokens"]
+        total = spent["input_tokens"] + spent["output_tokens"]
+        assert await bottega.owner.fetchval("SELECT tokens FROM token_usage") == total > 0
+        # Yesterday's do not count.
+        await bottega.owner.execute("UPDATE token_usage SET day = day - 1")
+        await begin(bottega.client)
+
+
+async def test_a_run_makes_no_call_beyond_what_is_left_of_the_day(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limited = configured(settings, model, tokens_per_day=1)
+    async with running(limited, database_url) as api:
+        await api.client.post("/v1/agents", json=AGENT)
+        early, late = await begin(api.client, 2)
+        async with running(
+            limited.model_copy(update={"worker_concurrency": 2}), database_url, worker=True
+        ):
+            ends = {}
+            for run_id in (early, late):
+                await api.frames(f"/v1/runs/{run_id}/ws")
+                ends[run_id] = (await api.client.get(f"/v1/runs/{run_id}")).json()
+    codes = {run["error"]["code"] for run in ends.values() if run["error"]}
+    assert codes <= {"tokens_per_day"}
+    assert ends[early]["status"] == "completed"
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+async def test_a_flood_delays_another_tenant_s_first_run_by_one_run_per_slot(
+    settings: Settings, database_url: str, model: FakeModel, slots: int
+) -> None:
+    """By what the worker has taken already, however many wait."""
+    gates = [asyncio.Event() for _ in range(100)]
+    asked: list[str] = []
+
+    def decide(request: dict[str, Any]) -> Reply:
+        asked.append(request["messages"][-1]["content"])
+        return gated(gates[len(asked) - 1], text("done"))
+
+    model.decide = decide
+    one, other = [await holder(database_url, name) for name in ("one", "other")]
+    limited = configured(settings, model, worker_concurrency=slots, concurrent_runs=20)
+    async with (
+        running(limited, database_url, worker=True) as bottega,
+        one.client(bottega) as flooding,
+        other.client(bottega) as waiting,
+    ):
+        for client in (flooding, waiting):
+            await client.post("/v1/agents", json=AGENT)
+        await begin(flooding, 50, input="flood")
+        await model.received(slots)
+        await begin(waiting, input="mine")
+        for number in range(slots + 1):
+            gates[number].set()
+            await model.received(slots + number + 1)
+        # One that was next already may have come before it.
+        assert "mine" in asked[slots : slots + 2], asked
+        for gate in gates:
+            gate.set()

@@ -1,0 +1,241 @@
+"""Places and turns: which run of which tenant is next, decided by the database."""
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import acting_as, open_database
+from app.runs import queue
+
+NEW: dict[str, Any] = {
+    "mode": "dag",
+    "input": "x",
+    "pinned": {},
+    "timeout_s": 60,
+    "queue_timeout_s": 60,
+    "metadata": {},
+}
+
+
+async def accept(connection: asyncpg.Connection, tenant: UUID, priority: int = 5) -> UUID:
+    """Accept a run of a tenant; its id."""
+    await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
+    new = to_json({**NEW, "priority": priority}).decode()
+    answer = from_json(
+        await connection.fetchval("SELECT accept_run($1, $2, '[]', '[]', '[]')", tenant, new)
+    )
+    return UUID(answer["id"])
+
+
+async def take(connection: asyncpg.Connection) -> UUID | None:
+    """Take the run that is next, as the engine does, and claim it."""
+    payload = await connection.fetchval("""
+        UPDATE pgqueuer.pgqueuer SET status = 'picked' WHERE id = (
+            SELECT id FROM pgqueuer.pgqueuer WHERE status = 'queued' AND execute_after <= now()
+            ORDER BY priority DESC, id LIMIT 1)
+        RETURNING payload
+    """)
+    if payload is None:
+        return None
+    job = from_json(payload)
+    await connection.fetchval("SELECT claim_run($1, $2, 60)", job["tenant"], job["run"])
+    return UUID(job["run"])
+
+
+async def end(connection: asyncpg.Connection, tenant: UUID, run_id: UUID) -> None:
+    await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
+    await connection.execute("SELECT end_unclaimed($1, $2, 'cancelled', NULL)", tenant, run_id)
+
+
+async def tenants(owner: asyncpg.Pool, count: int) -> list[UUID]:
+    rows = await owner.fetch(
+        "INSERT INTO tenants (name) SELECT 'tenant-' || n FROM generate_series(1, $1::integer) n"
+        " RETURNING id",
+        count,
+    )
+    return [row["id"] for row in rows]
+
+
+async def limited(url: str, **limits: int) -> asyncpg.Connection:
+    """A connection of the service's with these limits."""
+    async with open_database(url, limits=limits) as database:
+        return await database.connect()
+
+
+async def test_a_flood_delays_another_tenant_by_what_is_taken_already(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    flooding, other, third = await tenants(owner, 3)
+    connection = await limited(database_url, concurrent_runs=100)
+    async with connection.transaction():
+        flood = [await accept(connection, flooding) for _ in range(1000)]
+        assert [await take(connection) for _ in range(3)] == flood[:3]
+        first, second = [await accept(connection, other) for _ in range(2)]
+        late = await accept(connection, third)
+        # In turns: what was next already, then everybody else's first.
+        taken = [await take(connection) for _ in range(6)]
+    assert taken == [flood[3], first, late, flood[4], second, flood[5]]
+    await connection.close()
+
+
+async def test_places_are_handed_on_by_priority_and_then_by_age(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    connection = await limited(database_url, concurrent_runs=2)
+    async with connection.transaction():
+        runs = [await accept(connection, DEFAULT_TENANT, p) for p in (5, 5, 5, 9, 5, 9, 1)]
+        order = []
+        while run_id := await take(connection):
+            order.append(runs.index(run_id))
+            held = await connection.fetchval(
+                "SELECT count(*) FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
+            )
+            assert held <= 2
+            await end(connection, DEFAULT_TENANT, run_id)
+    assert order == [0, 3, 5, 1, 2, 4, 6]
+    await connection.close()
+
+
+async def test_a_run_that_matters_more_goes_before_its_own_tenant_s_only(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    mine, theirs = await tenants(owner, 2)
+    connection = await limited(database_url, concurrent_runs=10)
+    async with connection.transaction():
+        low = [await accept(connection, mine, 2) for _ in range(3)]
+        other = [await accept(connection, theirs, 2) for _ in range(3)]
+        high = [await accept(connection, mine, 8) for _ in range(2)]
+        taken = [await take(connection) for _ in range(8)]
+    assert [run for run in taken if run in other] == other
+    assert [run for run in taken if run not in other] == [*high, *low]
+    assert taken.index(other[0]) <= 1
+    assert taken.index(other[2]) <= 5
+    await connection.close()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 3), st.integers(1, 4)),
+            st.none(),
+        ),
+        max_size=60,
+    ),
+    places=st.integers(1, 5),
+)
+async def test_whatever_comes_tenants_take_turns(
+    database_url: str, owner: asyncpg.Pool, steps: list[tuple[int, int] | None], places: int
+) -> None:
+    """Between two takes of a tenant that has more waiting, nobody else comes three times; and a
+    tenant's own come in order. (A step is some runs of a tenant, or a take.)"""
+    names = [UUID(int=n) for n in range(1, 5)]
+    for number, name in enumerate(names):
+        await owner.execute(
+            "INSERT INTO tenants (id, name) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            name,
+            f"turn-{number}",
+        )
+    waiting: dict[UUID, list[UUID]] = defaultdict(list)
+    overtaken: dict[UUID, list[UUID]] = defaultdict(list)
+    connection = await limited(database_url, concurrent_runs=places)
+    transaction = connection.transaction()
+    await transaction.start()
+    for step in [*steps, *[None] * 300]:
+        if step is not None:
+            tenant, count = names[step[0]], step[1]
+            for _ in range(count):
+                waiting[tenant].append(await accept(connection, tenant))
+            continue
+        run_id = await take(connection)
+        if run_id is None:
+            if step is None and not any(waiting.values()):
+                break
+            continue
+        taken = next(name for name, runs in waiting.items() if run_id in runs)
+        assert waiting[taken].pop(0) == run_id
+        await end(connection, taken, run_id)
+        overtaken[taken].clear()
+        for name in names:
+            if name != taken and waiting[name]:
+                overtaken[name].append(taken)
+                assert overtaken[name].count(taken) <= 2
+    assert not any(waiting.values())
+    await transaction.rollback()
+    await connection.close()
+
+
+async def test_places_are_never_given_twice(database_url: str, owner: asyncpg.Pool) -> None:
+    """Also to runs that are accepted at the same moment; and none is left unused for long."""
+
+    async def one(pool: asyncpg.Pool) -> None:
+        async with acting_as(pool, DEFAULT_TENANT) as connection:
+            await accept(connection, DEFAULT_TENANT)
+
+    async with open_database(database_url, limits={"concurrent_runs": 5}) as database:
+        await asyncio.gather(*(one(database.pool) for _ in range(40)))
+        await queue.sweep(database.pool)
+        await queue.sweep(database.pool)
+    rows = await owner.fetch(
+        "SELECT place, (SELECT count(*) FROM pgqueuer.pgqueuer WHERE dedupe_key = r.id::text) AS n"
+        " FROM runs r ORDER BY place"
+    )
+    assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 6)] + [(None, 0)] * 35
+
+
+async def test_a_higher_limit_is_filled_and_a_lower_one_kept_as_runs_end(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    async def held() -> int:
+        query = "SELECT count(*) FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
+        count: int = await owner.fetchval(query)
+        return count
+
+    async with open_database(database_url, limits={"concurrent_runs": 2}) as database:
+        for _ in range(9):
+            async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+                await accept(connection, DEFAULT_TENANT)
+        assert await held() == 2
+    async with open_database(database_url, limits={"concurrent_runs": 5}) as database:
+        await queue.sweep(database.pool)
+        assert await held() == 5
+    async with open_database(database_url, limits={"concurrent_runs": 1}) as database:
+        for expected in (4, 3, 2, 1, 1, 1, 1, 1, 0):
+            async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+                run_id = await connection.fetchval(
+                    "SELECT id FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
+                    " ORDER BY place DESC LIMIT 1"
+                )
+                await end(connection, DEFAULT_TENANT, run_id)
+            assert await held() == expected
+
+
+@pytest.mark.parametrize("lost", ["a row of the engine", "a place that was not handed on"])
+async def test_the_sweep_puts_right_what_was_lost(
+    database_url: str, owner: asyncpg.Pool, lost: str
+) -> None:
+    async with open_database(database_url, limits={"concurrent_runs": 2}) as database:
+        for _ in range(4):
+            async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+                await accept(connection, DEFAULT_TENANT)
+        if lost == "a row of the engine":
+            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+        else:
+            await owner.execute("DELETE FROM run_events")
+            await owner.execute("DELETE FROM runs WHERE place = 1")
+            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+        await queue.sweep(database.pool)
+    queued = await owner.fetch("SELECT dedupe_key FROM pgqueuer.pgqueuer")
+    placed = await owner.fetch("SELECT id::text FROM runs WHERE place IS NOT NULL")
+    assert sorted(row[0] for row in queued) == sorted(row[0] for row in placed)
+    assert len(queued) == 2
