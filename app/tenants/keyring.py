@@ -13,6 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -35,6 +36,9 @@ _REFUSED_S = 2.0
 _STRANGERS_AT_ONCE = 2
 _STRANGERS_WAITING = 200
 _OPEN = b""
+_REQUIRED = "SELECT keys_required() AS required"
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -108,13 +112,15 @@ class Keyring:
             UnavailableError, OSError, ...: the database is away; nobody can tell.
         """
         if self._may_be_open and self._ticks() - self._open_seen_at > self._believed_s:
-            await self._once(_OPEN, lambda: self._look_whether_open(self._pool))
+            await self._once(_OPEN, self._look_whether_open)
         return self._may_be_open
 
-    async def _look_whether_open(self, door: asyncpg.Pool | asyncpg.Connection) -> None:
+    async def _look_whether_open(self) -> None:
         asked_at = self._ticks()
-        async with asyncio.timeout(_PATIENCE_S):
-            required = await door.fetchval("SELECT keys_required()")
+        row = await self._ask(_REQUIRED)
+        self._learn(row is None or row["required"], asked_at)
+
+    def _learn(self, required: bool, asked_at: float) -> None:
         if required:
             self._may_be_open = False
             self._lose(None)
@@ -175,8 +181,8 @@ class Keyring:
             entry.key, entry.checked_at = Key(**row), asked_at
 
     async def _ask(self, query: str, *arguments: object) -> asyncpg.Record | None:
-        async with asyncio.timeout(_PATIENCE_S):
-            return await self._pool.fetchrow(query, *arguments)
+        async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
+            return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
     async def _ask_as_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
         """So that those who try keys take no more of the database than a little."""
@@ -184,7 +190,7 @@ class Keyring:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
         try:
-            async with asyncio.timeout(_PATIENCE_S), self._strangers:
+            async with self._strangers:
                 return await self._ask(query, *arguments)
         finally:
             self._strangers_waiting -= 1
@@ -194,13 +200,18 @@ class Keyring:
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
-            asking.add_done_callback(lambda done: self._answered(what, done))
-        await asyncio.shield(asking)
+            asking.add_done_callback(lambda asked: self._forget(what, asked))
+        try:
+            await _patiently(asking)
+        except TimeoutError:
+            self._forget(what, asking)  # the next one asks anew, by another connection
+            raise
 
-    def _answered(self, what: bytes, done: "asyncio.Future[None]") -> None:
-        self._asking.pop(what, None)
-        if not done.cancelled():
-            done.exception()  # those who asked were told, unless they have gone
+    def _forget(self, what: bytes, asked: "asyncio.Future[None]") -> None:
+        if self._asking.get(what) is asked:
+            del self._asking[what]
+        if asked.done():
+            _heard(asked)
 
     # Watching what is in use
 
@@ -241,9 +252,10 @@ class Keyring:
                     await self._nudge.wait()
 
     async def _refresh(self, connection: asyncpg.Connection) -> None:
-        if self._may_be_open:
-            await self._look_whether_open(connection)
         now = self._ticks()
+        if self._may_be_open:
+            row = await connection.fetchrow(_REQUIRED)
+            self._learn(row["required"], now)
         used = {
             place: entry
             for place, entry in self._entries.items()
@@ -286,3 +298,19 @@ class Keyring:
             await connection.execute("SELECT note_key_use($1, $2)", *zip(*identities, strict=True))
         for entry in due:
             entry.noted_at = now
+
+
+async def _patiently(asking: "asyncio.Future[T]") -> T:
+    """Wait, but not for ever. What was asked goes on: to cancel it takes a database that answers.
+
+    Raises:
+        TimeoutError: it takes too long.
+    """
+    async with asyncio.timeout(_PATIENCE_S):
+        return await asyncio.shield(asking)
+
+
+def _heard(asked: "asyncio.Future[Any]") -> None:
+    """Those who asked were told what went wrong, unless they have gone."""
+    if not asked.cancelled():
+        asked.exception()

@@ -1,0 +1,215 @@
+"""What an API process knows of keys: for how long, and at whose cost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from app.db.engine import Database
+from app.errors import UnavailableError
+from app.events.feed import background
+from app.tenants import keyring
+from app.tenants.keyring import BELIEVED_S, Keyring
+from tests.tenants import Holder, holder
+
+UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
+# Whoever asks for a key that is not there waits until the test lets go of a lock.
+SLOW_FOR_STRANGERS = """
+CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    RETURN QUERY SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at FROM api_keys k
+    WHERE k.key_hash = p_hash AND k.revoked_at IS NULL;
+    IF NOT FOUND THEN
+        PERFORM pg_advisory_xact_lock_shared(42);
+    END IF;
+END $$
+"""
+
+
+class Time:
+    """A monotonic clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def ring(database: Database, time: Time) -> Keyring:
+    """Nothing runs beside it: it asks when it is asked."""
+    return Keyring(database.pool, database.connect, local=True, ticks=time)
+
+
+@pytest.fixture
+async def held(database_url: str) -> Holder:
+    return await holder(database_url)
+
+
+async def revoke(owner: asyncpg.Pool, held: Holder) -> None:
+    await owner.execute("UPDATE api_keys SET revoked_at = now() WHERE id = $1", held.key_id)
+
+
+@pytest.fixture
+async def strangers_wait(owner: asyncpg.Pool) -> AsyncIterator[None]:
+    await owner.execute(SLOW_FOR_STRANGERS)
+    async with owner.acquire() as connection:
+        await connection.execute("SELECT pg_advisory_lock(42)")
+        yield
+        await connection.execute("SELECT pg_advisory_unlock(42)")
+
+
+async def test_a_key_is_believed_for_seconds_and_no_longer(
+    ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool
+) -> None:
+    found = await ring.find(held.key)
+    assert found is not None
+    assert (found.tenant_id, found.id, found.scope) == (held.tenant_id, held.key_id, "admin")
+    await revoke(owner, held)
+    time.now += BELIEVED_S
+    assert await ring.find(held.key) == found
+    time.now += 0.01
+    assert await ring.find(held.key) is None
+    assert BELIEVED_S < 5
+
+
+async def test_only_a_whole_key_is_one(ring: Keyring, held: Holder) -> None:
+    assert await ring.find(held.key) is not None
+    for wrong in (held.key[:-1], f"{held.key}x", held.key.swapcase(), held.prefix, UNKNOWN):
+        assert await ring.find(wrong) is None
+
+
+async def test_a_key_that_is_used_is_looked_at_beside_the_requests(
+    database: Database, time: Time, held: Holder, owner: asyncpg.Pool
+) -> None:
+    ring = Keyring(database.pool, database.connect, local=True, ticks=time, refresh_s=0.01)
+    async with background(ring.run):
+        assert await ring.find(held.key) is not None
+        await owner.execute("UPDATE api_keys SET scope = 'read' WHERE id = $1", held.key_id)
+        while (found := await ring.find(held.key)) is None or found.scope != "read":
+            await asyncio.sleep(0)
+        await revoke(owner, held)
+        while await ring.find(held.key) is not None:  # though no time passes
+            await asyncio.sleep(0)
+
+
+async def test_who_watches_is_told(database: Database, held: Holder, owner: asyncpg.Pool) -> None:
+    ring = Keyring(database.pool, database.connect, local=False, refresh_s=0.01)
+    other = await holder(str(database.url), "umbrella")
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with background(ring.run):
+        with (
+            ring.watching((held.tenant_id, held.key_id), lambda: told.put_nowait("held")),
+            ring.watching((other.tenant_id, other.key_id), lambda: told.put_nowait("other")),
+        ):
+            await revoke(owner, held)
+            assert await told.get() == "held"
+            await owner.execute(
+                "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1",
+                other.key_id,
+            )
+            while await told.get() != "other":
+                pass
+
+
+async def test_open_until_there_is_a_key_and_then_never_again(
+    ring: Keyring, time: Time, database_url: str, owner: asyncpg.Pool
+) -> None:
+    assert await ring.is_open()
+    await holder(database_url)
+    time.now += BELIEVED_S + 0.01
+    assert not await ring.is_open()
+    await owner.execute("DELETE FROM api_keys")
+    time.now += BELIEVED_S + 0.01
+    assert not await ring.is_open()
+    # Nor in another process.
+    assert await owner.fetchval("SELECT keys_required()")
+
+
+async def test_a_server_that_others_can_reach_is_never_open(database: Database) -> None:
+    ring = Keyring(database.pool, database.connect, local=False)
+    assert not await ring.is_open()
+
+
+async def test_what_cannot_be_asked_is_neither_open_nor_good(
+    database: Database, time: Time, held: Holder, database_url: str
+) -> None:
+    opened = Keyring(database.pool, database.connect, local=True, ticks=time)
+    ring = Keyring(database.pool, database.connect, local=False, ticks=time)
+    assert await ring.find(held.key) is not None
+    opened._open_seen_at = time.now  # as if there were no key yet
+    await database.pool.close()
+    assert await ring.find(held.key) is not None
+    assert await opened.is_open()
+    time.now += BELIEVED_S + 0.01
+    for asking in (ring.find(held.key), ring.find(UNKNOWN), opened.is_open()):
+        with pytest.raises(asyncpg.InterfaceError):
+            await asking
+
+
+async def test_strangers_keep_nobody_waiting(
+    ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
+) -> None:
+    assert await ring.find(held.key) is not None
+    strangers = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    while await owner.fetchval(waiting) < 2:
+        await asyncio.sleep(0)
+    time.now += BELIEVED_S + 0.01  # it must be looked at again
+    for _ in range(20):
+        assert await ring.find(held.key) is not None
+        time.now += BELIEVED_S + 0.01
+    assert await owner.fetchval(waiting) == 2
+    assert not any(stranger.done() for stranger in strangers)
+    for stranger in strangers:
+        stranger.cancel()
+    await asyncio.gather(*strangers, return_exceptions=True)
+
+
+async def test_too_many_strangers_are_sent_away(
+    ring: Keyring, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "_STRANGERS_WAITING", 5)
+    strangers = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
+    done, waiting = await asyncio.wait(strangers, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
+    with pytest.raises(UnavailableError):
+        await done.pop()
+    for stranger in waiting:
+        stranger.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_key_that_is_refused_is_not_looked_up_again_and_again(
+    ring: Keyring, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "_MOST_KEYS", 100)
+    for n in range(300):
+        assert await ring.find(f"{UNKNOWN}{n}") is None
+    assert len(ring._refused) == 100
+    await owner.execute("DROP FUNCTION find_key")
+    assert await ring.find(f"{UNKNOWN}299") is None  # it is known
+    with pytest.raises(asyncpg.UndefinedFunctionError):
+        await ring.find(f"{UNKNOWN}0")
+    time.now += 3
+    with pytest.raises(asyncpg.UndefinedFunctionError):
+        await ring.find(f"{UNKNOWN}299")
+
+
+async def test_many_who_ask_at_once_share_one_question(
+    ring: Keyring, held: Holder, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("CREATE SEQUENCE asked")
+    await owner.execute("GRANT USAGE ON SEQUENCE asked TO bottega_system")
+    await owner.execute(SLOW_FOR_STRANGERS.replace("BEGIN", "BEGIN PERFORM nextval('asked');"))
+    found = await asyncio.gather(*(ring.find(held.key) for _ in range(100)))
+    assert None not in found
+    assert await owner.fetchval("SELECT last_value FROM asked") == 1
