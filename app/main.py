@@ -164,12 +164,12 @@ async def serve(
         InvalidInputError: ``no_keys``: others than this machine could reach it.
     """
     if not settings.on_loopback:
-        await _require_keys(settings, url)
+        await require_keys(settings, url)
     with _listen(settings) as listener:
         await _serve_on(listener, settings, url, worker, on_listening)
 
 
-async def _require_keys(settings: Settings, url: str) -> None:
+async def require_keys(settings: Settings, url: str) -> None:
     """Check that not everybody who reaches this server could use it.
 
     Raises:

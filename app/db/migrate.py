@@ -55,7 +55,7 @@ def downgrade(url: str, revision: str = "base") -> None:
 
 
 async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | None:
-    """The database's revision, or ``None`` if it was never migrated."""
+    """The database's revision, or ``None`` if it was never migrated, or not to roles yet."""
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from secrets import token_hex
 
+import asyncpg
 from sqlalchemy import RowMapping, Text, cast, delete, func, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -12,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import SYSTEM_ROLE, connect, normalise_url
+from app.db.migrate import require_current
 from app.db.tables import api_keys, tenants
 from app.errors import ConflictError, NotFoundError
 from app.tenants import audit, keys
@@ -28,12 +30,16 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
     """Transactions that see all tenants, one at a time.
 
     Raises:
-        UnavailableError: the server cannot be reached, or this login may not.
+        UnavailableError: the server cannot be reached, or is not migrated, or this login may not.
     """
+
+    async def connected() -> asyncpg.Connection:
+        connection = await connect(normalise_url(url), role=SYSTEM_ROLE)
+        await require_current(connection)
+        return connection
+
     engine = create_async_engine(
-        "postgresql+asyncpg://",
-        async_creator=lambda: connect(normalise_url(url), role=SYSTEM_ROLE),
-        poolclass=NullPool,
+        "postgresql+asyncpg://", async_creator=connected, poolclass=NullPool
     )
     try:
         yield engine.begin

@@ -1,0 +1,223 @@
+"""``bottega keys`` and ``tenants``, the first key of a new server, and what a server asks for."""
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+
+from app import main
+from app.errors import InvalidInputError
+from app.settings import Settings
+from tests.processes import command
+from tests.tenants import holder
+
+KEY = r"btg_[a-z0-9]{8}_[A-Za-z0-9_-]{43}"
+BOOTSTRAP = "bootstrap-key-of-at-least-32-characters"
+
+
+@pytest.fixture
+def bottega(database_url: str) -> Any:
+    """Run a command that ends by itself, as the database's owner."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "app.cli", *arguments],
+            env={
+                "PATH": "",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "COLUMNS": "300",
+                "DATABASE_URL": database_url,
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def create(bottega: Any, *more: str, tenant: str = "acme", scope: str = "run") -> str:
+    ended = bottega("keys", "create", "--tenant", tenant, "--scope", scope, *more)
+    assert ended.returncode == 0, ended.stderr
+    assert re.fullmatch(f"{KEY}\n", ended.stdout)
+    assert ended.stdout.strip() not in ended.stderr
+    key: str = ended.stdout.strip()
+    return key
+
+
+async def status(port: int | None, key: str, path: str = "/v1/runs") -> int:
+    async with httpx2.AsyncClient() as client:
+        url = f"http://127.0.0.1:{port}{path}"
+        answer = await client.get(url, headers={"authorization": f"Bearer {key}"})
+        return answer.status_code
+
+
+@pytest.fixture
+async def api(database_url: str) -> AsyncIterator[int | None]:
+    """The port of a server in a process of its own."""
+    serve = ("serve", "--no-worker", "--port", "0")
+    async with command(*serve, DATABASE_URL=database_url, OPENAI_API_KEY="k") as api:
+        yield api.port
+
+
+async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any, api: int) -> None:
+    key = create(bottega, "--name", "reports", "--expires", "90d")
+    prefix = key[:12]
+    while await status(api, "none") != 401:  # it was open
+        pass
+    assert await status(api, key) == 200
+    assert await status(api, key, "/v1/keys") == 403
+    listed = bottega("keys", "list").stdout
+    assert prefix in listed
+    assert "reports" in listed
+    assert key not in listed
+    assert "acme" in bottega("keys", "list", "--tenant", "acme").stdout
+    assert prefix not in bottega("keys", "list", "--tenant", "umbrella").stdout
+    tenants = bottega("tenants", "list").stdout
+    assert re.search(r"acme\W+1 ", tenants)
+    assert re.search(r"default\W+0 ", tenants)
+    ended = bottega("keys", "revoke", prefix)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert prefix in ended.stderr
+    while await status(api, key) != 401:
+        pass
+    assert bottega("keys", "revoke", "btg_nothing").returncode == 1
+
+
+async def test_a_key_may_be_revoked_by_its_id(bottega: Any, database_url: str) -> None:
+    held = await holder(database_url)
+    assert bottega("keys", "revoke", str(held.key_id).upper()).returncode == 0
+    connection = await asyncpg.connect(database_url)
+    assert await connection.fetchval("SELECT revoked_at FROM api_keys") is not None
+    noted = await connection.fetch("SELECT actor, action, target FROM audit_log ORDER BY id")
+    assert [tuple(row) for row in noted] == [
+        ("cli", "key.create", held.prefix),
+        ("cli", "key.revoke", held.prefix),
+    ]
+    await connection.close()
+
+
+@pytest.mark.parametrize("expires", ["30m", "2h", "1d", "2100-01-01", "2100-01-01T12:00+02:00"])
+def test_an_expiry_is_a_time_from_now_or_a_date(bottega: Any, expires: str) -> None:
+    create(bottega, "--expires", expires)
+
+
+@pytest.mark.parametrize("expires", ["soon", "0d", "2001-01-01", "90", "-1d", "9" * 30 + "d"])
+def test_an_expiry_that_is_none_is_refused(bottega: Any, expires: str) -> None:
+    options = ("--tenant", "acme", "--scope", "run", f"--expires={expires}")
+    ended = bottega("keys", "create", *options)
+    assert ended.returncode in (1, 2)
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_names_cannot_play_tricks_on_a_terminal(bottega: Any) -> None:
+    create(bottega, "--name", "[red]x[/nothing]")
+    assert "[red]x[/nothing]" in bottega("keys", "list").stdout
+    refused = bottega("keys", "create", "--tenant", "a", "--scope", "run", "--name", "\x1b[2J")
+    assert refused.returncode == 2
+
+
+async def test_a_login_that_may_not_is_told_so(bottega: Any, database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(
+        "DO $$ BEGIN CREATE ROLE nobody LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+    )
+    await connection.close()
+    url = database_url.replace("//postgres@", "//nobody@").replace("//postgres:", "//nobody:")
+    ended = bottega("keys", "list", DATABASE_URL=url)
+    assert ended.returncode == 1
+    assert "may not act as the role bottega_system" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_server_that_others_can_reach_needs_a_key_first(bottega: Any) -> None:
+    ended = bottega("serve", "--host", "0.0.0.0", "--port", "0")
+    assert ended.returncode == 1
+    assert "bottega keys create --tenant default --scope admin" in ended.stderr
+
+
+async def test_with_a_key_it_may_be_reached(
+    bottega: Any, settings: Settings, database_url: str
+) -> None:
+    elsewhere = settings.model_copy(update={"host": "0.0.0.0"})
+    with pytest.raises(InvalidInputError, match="keys create"):
+        await main.require_keys(elsewhere, database_url)
+    create(bottega, scope="read")
+    await main.require_keys(elsewhere, database_url)
+
+
+async def test_migrating_stores_the_first_key_and_no_second_time(
+    bottega: Any, server: str, database_url: str
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    for _ in range(2):
+        ended = bottega("migrate", BOTTEGA_BOOTSTRAP_KEY=BOOTSTRAP)
+        assert ended.returncode == 0, ended.stderr
+        assert BOOTSTRAP not in ended.stdout + ended.stderr
+    rows = await connection.fetch(
+        "SELECT k.*, t.name AS tenant FROM api_keys k JOIN tenants t ON t.id = k.tenant_id"
+    )
+    assert [(row["tenant"], row["scope"], row["name"]) for row in rows] == [
+        ("default", "admin", "bootstrap")
+    ]
+    assert not any(part in rows[0]["prefix"] for part in BOOTSTRAP.split("-")[1:])
+    serve = ("serve", "--no-worker", "--port", "0")
+    async with command(*serve, DATABASE_URL=database_url, OPENAI_API_KEY="k") as api:
+        assert await status(api.port, BOOTSTRAP, "/v1/keys") == 200
+        await connection.execute("UPDATE api_keys SET revoked_at = now()")
+        bottega("migrate", BOTTEGA_BOOTSTRAP_KEY=BOOTSTRAP)
+        while await status(api.port, BOOTSTRAP, "/v1/keys") != 401:
+            pass
+    await connection.close()
+
+
+async def test_the_embedded_server_gets_its_first_key_too(folder: Path) -> None:
+    settings = {
+        "BOTTEGA_DATA_DIR": str(folder),
+        "DATABASE_URL": "",
+        "OPENAI_API_KEY": "k",
+        "BOTTEGA_BOOTSTRAP_KEY": BOOTSTRAP,
+    }
+    for _ in range(2):
+        async with command("serve", "--no-worker", "--port", "0", **settings) as api:
+            assert await status(api.port, BOOTSTRAP, "/v1/keys") == 200
+            assert await status(api.port, "none") == 401
+
+
+def test_a_short_first_key_is_refused(bottega: Any) -> None:
+    ended = bottega("migrate", BOTTEGA_BOOTSTRAP_KEY="too short")
+    assert ended.returncode == 2
+    assert "openssl rand -hex 32" in ended.stderr
+    assert "too short" not in ended.stderr
+
+
+async def test_the_demo_works_with_and_without_keys(bottega: Any, database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    quick = {"BOTTEGA_DEMO_LATENCY_MS": "0"}
+    assert bottega("demo", **quick).returncode == 0
+    assert await connection.fetchval("SELECT count(*) FROM api_keys") == 0
+    held = await holder(database_url)
+    ended = bottega("demo", **quick)
+    assert ended.returncode == 0, ended.stderr
+    assert await connection.fetchval("SELECT count(*) FROM runs WHERE status = 'completed'") == 2
+    left = await connection.fetch("SELECT id FROM api_keys")
+    assert [row["id"] for row in left] == [held.key_id]
+    await connection.close()
+
+
+def test_what_is_wrong_with_the_database_is_said(bottega: Any, server: str) -> None:
+    ended = bottega("keys", "list", DATABASE_URL="postgresql://127.0.0.1:1/x")
+    assert (ended.returncode, "cannot reach" in ended.stderr) == (1, True)
+    ended = bottega("keys", "list", DATABASE_URL=server)
+    assert ended.returncode == 1
+    assert "bottega migrate" in ended.stderr
+    assert "Traceback" not in ended.stderr

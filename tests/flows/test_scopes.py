@@ -1,0 +1,197 @@
+"""Who may watch, and who may end what they watch: keys and tickets at the doors of streams."""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+import websockets
+from pydantic_core import from_json
+
+from app.settings import Settings
+from tests.growing import Growing, growing
+from tests.service import Running, running
+from tests.tenants import Holder, holder
+
+NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+CANCEL = '{"type": "cancel"}'
+
+
+@pytest.fixture
+async def runner(database_url: str) -> Holder:
+    return await holder(database_url, "default", "run")
+
+
+@pytest.fixture
+async def reader(database_url: str) -> Holder:
+    return await holder(database_url, "default", "read")
+
+
+@pytest.fixture
+async def closed(settings: Settings, database_url: str, runner: Holder) -> AsyncIterator[Running]:
+    async with running(settings, database_url) as server, runner.client(server) as client:
+        yield replace(server, client=client)
+
+
+@pytest.fixture
+async def run(closed: Running) -> AsyncIterator[Growing]:
+    async with growing(closed) as run:
+        yield run
+
+
+def connect(server: Running, path: str, *protocols: str, **headers: str) -> websockets.connect:
+    url = f"ws://127.0.0.1:{server.port}{path}"
+    return websockets.connect(url, subprotocols=protocols or None, additional_headers=headers)  # type: ignore[arg-type]
+
+
+async def refusal(server: Running, path: str, *protocols: str, **headers: str) -> tuple[int, str]:
+    """Status and code of the answer to a handshake."""
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with connect(server, path, *protocols, **headers):
+            pass
+    answer = refused.value.response
+    if answer.status_code == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.status_code, from_json(answer.body or b"")["code"]
+
+
+async def ticket(held: Holder, server: Running, **body: Any) -> str:
+    async with held.client(server) as client:
+        answer = await client.post("/v1/ws-tickets", json=body)
+    assert answer.status_code == 201, answer.text
+    return f"ticket.{answer.json()['ticket']}"
+
+
+async def answer_to(socket: websockets.ClientConnection, frame: str) -> dict[str, Any]:
+    """What the server answers to a frame, past the events that are on the way."""
+    await socket.send(frame)
+    while (received := from_json(await socket.recv())).get("run_id") or "seq" in received:
+        pass
+    answer: dict[str, Any] = received
+    return answer
+
+
+async def test_a_websocket_without_a_good_key_is_refused_before_the_upgrade(
+    closed: Running, run: Growing, database_url: str
+) -> None:
+    path = f"{run.path}/ws"
+    unknown = {"authorization": f"Bearer btg_aaaaaaaa_{'A' * 43}"}
+    foreign = (await holder(database_url, "umbrella")).headers
+    for at in (path, f"/v1/runs/{NOBODY}/ws", "/nothing", f"{path}?after=x"):
+        assert await refusal(closed, at) == (401, "unauthenticated")
+        assert await refusal(closed, at, **unknown) == (401, "bad_key")
+    assert await refusal(closed, path, **foreign) == (404, "not_found")
+    assert await refusal(closed, "/nothing", **foreign) == (404, "not_found")
+
+
+async def test_an_event_stream_without_a_good_key_is_refused(
+    closed: Running, run: Growing, database_url: str
+) -> None:
+    foreign = await holder(database_url, "umbrella")
+    for headers, status in (({}, 401), (foreign.headers, 404)):
+        async with httpx2.AsyncClient(base_url=closed.client.base_url) as client:
+            accept = {"accept": "text/event-stream"}
+            answer = await client.get(f"{run.path}/events", headers={**headers, **accept})
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_who_may_only_read_may_watch_but_not_cancel(
+    closed: Running, run: Growing, reader: Holder, runner: Holder
+) -> None:
+    async with connect(closed, f"{run.path}/ws", **reader.headers) as socket:
+        assert (await answer_to(socket, '{"type": "ping"}'))["type"] == "pong"
+        for frame in (CANCEL, f'{{"type": "cancel", "task_id": "{NOBODY}"}}'):
+            answer = await answer_to(socket, frame)
+            assert (answer["type"], answer["code"]) == ("error", "insufficient_scope")
+            assert "'run'" in answer["detail"]
+    assert (await closed.client.get(run.path)).json()["status"] == "running"
+    async with connect(closed, f"{run.path}/ws", **runner.headers) as socket:
+        assert (await answer_to(socket, CANCEL))["type"] == "cancel.accepted"
+
+
+@pytest.mark.parametrize("scope", ["read", "run"])
+async def test_a_ticket_is_good_for_what_its_key_is_good_for(
+    closed: Running, run: Growing, reader: Holder, runner: Holder, scope: str, owner: asyncpg.Pool
+) -> None:
+    held = reader if scope == "read" else runner
+    good = await ticket(held, closed)
+    async with connect(closed, f"{run.path}/ws", "bottega.v1", good) as socket:
+        answer = await answer_to(socket, CANCEL)
+    if scope == "read":
+        assert answer["code"] == "insufficient_scope"
+        assert await owner.fetchval("SELECT count(*) FROM audit_log WHERE action ~ 'run'") == 0
+    else:
+        assert answer["type"] == "cancel.accepted"
+        actors = await owner.fetch("SELECT actor FROM audit_log WHERE action = 'run.cancel'")
+        assert [row["actor"] for row in actors] == [f"key:{runner.prefix}"]
+    assert await refusal(closed, f"{run.path}/ws", good) == (401, "bad_ticket")
+
+
+async def test_a_ticket_shows_no_run_of_another_tenant(
+    closed: Running, run: Growing, database_url: str
+) -> None:
+    other = await holder(database_url, "umbrella")
+    good = await ticket(other, closed)
+    assert await refusal(closed, f"{run.path}/ws", good) == (404, "not_found")
+    async with other.client(closed) as client:
+        run_id = run.path.rpartition("/")[2]
+        answer = await client.post("/v1/ws-tickets", json={"run_id": run_id})
+    assert answer.status_code == 404
+
+
+async def test_a_ticket_opens_nothing_but_a_run_s_websocket(
+    closed: Running, run: Growing, runner: Holder
+) -> None:
+    for path in ("/nothing", "/v1/runs/nonsense/ws", f"{run.path}/ws/more"):
+        good = await ticket(runner, closed)
+        assert await refusal(closed, path, good) == (401, "bad_ticket")
+    url = f"http://127.0.0.1:{closed.port}/v1/runs"
+    headers = {"sec-websocket-protocol": await ticket(runner, closed)}
+    async with httpx2.AsyncClient() as client:
+        assert (await client.get(url, headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE api_keys SET revoked_at = now()",
+        "UPDATE api_keys SET expires_at = now()",
+        "DELETE FROM api_keys",
+    ],
+)
+async def test_a_ticket_is_good_only_while_its_key_is(
+    closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool, statement: str
+) -> None:
+    good = await ticket(reader, closed)
+    await owner.execute(statement)
+    assert await refusal(closed, f"{run.path}/ws", good) == (401, "bad_ticket")
+
+
+async def test_a_stream_that_a_ticket_opened_ends_with_its_key(
+    closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool
+) -> None:
+    good = await ticket(reader, closed)
+    async with connect(closed, f"{run.path}/ws", good) as socket:
+        await socket.recv()
+        await owner.execute("UPDATE api_keys SET revoked_at = now() WHERE id = $1", reader.key_id)
+        with contextlib.suppress(websockets.ConnectionClosedError):
+            while True:
+                await socket.recv()
+    assert socket.close_code == 4001
+    assert re.fullmatch(r"key revoked or expired; resume after=\d+", socket.close_reason or "")
+
+
+async def test_a_ticket_of_the_time_without_keys_is_not_good_afterwards(
+    settings: Settings, database_url: str
+) -> None:
+    async with running(settings, database_url) as server, growing(server) as run:
+        asked = await server.client.post("/v1/ws-tickets", json={})
+        await holder(database_url)
+        good = f"ticket.{asked.json()['ticket']}"
+        assert await refusal(server, f"{run.path}/ws", good) == (401, "bad_ticket")
