@@ -1,0 +1,262 @@
+"""Two tenants on one server: neither reaches what is the other's, by any route there is.
+
+The routes come from the OpenAPI document, so that a new one cannot be forgotten: one that has a
+parameter or a body of a kind not known here fails until it is.
+"""
+
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx2
+import pytest
+import websockets
+from pydantic_core import to_json
+
+from app.api.auth import is_public
+from app.demo import team
+from app.settings import Settings
+from tests.fake_model import FakeModel
+from tests.service import Running, running
+from tests.team import define, start
+from tests.tenants import Holder, holder
+
+SESSION = "theirs"
+CREATED = {"create_agent", "create_graph", "create_key", "create_run", "create_schedule"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A server with a tenant that has something of everything, and one that has nothing."""
+
+    server: Running
+    victim: Holder
+    owner: httpx2.AsyncClient
+    intruder: httpx2.AsyncClient
+    intruders_key: Holder
+    run_id: str
+    task_id: str
+    document: dict[str, Any]
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What the path parameters of each route are, if they are the victim's."""
+        return {
+            "run_id": self.run_id,
+            "task_id": self.task_id,
+            "session_id": SESSION,
+            "key_id": str(self.victim.key_id),
+            "agent": team.COORDINATOR,
+            "version": "1",
+            "/v1/agents": team.COORDINATOR,
+            "/v1/graphs": team.GRAPH,
+            "/v1/schedules": "nightly",
+        }
+
+    @property
+    def marks(self) -> list[str]:
+        """What no answer to the intruder may contain."""
+        return [self.run_id, self.task_id, SESSION, str(self.victim.key_id), "nightly", "designer"]
+
+
+@pytest.fixture
+async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
+    victim, intruder = [await holder(database_url, name) for name in ("victim", "intruder")]
+    async with FakeModel() as model:
+        configured = settings.model_copy(
+            update={"openai_base_url": model.base_url, "concurrent_runs": 1}
+        )
+        async with (
+            running(configured, database_url, worker=True) as server,
+            victim.client(server) as mine,
+            intruder.client(server) as theirs,
+        ):
+            await define(mine)
+            run_id = await start(mine, session_id=SESSION, metadata={"of": "victim"})
+            while (await mine.get(f"/v1/runs/{run_id}?")).json()["status"] != "completed":
+                await mine.get(f"/v1/runs/{run_id}/events", headers=SSE)
+            again = await mine.post("/v1/runs", json=RUN, headers={"idempotency-key": "k"})
+            await mine.get(f"/v1/runs/{again.json()['id']}/events", headers=SSE)
+            assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
+            tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+            document = (await mine.get("/openapi.json")).json()
+            yield Stage(server, victim, mine, theirs, intruder, run_id, tasks[0]["id"], document)
+
+
+SSE = {"accept": "text/event-stream"}
+RUN = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "x"}
+SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
+AGENT = {"name": "own", "system_message": "x"}
+BODIES: dict[str, Any] = {
+    "create_agent": AGENT,
+    "replace_agent": {"system_message": "x"},
+    "create_graph": {"name": "own", "edges": [{"source": "own", "target": "other"}]},
+    "replace_graph": {"nodes": ["requirements"], "edges": []},
+    "add_graph_edge": {"source": "requirements", "target": "implementer"},
+    "create_key": {"name": "own", "scope": "read"},
+    "create_run": {"agent": "own", "input": "x"},
+    "retry_run": {"from": "start"},
+    "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
+    "change_schedule": {"paused": True},
+    "create_ws_ticket": {},
+}
+QUERIES = {
+    "remove_graph_edge": {"source": "requirements", "target": "designer"},
+}
+
+
+def operations(stage: Stage) -> list[tuple[str, str, dict[str, Any]]]:
+    """Every operation that needs a key: its method, path and description."""
+    found = [
+        (method.upper(), path, operation)
+        for path, methods in stage.document["paths"].items()
+        for method, operation in methods.items()
+        if not is_public(path)
+    ]
+    assert len(found) > 40
+    return found
+
+
+def filled(path: str, values: dict[str, str]) -> str:
+    """The path with its parameters, each of which must be known."""
+    prefix = "/".join(path.split("/")[:3])
+    return re.sub(r"\{(\w+)\}", lambda m: values[prefix if m[1] == "name" else m[1]], path)
+
+
+async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any) -> Any:
+    """Send a request that would be carried out if all that it names were the client's."""
+    name = operation["operationId"]
+    body = BODIES[name] if "requestBody" in operation else None
+    return await client.request(method, path, json=body, params=QUERIES.get(name))
+
+
+async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
+    """Of all rows of a tenant, in every table that has any."""
+    tables = await owner.fetch("""
+        SELECT DISTINCT table_name AS name FROM information_schema.columns
+        WHERE column_name = 'tenant_id' AND table_schema = 'public'
+    """)
+    assert len(tables) > 15
+    return {
+        row["name"]: await owner.fetchval(
+            f"SELECT md5(string_agg((to_jsonb(t) - 'last_used_at')::text, ',' ORDER BY t::text))"
+            f" FROM {row['name']} t WHERE tenant_id = $1",
+            holder.tenant_id,
+        )
+        for row in tables
+    }
+
+
+async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) -> None:
+    before = await fingerprint(stage.server.owner, stage.victim)
+    tried = 0
+    for method, path, operation in operations(stage):
+        if "{" not in path:
+            continue
+        forged = filled(path, {**stage.values, **{n: str(uuid4()) for n in IDS}})
+        answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
+        assert answer.status_code == 404, (method, path, answer.text)
+        # And it is told as one that nobody has.
+        unknown = await ask(stage.intruder, method, forged, operation)
+        assert (unknown.status_code, unknown.json()["code"]) == (404, answer.json()["code"])
+        tried += 1
+    assert tried >= 30
+    assert await fingerprint(stage.server.owner, stage.victim) == before
+
+
+IDS = ("run_id", "task_id", "key_id")
+
+
+async def test_the_same_requests_work_for_whose_it_is(stage: Stage) -> None:
+    """Else the test above would show nothing."""
+    for method, path, operation in operations(stage):
+        if "{" in path and method != "DELETE":
+            answer = await ask(stage.owner, method, filled(path, stage.values), operation)
+            assert answer.status_code < 300, (method, path, answer.text)
+
+
+async def test_nothing_else_shows_or_changes_what_is_another_tenant_s(stage: Stage) -> None:
+    before = await fingerprint(stage.server.owner, stage.victim)
+    created = set()
+    for method, path, operation in operations(stage):
+        if "{" in path:
+            continue
+        answer = await ask(stage.intruder, method, path, operation)
+        assert answer.status_code < 300, (method, path, answer.text)
+        created.add(operation["operationId"])
+        shown = answer.text
+        assert [mark for mark in stage.marks if mark in shown] == [], (method, path)
+    assert created >= CREATED
+    # Now that the intruder has an agent, a graph and a run of its own, lists show those alone.
+    for method, path, operation in operations(stage):
+        if method == "GET" and "{" not in path:
+            own = await ask(stage.intruder, method, path, operation)
+            assert [mark for mark in stage.marks if mark in own.text] == [], path
+    assert await fingerprint(stage.server.owner, stage.victim) == before
+
+
+async def test_cursors_do_not_lead_to_another_tenant(stage: Stage) -> None:
+    """Neither one that was given to the other, nor one made by hand."""
+    used = 0
+    for method, path, operation in operations(stage):
+        if method != "GET" or "{" in path or "cursor" not in str(operation):
+            continue
+        first = (await stage.owner.get(path, params={"limit": 1})).json()
+        cursors = [first["next_cursor"]] if first["next_cursor"] else []
+        used += len(cursors)
+        for place in ("", "a", "~", 0, str(uuid4()), "00000000-0000-0000-0000-000000000000"):
+            for order in ("asc", "desc"):
+                made = to_json([order, place])
+                cursors.append(urlsafe_b64encode(made).decode().rstrip("="))
+                cursors.append(urlsafe_b64encode(to_json(place)).decode().rstrip("="))
+        for cursor in cursors:
+            answer = await stage.intruder.get(path, params={"cursor": cursor})
+            assert answer.status_code in (200, 400, 422), answer.text
+            assert [mark for mark in stage.marks if mark in answer.text] == []
+    assert used >= 2
+
+
+async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> None:
+    for body, path, status in (
+        (RUN, "/v1/runs", 422),
+        ({"mode": "dag", "graph": team.GRAPH, "input": "x"}, "/v1/runs", 422),
+        ({"run_id": stage.run_id}, "/v1/ws-tickets", 404),
+    ):
+        answer = await stage.intruder.post(path, json=body)
+        assert answer.status_code == status, answer.text
+    # A key for a request is the tenant's own; so is a session's name.
+    await stage.intruder.post("/v1/agents", json=AGENT)
+    body = {"agent": "own", "input": "x", "session_id": SESSION}
+    mine = await stage.intruder.post("/v1/runs", json=body, headers={"idempotency-key": "k"})
+    assert mine.status_code == 202
+    await stage.intruder.get(f"/v1/runs/{mine.json()['id']}/events", headers=SSE)
+    session = (await stage.intruder.get(f"/v1/sessions/{SESSION}")).json()
+    assert session["memory"] == []
+    drawing = f"/v1/graphs/{team.GRAPH}/drawing"
+    await stage.intruder.post("/v1/graphs", json={"name": team.GRAPH, "edges": []})
+    answer = await stage.intruder.get(drawing, params={"run_id": stage.run_id})
+    assert answer.status_code == 404
+
+
+async def test_streams_refuse(stage: Stage) -> None:
+    path = f"/v1/runs/{stage.run_id}"
+    assert (await stage.intruder.get(f"{path}/events", headers=SSE)).status_code == 404
+    ticket = (await stage.intruder.post("/v1/ws-tickets", json={})).json()["ticket"]
+    bound = (await stage.owner.post("/v1/ws-tickets", json={"run_id": stage.run_id})).json()
+    url = f"ws://127.0.0.1:{stage.server.port}{path}/ws"
+    for options, status in (
+        ({"additional_headers": stage.intruders_key.headers}, 404),
+        ({"subprotocols": ["bottega.v1", f"ticket.{ticket}"]}, 404),
+        ({"subprotocols": ["bottega.v1", f"ticket.{ticket}"]}, 401),  # it is used up
+        ({}, 401),
+    ):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(url, **options)
+        assert refused.value.response.status_code == status
+    good = ["bottega.v1", f"ticket.{bound['ticket']}"]
+    async with websockets.connect(url, subprotocols=good) as socket:
+        assert stage.run_id in str(await socket.recv())
