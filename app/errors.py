@@ -42,11 +42,19 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
+LONGEST_DETAIL = 4000
+
+
+def shortened(text: str) -> str:
+    """Text of an error, which may quote anything, at a length that can be stored and read."""
+    return text if len(text) <= LONGEST_DETAIL else f"{text[: LONGEST_DETAIL - 1]}…"
+
+
 class BottegaError(Exception):
     """Base of the tree.
 
     Args:
-        detail: a sentence that says what to mend.
+        detail: a sentence that says what to mend; cut after ``LONGEST_DETAIL`` characters.
         code: stable identifier; defaults to the class's.
         pointer: JSON Pointer (RFC 6901) to the offending part of the input, if there is one.
     """
@@ -55,8 +63,8 @@ class BottegaError(Exception):
     code: str = "internal"
 
     def __init__(self, detail: str, *, code: str | None = None, pointer: str | None = None) -> None:
-        super().__init__(detail)
-        self.detail = detail
+        self.detail = shortened(detail)
+        super().__init__(self.detail)
         self.pointer = pointer
         if code is not None:
             self.code = code

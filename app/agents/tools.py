@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from app.agents.messages import ToolCall, ToolResult, ToolStatus
 from app.agents.provider import ToolSchema
 from app.agents.threads import run_in_thread
+from app.errors import shortened
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -47,9 +48,12 @@ class ToolBase(ABC):
 
 
 def error_result(call: ToolCall, error: str) -> ToolResult:
-    """An ERROR answer to ``call``."""
+    """An ERROR answer to ``call``; what is too long to be of use is cut off."""
     return ToolResult(
-        tool_call_id=call.id, tool_name=call.name, status=ToolStatus.ERROR, error=error
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=ToolStatus.ERROR,
+        error=shortened(error),
     )
 
 

@@ -17,6 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.db import tables
 from app.errors import ConflictError, NotFoundError, VersionConflictError
 
+MOST_NAMES = 100_000
+MOST_VERSIONS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -47,7 +50,7 @@ async def create(
     """Store a new name. One that was deleted starts again and goes on counting its versions.
 
     Raises:
-        ConflictError: ``exists``.
+        ConflictError: ``exists``, or ``too_many``.
     """
     table = kind.table
     version = await connection.scalar(
@@ -64,6 +67,8 @@ async def create(
         raise ConflictError(
             f"{kind.noun} '{name}' exists already: PUT makes a new version of it", code="exists"
         )
+    if version == 1:
+        await _refuse_excess(connection, kind, tenant_id)
     return await _store_version(connection, kind, tenant_id, name, version, content)
 
 
@@ -244,6 +249,12 @@ async def _store_version(
     number: int,
     content: dict[str, Any],
 ) -> Definition:
+    if number > MOST_VERSIONS:
+        raise ConflictError(
+            f"{kind.noun} '{name}' has {MOST_VERSIONS} versions, and no more can be kept: store it "
+            "under another name",
+            code="too_many",
+        )
     created_at = await connection.scalar(
         insert(kind.versions)
         .values(tenant_id=tenant_id, name=name, version=number, definition=content)
@@ -251,6 +262,17 @@ async def _store_version(
     )
     assert created_at is not None
     return Definition(name, number, content, created_at)
+
+
+async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUID) -> None:
+    """Names that were deleted count: they keep their versions, for the runs that pinned them."""
+    names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
+    if (await connection.scalar(names) or 0) > MOST_NAMES:
+        raise ConflictError(
+            f"there are {MOST_NAMES} names of {kind.noun}s already, and no more can be kept: use "
+            "those again that were deleted",
+            code="too_many",
+        )
 
 
 def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:

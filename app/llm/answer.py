@@ -17,6 +17,8 @@ from app.llm.wire import without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNNAMED = "unnamed"
+MAX_CHARACTERS = 4_000_000
+MAX_CALLS = 500
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class AnswerBuilder(ABC):
         if reason == "error":
             raise self._report.broken("it says it stopped for an error")
         text = "".join(self._text)
+        self._refuse_excess(text)
         calls = self._tool_calls(new_id)
         if not text and not calls:
             if reason == "length":
@@ -111,6 +114,17 @@ class AnswerBuilder(ABC):
             metadata=metadata | self._own_metadata(),
             timestamp=now,
         )
+
+    def _refuse_excess(self, text: str) -> None:
+        """Every answer is stored, and sent again with each later call of its conversation."""
+        calls = list(self._partial_calls())
+        length = len(text) + sum(
+            len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
+        )
+        if length > MAX_CHARACTERS:
+            raise self._report.no_completion(f"more than {MAX_CHARACTERS} characters")
+        if len(calls) > MAX_CALLS:
+            raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
 
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:

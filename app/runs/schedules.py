@@ -29,6 +29,8 @@ MARK = "schedule"
 
 log = structlog.get_logger(__name__)
 
+MOST_SCHEDULES = 1000
+
 _columns = schedules.c
 _DUE = text("SELECT tenant_id, name FROM due_schedule()")
 
@@ -53,8 +55,13 @@ async def create(
         run: a checked body of ``POST /v1/runs``.
 
     Raises:
-        ConflictError: ``exists``.
+        ConflictError: ``exists``, or ``too_many``.
     """
+    stored = select(func.count()).where(_columns.tenant_id == tenant_id)
+    if (await connection.scalar(stored) or 0) >= MOST_SCHEDULES:
+        raise ConflictError(
+            f"a tenant has {MOST_SCHEDULES} schedules at most: delete one first", code="too_many"
+        )
     next_at = next_tick(cron, timezone, await _now(connection))
     query = (
         insert(schedules)

@@ -1,0 +1,72 @@
+"""How much a tenant can store of each kind; docs/security.md lists all bounds."""
+
+import asyncpg
+import httpx2
+import pytest
+
+from app.definitions.store import MOST_NAMES, MOST_VERSIONS
+from app.errors import LONGEST_DETAIL, BottegaError
+from app.runs.schedules import MOST_SCHEDULES
+from tests.api.test_bad_input import problem
+
+NEW = {"name": "another", "system_message": "x"}
+
+
+async def execute(url: str, statement: str, number: int) -> None:
+    """As the database's owner: what it would take the API days to store."""
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement, number)
+    await connection.close()
+
+
+async def test_names_are_bounded_and_a_deleted_one_can_be_used_again(
+    client: httpx2.AsyncClient, database_url: str
+) -> None:
+    await client.post("/v1/agents", json=NEW | {"name": "old"})
+    assert (await client.delete("/v1/agents/old")).status_code == 204
+    await execute(
+        database_url,
+        "INSERT INTO agents (tenant_id, name, version)"
+        " SELECT a.tenant_id, 'a' || n, 1 FROM agents a, generate_series(2, $1) n",
+        MOST_NAMES,
+    )
+    refused = await client.post("/v1/agents", json=NEW)
+    assert problem(refused, 409)["code"] == "too_many"
+    assert (await client.get("/v1/agents/another")).status_code == 404
+    assert (await client.post("/v1/agents", json=NEW | {"name": "old"})).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["agents", "graphs"])
+async def test_versions_are_bounded(
+    client: httpx2.AsyncClient, database_url: str, kind: str
+) -> None:
+    body = NEW if kind == "agents" else {"name": "another"}
+    await client.post(f"/v1/{kind}", json=body)
+    await execute(database_url, f"UPDATE {kind} SET version = $1", MOST_VERSIONS - 1)
+    content = {name: value for name, value in body.items() if name != "name"}
+    last = await client.put(f"/v1/{kind}/another", json=content)
+    assert (last.status_code, last.json()["version"]) == (200, MOST_VERSIONS)
+    refused = await client.put(f"/v1/{kind}/another", json=content)
+    assert problem(refused, 409)["code"] == "too_many"
+    assert (await client.get(f"/v1/{kind}/another")).json()["version"] == MOST_VERSIONS
+
+
+async def test_schedules_are_bounded(client: httpx2.AsyncClient, database_url: str) -> None:
+    new = {"name": "s", "cron": "0 5 * * 1", "run": {"agent": "a", "input": "x"}}
+    assert (await client.post("/v1/schedules", json=new)).status_code == 201
+    await execute(
+        database_url,
+        "INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)"
+        " SELECT tenant_id, 's' || n, cron, timezone, run, next_at"
+        " FROM schedules, generate_series(2, $1) n",
+        MOST_SCHEDULES,
+    )
+    refused = await client.post("/v1/schedules", json=new | {"name": "one-more"})
+    assert problem(refused, 409)["code"] == "too_many"
+    assert (await client.delete("/v1/schedules/s")).status_code == 204
+    assert (await client.post("/v1/schedules", json=new)).status_code == 201
+
+
+def test_an_error_that_quotes_much_is_cut() -> None:
+    assert len(BottegaError("x" * 10**6).detail) == LONGEST_DETAIL
+    assert BottegaError("x" * LONGEST_DETAIL).detail == "x" * LONGEST_DETAIL
