@@ -37,15 +37,16 @@ from app.api.limits import LimitTenants
 from app.api.middleware import Cors, OnlyFromHere, RefuseLongBody
 from app.api.sockets import WebSocketProtocol
 from app.container import Service, open_service
-from app.db.engine import connect, normalise_url
-from app.db.migrate import require_current
 from app.errors import InvalidInputError, UnavailableError
 from app.settings import Settings
+from app.tenants import operator
 
 _DESCRIPTION = """
 Teams of LLM agents on Postgres. Define agents and a graph of who needs whose answer, start runs,
 and watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
-`/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`.
+`/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`. Send an API key as
+`Authorization: Bearer <key>`; a server that never had one needs none, and is there for its own
+machine only.
 """
 
 
@@ -175,13 +176,8 @@ async def require_keys(settings: Settings, url: str) -> None:
     Raises:
         InvalidInputError: ``no_keys``.
     """
-    connection = await connect(normalise_url(url))
-    try:
-        await require_current(connection)
-        if await connection.fetchval("SELECT keys_required()"):
-            return
-    finally:
-        await connection.close()
+    if await operator.keys_required(url):
+        return
     raise InvalidInputError(
         f"refusing to listen on {settings.host}: there are no API keys yet, so anyone who can "
         "reach it could use it. Make one first: bottega keys create --tenant default --scope "

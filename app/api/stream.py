@@ -136,7 +136,7 @@ async def _sse(
         if subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"
         elif subscriber.stopped:
-            yield b": the key was revoked, or has expired\r\n\r\n"
+            yield b": the key was revoked or has expired, or one is needed by now\r\n\r\n"
         elif not subscriber.finished:
             yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
 

@@ -33,7 +33,7 @@ CLOSES = {
     FINISHED: "the final event was sent",
     STOPPING: "the server stops, come back with the seq in the reason",
     BROKEN: "an error of the server, come back with the seq in the reason",
-    REVOKED: "the key was revoked, or has expired",
+    REVOKED: "the key was revoked or has expired, or one is needed by now",
     SLOW: "the client reads too slowly, it may come back with the seq in the reason",
     DELETED: "the run was deleted, there is nothing to come back for",
 }
@@ -128,7 +128,7 @@ class _Sender:
     def revoke(self) -> None:
         """What there is from now on is not for this client any more."""
         self._subscriber.stop()
-        self._drop(REVOKED, f"key revoked or expired; resume after={self._place}")
+        self._drop(REVOKED, f"key revoked, expired or missing; resume after={self._place}")
 
     async def send_all(self) -> None:
         """Return when the socket is closed, or was dropped."""

@@ -53,7 +53,7 @@ class _Entry:
     key: Key
     key_hash: bytes
     checked_at: float
-    used_at: float
+    used_at: float = -math.inf
     noted_at: float = -math.inf
 
     @property
@@ -147,7 +147,8 @@ class Keyring:
             entry = self._entries.get(place)
         if entry is None or not hmac.compare_digest(entry.key_hash, key_hash):
             return None
-        entry.used_at = now
+        if not self.expired(entry.key):
+            entry.used_at = now
         self._entries.move_to_end(place)
         return entry.key
 
@@ -174,7 +175,7 @@ class Keyring:
             return
         entry = self._entries.get(place)
         if entry is None:
-            self._entries[place] = _Entry(Key(**row), key_hash, asked_at, asked_at)
+            self._entries[place] = _Entry(Key(**row), key_hash, asked_at)
             if len(self._entries) > _MOST_KEYS:
                 self._entries.popitem(last=False)
         else:
