@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import websockets
 from pydantic_core import to_json
+from websockets.typing import Subprotocol
 
 from app.api.auth import is_public
 from app.demo import team
@@ -248,6 +249,7 @@ async def test_streams_refuse(stage: Stage) -> None:
     ticket = (await stage.intruder.post("/v1/ws-tickets", json={})).json()["ticket"]
     bound = (await stage.owner.post("/v1/ws-tickets", json={"run_id": stage.run_id})).json()
     url = f"ws://127.0.0.1:{stage.server.port}{path}/ws"
+    options: dict[str, Any]
     for options, status in (
         ({"additional_headers": stage.intruders_key.headers}, 404),
         ({"subprotocols": ["bottega.v1", f"ticket.{ticket}"]}, 404),
@@ -257,6 +259,6 @@ async def test_streams_refuse(stage: Stage) -> None:
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(url, **options)
         assert refused.value.response.status_code == status
-    good = ["bottega.v1", f"ticket.{bound['ticket']}"]
+    good = [Subprotocol("bottega.v1"), Subprotocol(f"ticket.{bound['ticket']}")]
     async with websockets.connect(url, subprotocols=good) as socket:
         assert stage.run_id in str(await socket.recv())
