@@ -46,6 +46,7 @@ class RawServer:
         connections: how many were opened.
         greeting: sent at once, unasked.
         keep_alive: whether a connection stays open after an answer.
+        host, port: where it listens; port 0 picks one.
     """
 
     reply: Answer = field(default_factory=lambda: answer("hello"))
@@ -54,13 +55,14 @@ class RawServer:
     greeting: bytes = b""
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
+    host: str = "127.0.0.1"
     port: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> Self:
         self._writers: list[Writer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -72,8 +74,8 @@ class RawServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{path}"
+    def url(self, path: str = "/", host: str | None = None) -> str:
+        return f"{'https' if self.tls else 'http'}://{host or self.host}:{self.port}{path}"
 
     def hang_up(self) -> None:
         """Close the connections that are open."""
