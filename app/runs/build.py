@@ -23,7 +23,7 @@ from app.errors import InvalidInputError
 from app.graph.shared_memory import Publication
 from app.tools.builtin import ToolDeps, builtin_tool
 from app.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
-from app.tools.secrets import DEFAULT, variable
+from app.tools.secrets import variable
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's: given an agent that the factory made, and its definition."""
@@ -74,7 +74,7 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``.
     """
-    tenant = claim.get("tenant", DEFAULT)
+    tenant = claim["tenant"]
     definitions: Mapping[str, Mapping[str, Any]] = claim["agents"]
     factory = AgentFactory()
     for name, definition in definitions.items():

@@ -102,3 +102,10 @@ async def test_shell_snippets_work(
                 BOTTEGA=f"http://127.0.0.1:{server.port}",
                 PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             )
+
+
+def test_what_security_rests_on_is_there() -> None:
+    named = re.findall(r"`(?:tests/\w+/)?(test_\w+\.py)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 20
+    there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(named) <= there

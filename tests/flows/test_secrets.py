@@ -11,6 +11,7 @@ import asyncpg
 import httpx2
 import pytest
 
+from app.tenants import operator
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command
@@ -158,3 +159,27 @@ async def test_a_tenant_has_no_other_s_secret(
     assert "BOTTEGA_SECRET_KEY" in run["error"]["message"]
     assert refused.status_code == 422
     assert (web.connections, model.requests) == (0, [])
+
+
+async def test_each_tenant_s_runs_send_its_own(
+    database_url: str, model: FakeModel, web: RawServer
+) -> None:
+    variables = environment(
+        database_url,
+        model,
+        BOTTEGA_SECRET_KEY="the secret of default",
+        BOTTEGA_SECRET_ACME_2__KEY="the secret of acme-2",
+        BOTTEGA_EGRESS_ALLOW="127.0.0.1",
+    )
+    async with command("serve", "--port", "0", **variables) as api:
+        for tenant in ("default", "acme-2"):
+            _, key = await operator.create_key(database_url, tenant, name="test", scope="run")
+            model.script(calls(("stock", {})), text("done"))
+            async with client_of(api.port) as client:
+                client.headers["authorization"] = f"Bearer {key}"
+                body = {"name": "clerk", "system_message": "x", "tools": [http_tool(web)]}
+                assert (await client.post("/v1/agents", json=body)).status_code == 201
+                new = {"agent": "clerk", "input": "x"}
+                run = (await client.post("/v1/runs?wait=30", json=new)).json()
+                assert run["output"] == "done"
+            assert web.requests[-1].headers["authorization"] == f"the secret of {tenant}"
