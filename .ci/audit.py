@@ -1,0 +1,77 @@
+"""Known holes in what we depend on, and secrets in what we store.
+
+The first needs the package index's advisories. Where they cannot be reached it says so, loudly, and
+does not fail: a gate that needs luck teaches people to ignore it. A finding fails. Secrets need no
+network. What looks like one and is none is in `.secrets.baseline`, looked at one by one; words such
+as "password" are not looked for: that would be every second line of some tests.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+BIN = Path(sys.executable).parent
+BASELINE = HERE / ".secrets.baseline"
+PATIENCE_S = 60
+
+
+def holes() -> list[str]:
+    """What is known of the locked versions."""
+    command = [BIN / "pip-audit", "-r", "requirements.lock", "--disable-pip", "--require-hashes"]
+    command += ["--format", "json", "--progress-spinner", "off", "--timeout", "5"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+        packages = json.loads(done.stdout)["dependencies"]
+    except (subprocess.TimeoutExpired, ValueError, KeyError):
+        print("NOT AUDITED: the index's advisories are out of reach")
+        return []
+    if unknown := [package["name"] for package in packages if "skip_reason" in package]:
+        print(f"NOT AUDITED, the index says nothing of them: {len(unknown)} of {len(packages)}")
+    return [
+        f"{package['name']} {package['version']}: {hole['id']}, fixed in {hole['fix_versions']}"
+        for package in packages
+        for hole in package.get("vulns", ())
+    ]
+
+
+def found_secrets() -> dict[str, Any]:
+    """What looks like a secret in any file under version control."""
+    command = [BIN / "detect-secrets", "scan", "--disable-plugin", "KeywordDetector"]
+    command += ["--exclude-files", rf"^{re.escape(str(BASELINE.relative_to(ROOT)))}$"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def entries(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
+    """Where each is: by file, kind and hash, so that it may move about in its file."""
+    return {
+        (file, one["type"], one["hashed_secret"]): one["line_number"]
+        for file, secrets in report["results"].items()
+        for one in secrets
+    }
+
+
+def main() -> None:
+    report = found_secrets()
+    if "--accept" in sys.argv:
+        del report["generated_at"]
+        BASELINE.write_text(json.dumps(report, indent=1) + "\n")
+    known = entries(json.loads(BASELINE.read_text()))
+    problems = holes()
+    problems += [
+        f"{file}:{line}: looks like a secret ({kind}); if it is none: python .ci/audit.py --accept"
+        for (file, kind, digest), line in entries(report).items()
+        if (file, kind, digest) not in known
+    ]
+    print("\n".join(problems) or "nothing found")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
