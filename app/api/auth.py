@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import database_unavailable, for_error
+from app.api.errors import database_unavailable, for_error, problem_response
 from app.api.middleware import refuse
 from app.db.base import DEFAULT_TENANT
 from app.errors import BottegaError, ForbiddenError, UnauthenticatedError
@@ -22,6 +22,7 @@ SHORTEST, LONGEST = 32, 256
 _PUBLIC = frozenset(("/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
 _ASSETS = "/docs-assets/"
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *")
+_NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
 _TICKET = re.compile(re.escape(TICKET) + r"([A-Za-z0-9_-]{43})")
@@ -76,6 +77,9 @@ class Authenticate:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and is_public(scope["path"]):
+            await refuse(problem_response(404, "not_found", _NO_SOCKET), scope, receive, send)
+            return
         if scope["type"] in ("http", "websocket") and not is_public(scope["path"]):
             keyring: Keyring = scope["app"].state.service.keys
             found = await _principal_or_refusal(scope, keyring)

@@ -123,7 +123,6 @@ class Keyring:
     def _learn(self, required: bool, asked_at: float) -> None:
         if required:
             self._may_be_open = False
-            self._lose(None)
         else:
             self._open_seen_at = asked_at
 
@@ -158,9 +157,10 @@ class Keyring:
     async def redeem(self, ticket_hash: bytes, run_id: UUID) -> asyncpg.Record | None:
         """Use a ticket up, good or not: ``tenant_id``, ``scope``, ``key_id`` and ``prefix`` of who
         asked for it. Unknown ones wait behind each other, as unknown keys do."""
-        return await self._ask_as_stranger(
-            "SELECT * FROM redeem_ticket($1, $2)", ticket_hash, run_id
-        )
+        query = "SELECT * FROM redeem_ticket($1, $2)"
+        asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id))
+        asking.add_done_callback(_heard)
+        return await _patiently(asking)
 
     async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
         ask = self._ask_as_stranger if stranger else self._ask
@@ -255,8 +255,9 @@ class Keyring:
     async def _refresh(self, connection: asyncpg.Connection) -> None:
         now = self._ticks()
         if self._may_be_open:
-            row = await connection.fetchrow(_REQUIRED)
-            self._learn(row["required"], now)
+            self._learn(await connection.fetchval(_REQUIRED), now)
+        if not self._may_be_open:
+            self._lose(None)
         used = {
             place: entry
             for place, entry in self._entries.items()

@@ -86,7 +86,9 @@ async def test_a_websocket_without_a_good_key_is_refused_before_the_upgrade(
         assert await refusal(closed, at) == (401, "unauthenticated")
         assert await refusal(closed, at, **unknown) == (401, "bad_key")
     assert await refusal(closed, path, **foreign) == (404, "not_found")
-    assert await refusal(closed, "/nothing", **foreign) == (404, "not_found")
+    for at in ("/nothing", "/healthz", "/docs-assets/swagger-ui.css"):
+        assert await refusal(closed, at, **foreign) == (404, "not_found")
+    assert await refusal(closed, "/docs-assets/swagger-ui.css") == (404, "not_found")
 
 
 async def test_an_event_stream_without_a_good_key_is_refused(

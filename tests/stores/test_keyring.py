@@ -134,6 +134,20 @@ async def test_open_until_there_is_a_key_and_then_never_again(
     assert await owner.fetchval("SELECT keys_required()")
 
 
+async def test_who_was_let_in_while_it_closed_is_told(
+    database: Database, database_url: str
+) -> None:
+    ring = Keyring(database.pool, database.connect, local=True, refresh_s=0.01)
+    told = asyncio.Event()
+    async with background(ring.run):
+        assert await ring.is_open()
+        await holder(database_url)
+        while ring.may_be_open:
+            await asyncio.sleep(0)
+        with ring.watching(None, told.set):
+            await told.wait()
+
+
 async def test_a_server_that_others_can_reach_is_never_open(database: Database) -> None:
     ring = Keyring(database.pool, database.connect, local=False)
     assert not await ring.is_open()
