@@ -109,6 +109,8 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
+        # Longer than clients and proxies keep idle ones: else they send on one that just closes.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         **options,
     )
