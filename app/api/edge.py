@@ -2,6 +2,7 @@
 many there may be at a time. uvicorn has none of these.
 """
 
+import logging
 import socket
 from asyncio import TimerHandle
 from collections.abc import Iterable
@@ -24,6 +25,9 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 LINGER_S = 1.0
 _KERNEL_BYTES = 128 * 1024
+# uvicorn warns of each request that cannot be read: a log that anybody could fill.
+_LOGGER = logging.getLogger("uvicorn.error.http")
+_LOGGER.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.logger = _LOGGER
         self._bounds = bounds
 
     def connection_made(self, transport: Any) -> None:

@@ -13,6 +13,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Response
 
 from app.api.edge import DROP, raw_answer
@@ -22,6 +23,7 @@ from app.api.headers import for_path
 SEND = "bottega.send"
 """Extension of a WebSocket's scope: ``await send(texts)``; texts are UTF-8, a frame each."""
 ABORT_AFTER_S = 5.0
+MAX_PIECES = 100
 _NO_HANDSHAKE = "bad_handshake", "this cannot be read as the opening of a WebSocket"
 
 
@@ -58,6 +60,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             unreadable = problem_response(400, *_NO_HANDSHAKE)
             self.transport.write(b"".join(self.conn.data_to_send()) or raw_answer(unreadable))
             self.transport.close()
+
+    def handle_cont(self, event: Frame) -> None:
+        """uvicorn bounds a message's size, not the number of its pieces, which may be empty."""
+        if self.close_sent:
+            return
+        if len(self.frames) >= MAX_PIECES:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_PIECES} pieces")
+            self.handle_parser_exception()
+        else:
+            super().handle_cont(event)
 
     def handle_ping(self) -> None:
         """Answer, but while the client reads nothing keep the newest answer only."""

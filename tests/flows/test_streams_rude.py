@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
+from app.api.sockets import MAX_PIECES
 from app.settings import Settings
 from tests.flows.test_streams_slow import narrow
 from tests.growing import growing
@@ -78,3 +79,15 @@ async def test_pings_of_who_does_not_read_are_not_all_answered(bare: Running) ->
         pongs = received.count(b"\x8a\x64" + b"x" * 100)
         assert 0 < pongs < pings / 2
         writer.close()
+
+
+async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
+    """Empty ones count nothing towards its size."""
+    async with growing(bare) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
+        writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+        await reader.readuntil(b"run.started")
+        writer.write(b"\x01\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * MAX_PIECES)
+        assert (1009).to_bytes(2) + b"more than" in await reader.read()
+        writer.close()
+    assert not bare.service.feed.watched()
