@@ -13,7 +13,7 @@ SHARED = "shared_memory"
 
 _SHORT = 8
 # Cyrillic, Greek and others' letters that look like a to f, in lower case.
-_LOOK_ALIKES = str.maketrans("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff")
+_LOOK_ALIKES = tuple(zip("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff", strict=True))
 _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
 
 
@@ -71,7 +71,9 @@ def unheld(digest: str, content: str) -> str:
     a model takes for a mark may be in capitals, in wide or foreign letters, or torn apart."""
     plain = content
     if not plain.isascii():
-        plain = normalize("NFKD", plain).casefold().translate(_LOOK_ALIKES)
+        plain = normalize("NFKD", plain).casefold()
+        for letter, meant in _LOOK_ALIKES:  # many times as fast as str.translate
+            plain = plain.replace(letter, meant)
         plain = plain.encode("ascii", "ignore").decode()
     plain = plain.lower().translate(_ALL_BUT_HEX)
     length = _SHORT

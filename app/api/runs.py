@@ -115,7 +115,7 @@ def check_webhook(settings: Settings, url: str | None, *, pointer: str = "/webho
     ),
     status_code=202,
     response_model=Run,
-    responses={**problems(400, 409, 413, 415), 202: headers(Location="Path of the run.")},
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the run.")},
 )
 async def create(
     once: OnceDep,
