@@ -259,6 +259,7 @@ def redactor(settings: Settings) -> Redactor:
     """
     values = [getattr(settings, name) for name in Settings.model_fields]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    hidden += [value.removeprefix("whsec_") for value in hidden]
     urls = [*hidden, settings.openai_base_url or ""]
     # One that is the user's name too (postgres:postgres) is no secret, and a word of many texts.
     found = [pair for url in urls for pair in _PASSWORD.findall(url)]

@@ -58,7 +58,8 @@ def _owner(key: str) -> tuple[str, str]:
 
 
 def _long_enough(key: str, value: str) -> str:
-    if len(value) < SHORTEST:
+    scheme, _, credential = value.rpartition(" ")
+    if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …, or a sentence
         raise InvalidInputError(
             f"{key} is shorter than {SHORTEST} characters: so short a text is a part of many "
             "others, and cannot be kept out of logs and answers. Take a longer secret"

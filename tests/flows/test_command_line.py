@@ -36,7 +36,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
         (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
         (["worker"], {"BOTTEGA_SECRET_KEY": "short"}, "BOTTEGA_SECRET_KEY is shorter", 1),
-        (["worker"], {"BOTTEGA_SECRET_a": "long enough"}, "neither", 1),
+        (["worker"], {"BOTTEGA_SECRET_a": "long-enough"}, "neither", 1),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(

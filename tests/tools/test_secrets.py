@@ -57,10 +57,16 @@ def test_no_two_tenants_secrets_have_one_variable() -> None:
 )
 def test_a_variable_that_nobody_could_refer_to_is_refused(key: str) -> None:
     with pytest.raises(InvalidInputError, match="neither"):
-        TenantSecrets({key: "long enough"})
+        TenantSecrets({key: "long-enough"})
 
 
-def test_a_short_one_is_refused_without_being_told() -> None:
+@pytest.mark.parametrize("value", ["1234567", "Bearer 1234567", " 1234567 "])
+def test_a_short_one_is_refused_without_being_told(value: str) -> None:
     with pytest.raises(InvalidInputError, match="shorter than 8") as refused:
-        TenantSecrets({"BOTTEGA_SECRET_KEY": "1234567"})
+        TenantSecrets({"BOTTEGA_SECRET_KEY": value})
     assert "1234567" not in refused.value.detail
+
+
+@pytest.mark.parametrize("value", ["12345678", "Bearer 12345678", "a bit of a sentence"])
+def test_a_longer_one_is_not(value: str) -> None:
+    assert TenantSecrets({"BOTTEGA_SECRET_KEY": value}).of("default")("KEY") == value
