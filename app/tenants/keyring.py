@@ -29,6 +29,8 @@ CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
 """How long what the database said counts; with a question's own time less than 5 s."""
 REFRESH_S = 1.5
+_PAUSE_S = 0.02
+"""After each look: many keys that change at once are one piece of news."""
 _PATIENCE_S = 2.0
 _NOTE_EVERY_S = 60.0
 _MOST_KEYS = 10_000
@@ -248,6 +250,7 @@ class Keyring:
                 if is_transient(error):
                     raise
                 log.exception("keys.refresh_failed")
+            await asyncio.sleep(_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_s):
                     await self._nudge.wait()
