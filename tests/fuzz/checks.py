@@ -73,17 +73,26 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
 
 
 def _make_sense(body: dict[str, Any]) -> None:
-    """Let a run fit its mode, and an agent's lists name its own tools."""
-    if body.get("mode") == "dag":
-        body["agent"] = None
+    """Let a name mostly be new, a run fit its mode, and an agent's lists name its own tools."""
+    if isinstance(body.get("name"), str) and (number := next(_NUMBERS)) % 4:
+        body["name"] = f"{body['name'][:40]}-{number}"
+    if "input" in body:
+        body["webhook_url"] = None
+        body["agent"] = None if body.get("mode") == "dag" else body.get("agent") or "designer"
+        if body["agent"] is None and body.get("graph") is None:
+            body["graph"] = "software"
+    if "cron" in body and not re.match("[0-9*]", body["cron"]):
+        body |= {"cron": "30 8 * * 1", "timezone": "UTC"}
     for tool in body.get("tools") or []:
         if tool["type"] == "http":
             tool |= {"url": "https://api.example.com/", "headers": {}, "parameters": {}}
     tools = [tool["name"] for tool in body.get("tools") or []]
     if "exit_on_success" in body:
         body["exit_on_success"] = tools[:1]
+    if not tools:
+        body.pop("tool_policy", None)
     for rule in body.get("tool_policy") or []:
-        rule["tool_name"] = tools[0] if tools else "none"
+        rule["tool_name"] = tools[0]
 
 
 def _argued(problem: dict[str, Any]) -> bool:
