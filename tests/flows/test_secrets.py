@@ -103,12 +103,14 @@ async def test_a_server_that_sends_a_secret_back_tells_nobody(
             assert hidden not in held, where
 
 
-@pytest.mark.parametrize("stage", ["first", "later"])
+@pytest.mark.parametrize(
+    ("status", "code"), [(401, "model_unauthorized"), (400, "model_bad_request")]
+)
 async def test_a_model_s_server_that_quotes_its_key_tells_nobody(
-    database_url: str, model: FakeModel, web: RawServer, stage: str
+    database_url: str, model: FakeModel, web: RawServer, status: int, code: str
 ) -> None:
-    failure = http_error(401, message=f"Incorrect API key provided: {MODEL_KEY}.")
-    model.script(*([calls(("public", {}))] if stage == "later" else []), failure)
+    failure = http_error(status, message=f"Incorrect API key provided: {MODEL_KEY}.")
+    model.script(calls(("public", {})), failure)
     variables = environment(
         database_url,
         model,
@@ -129,7 +131,7 @@ async def test_a_model_s_server_that_quotes_its_key_tells_nobody(
         said = await shown(client, run["id"])
         while (await client.get(f"/v1/runs/{run['id']}")).json()["webhook"]["status"] == "pending":
             pass
-    assert run["error"]["code"] == "model_unauthorized"
+    assert (run["status"], run["error"]["code"]) == ("failed", code)
     told = web.requests[-1]
     held = str([frames, said, run, told.body, told.headers]) + await everything(database_url)
     for hidden in HIDDEN:

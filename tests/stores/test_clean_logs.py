@@ -1,0 +1,64 @@
+"""The last doors before something is written down: a run's log, and ours."""
+
+import subprocess
+import sys
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database
+from app.events import log
+from app.redaction import Redactor
+from app.settings import Settings
+from tests.growing import growing
+from tests.service import running
+
+KEY = 'sk-1234567890/"x'
+LOGGING = f"""
+import logging, structlog
+from app.redaction import Redactor
+from app.telemetry import configure_logging
+
+KEY = {KEY!r}
+configure_logging("debug", Redactor([KEY]).text)
+structlog.get_logger("a").warning("said", key=KEY, more={{"deep": [KEY]}}, raw=KEY.encode())
+logging.getLogger("another's").error("the key %s", KEY)
+try:
+    raise ValueError(KEY)
+except ValueError:
+    structlog.get_logger("a").exception("failed")
+print("done")
+"""
+
+
+async def test_a_run_s_log_holds_no_known_secret(
+    settings: Settings, database_url: str, database: Database
+) -> None:
+    async with running(settings, database_url) as server, growing(server) as run:
+        event = {"type": "warning", "agent": "coordinator", "data": {"code": KEY, KEY: [KEY]}}
+        blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
+        outcome = {"status": "completed", "output": f"it is {KEY}", "usage": None}
+        final = {**blank, "type": "run.completed", "agent": None, "data": {"error": KEY}}
+        await log.append_step(
+            database.pool,
+            DEFAULT_TENANT,
+            run.run_id,
+            attempt=run.attempt,
+            after=run.seq,
+            events=[{**blank, **event}, final],
+            outcome=outcome,
+            known=Redactor([KEY]),
+        )
+        events = (await server.client.get(f"{run.path}/events")).json()["items"]
+        stored = (await server.client.get(run.path)).json()
+    assert events[-2]["data"] == {"code": "[secret]", "[secret]": ["[secret]"]}
+    assert stored["output"] == "it is [secret]"
+    assert "1234567890" not in str(events) + str(stored)
+
+
+def test_neither_does_ours() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOGGING], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "done\n"
+    assert len(ended.stderr.splitlines()) == 3
+    assert ended.stderr.count("[secret]") >= 5
+    assert "1234567890" not in ended.stderr
