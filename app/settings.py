@@ -17,8 +17,11 @@ from app.redaction import Redactor
 from app.tools.secrets import TenantSecrets
 
 DEMO_MODEL_NAME = "demo"
-_PASSWORD = re.compile(r"(?://([^/@:?#]*):|\bpassword\s*=\s*'?)([^@&'\s]+)")
-"""In a URL, behind its user, or among libpq's pairs."""
+_LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
+"""User and password, in a URL."""
+_OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
+"""The same among a URL's options, or among libpq's pairs."""
+_ESCAPED = re.compile(r"\\(.)")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
@@ -257,11 +260,20 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.
     """
-    values = [getattr(settings, name) for name in Settings.model_fields]
+    values = [getattr(settings, name) for name in Settings.model_fields if name != "database_url"]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
-    urls = [*hidden, settings.openai_base_url or ""]
-    # One that is the user's name too (postgres:postgres) is no secret, and a word of many texts.
-    found = [pair for url in urls for pair in _PASSWORD.findall(url)]
-    passwords = [password for user, password in found if password != user]
-    return Redactor([*secrets().values(), *hidden, *passwords, *map(unquote, passwords)])
+    database = settings.database_url.get_secret_value() if settings.database_url else ""
+    passwords = {*_passwords(database), *_passwords(settings.openai_base_url or "")}
+    return Redactor([*secrets().values(), *hidden, *passwords])
+
+
+def _passwords(address: str) -> set[str]:
+    """As they stand in an address, and as they are meant. The rest of it is no secret."""
+    options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
+    users = {user for user, _ in _LOGIN.findall(address)}
+    users |= {value for name, value in options if name == "user"}
+    found = {password for _, password in _LOGIN.findall(address)}
+    found |= {value for name, value in options if name != "user"}
+    found -= users  # postgres:postgres is no secret, and a word of many texts
+    return found | {unquote(each) for each in found} | {_ESCAPED.sub(r"\1", each) for each in found}
