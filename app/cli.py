@@ -7,6 +7,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from app.admin_cli import keys, tenants
 from app.errors import BottegaError
@@ -114,7 +115,7 @@ def show_settings() -> None:
         value = getattr(settings, name)
         shown = "" if value is None else clean(str(value))  # of a SecretStr that is ********
         variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
-        table.add_row(str(variable), shown, field.description or "")
+        table.add_row(str(variable), Text(shown), field.description or "")
     Console().print(table)
 
 

@@ -65,6 +65,8 @@ def test_settings_are_shown_with_secrets_masked() -> None:
         [sys.executable, "-m", "app.cli", "settings"],
         env={
             **os.environ,
+            "COLUMNS": "300",
+            "BOTTEGA_MODEL": "[/x]",
             "OPENAI_API_KEY": "very-secret",
             "OPENAI_BASE_URL": "http://u:hunter2222@127.0.0.1/v1",
             "DATABASE_URL": "postgresql://u:pw@h/d",
@@ -79,3 +81,5 @@ def test_settings_are_shown_with_secrets_masked() -> None:
     for hidden in ("very-secret", "hunter2222", "also-secret"):
         assert hidden not in ended.stdout
     assert ":pw@" not in ended.stdout
+    for shown in ("http://u:[secret]@127.0.0.1/v1", "[/x]"):
+        assert shown in ended.stdout
