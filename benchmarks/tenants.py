@@ -5,7 +5,8 @@ python -m benchmarks.tenants [--seconds 10] [--rounds 4]
 One API process, one worker, the embedded database, both tenants with keys. One tenant starts 20
 runs a second, evenly, and is measured: the time from sending POST /v1/runs to its answer. By turns
 it is alone, beside a neighbour that sends as much as its limit allows, and beside one that sends 20
-times as much, from a process of its own. Figures of one invocation compare with each other.
+times as much, from a process of its own, which began 3 seconds before: what it may send at once is
+spent by then, and was let in like anybody's. Figures of one invocation compare with each other.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 LIMIT_PER_S = 25
 PACE_PER_S = 20
 FLOOD = 20
+AHEAD_S = 3
 _AGENT = b'{"name":"a","description":"a","system_message":"x"}'
 _RUN = b'{"agent":"a","input":"x"}'
 
@@ -102,11 +104,13 @@ def beside(
     context = multiprocessing.get_context("spawn")
     begun, answers = context.Event(), context.Queue()
     neighbour = context.Process(
-        target=flood, args=(port, theirs, times * LIMIT_PER_S, seconds + 1, begun, answers)
+        target=flood,
+        args=(port, theirs, times * LIMIT_PER_S, AHEAD_S + seconds + 1, begun, answers),
     )
     if times:
         neighbour.start()
         begun.wait()
+        time.sleep(AHEAD_S)
 
     async def measure() -> list[Any]:
         return await pace(await opened(port, mine, 8), PACE_PER_S, seconds)

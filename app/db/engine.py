@@ -5,13 +5,15 @@ request) and an asyncpg pool for what runs often and is one statement (steps of 
 the log). Both connect the same way.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import asyncpg
 from sqlalchemy import event, text
@@ -69,17 +71,26 @@ class Database:
         limits: what connections tell the database: names and values of what it keeps to.
         engine: for requests.
         pool: for single statements.
+        each: transactions that a tenant may have in this process at a time.
     """
 
     url: str
     limits: Mapping[str, int | None]
     engine: AsyncEngine
     pool: asyncpg.Pool
+    each: int
+    _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )
 
     @asynccontextmanager
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
-        """A transaction of a tenant's: it sees and writes that tenant's rows, and no others."""
-        async with self.engine.begin() as connection:
+        """A transaction of a tenant's: it sees and writes that tenant's rows, and no others.
+
+        A tenant that begins many at once has some of them wait, so that others find connections.
+        """
+        slots = self._slots.setdefault(tenant_id, asyncio.Semaphore(self.each))
+        async with slots, self.engine.begin() as connection:
             await act_as(connection, tenant_id)
             yield connection
 
@@ -192,6 +203,6 @@ async def open_database(
             reset=_keep_state,
             server_settings=_session(APP_ROLE, limits),
         ) as pool:
-            yield Database(url, limits, engine, pool)
+            yield Database(url, limits, engine, pool, each=max(1, pool_size // 2))
     finally:
         await engine.dispose()

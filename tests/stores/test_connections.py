@@ -1,0 +1,25 @@
+"""Who gets the connections to the database."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from uuid import uuid4
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import open_database
+
+
+async def test_a_tenant_s_many_transactions_leave_connections_to_others(database_url: str) -> None:
+    entered = asyncio.Event()
+
+    async def another() -> None:
+        async with database.begin(DEFAULT_TENANT):
+            entered.set()
+
+    async with open_database(database_url, pool_size=4) as database:
+        async with AsyncExitStack() as held:
+            for _ in range(2):
+                await held.enter_async_context(database.begin(DEFAULT_TENANT))
+            waiting = asyncio.ensure_future(another())
+            async with database.begin(uuid4()), database.begin(uuid4()):
+                assert not entered.is_set()
+        await waiting
