@@ -104,23 +104,35 @@ $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigi
 # each comes behind those with an earlier turn (the engine's priority, negative). A tenant that has
 # none waiting comes in at the turn that is being served; one that has, behind its own. So tenants
 # take turns, however many runs each of them has. A tenant's own are in order of their priority:
-# those that matter less step back by one.
+# those that matter less step back by one. Who has a turn holds its lock until the run can be seen
+# there, so that runs of a tenant that come at the same moment get a turn each.
 ENQUEUE_RUN = """
 CREATE OR REPLACE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_turn integer;
+    v_mine integer;
+    v_least integer := 0;
     v_lesser uuid[];
 BEGIN
-    SELECT max(-q.priority) FILTER (WHERE r.priority >= p_priority) + 1,
-           array_agg(r.id) FILTER (WHERE r.priority < p_priority)
-    INTO v_turn, v_lesser
-    FROM runs r JOIN pgqueuer.pgqueuer q ON q.dedupe_key = r.id::text AND q.status = 'queued'
-    WHERE r.tenant_id = p_tenant AND r.ended_at IS NULL AND r.place IS NOT NULL
-      AND r.status = 'queued' AND r.id <> p_run;
-    v_turn := greatest(0, v_turn, (
-        SELECT -priority FROM pgqueuer.pgqueuer
-        WHERE entrypoint = 'run' AND status = 'queued' ORDER BY priority DESC LIMIT 1));
+    LOOP
+        SELECT max(-q.priority) FILTER (WHERE r.priority >= p_priority) + 1,
+               array_agg(r.id) FILTER (WHERE r.priority < p_priority)
+        INTO v_turn, v_lesser
+        FROM runs r JOIN pgqueuer.pgqueuer q ON q.dedupe_key = r.id::text AND q.status = 'queued'
+        WHERE r.tenant_id = p_tenant AND r.ended_at IS NULL AND r.place IS NOT NULL
+          AND r.status = 'queued' AND r.id <> p_run;
+        v_turn := greatest(v_least, v_turn, (
+            SELECT -priority FROM pgqueuer.pgqueuer
+            WHERE entrypoint = 'run' AND status = 'queued' ORDER BY priority DESC LIMIT 1));
+        EXIT WHEN v_turn = v_mine;  -- and nobody else got there before it was
+        v_least := v_turn;
+        IF pg_try_advisory_xact_lock(hashtextextended('turn ' || p_tenant, v_turn)) THEN
+            v_mine := v_turn;
+        ELSE
+            v_least := v_turn + 1;
+        END IF;
+    END LOOP;
     IF v_lesser IS NOT NULL THEN
         UPDATE pgqueuer.pgqueuer SET priority = priority - 1 WHERE id = ANY (ARRAY(
             SELECT id FROM pgqueuer.pgqueuer

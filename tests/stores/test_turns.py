@@ -86,6 +86,26 @@ async def test_a_flood_delays_another_tenant_by_what_is_taken_already(
     await connection.close()
 
 
+async def test_runs_that_come_at_the_same_moment_get_a_turn_each(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    flooding, other = await tenants(owner, 2)
+    connections = [await limited(database_url, concurrent_runs=100) for _ in range(8)]
+    transactions = [connection.transaction() for connection in connections]
+    for connection, transaction in zip(connections, transactions, strict=True):
+        await transaction.start()
+        await accept(connection, flooding)  # none of them sees another
+    for transaction in transactions:
+        await transaction.commit()
+    connection = connections[0]
+    async with connection.transaction():
+        first = await accept(connection, other)
+        taken = [await take(connection) for _ in range(9)]
+    assert taken.index(first) == 1
+    for connection in connections:
+        await connection.close()
+
+
 async def test_places_are_handed_on_by_priority_and_then_by_age(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
