@@ -211,6 +211,8 @@ $$
 
 # --- What a worker or an API process does for many tenants at once, as each of them ------------
 
+# Answers the runs that are still the caller's. One that somebody has locked (to delete it, say) is
+# left out this time: the others', of whatever tenant, must not wait for it.
 RENEW_LEASES = """
 CREATE FUNCTION renew_leases(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_lease_s double precision
@@ -221,17 +223,22 @@ BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         RETURN QUERY
-        WITH held AS (
+        WITH free AS (
+            SELECT r.id FROM unnest(p_tenants, p_runs, p_attempts) AS mine(tenant_id, id, attempt)
+            JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id AND r.attempt = mine.attempt
+            WHERE mine.tenant_id = v_tenant AND r.status = 'running'
+            FOR NO KEY UPDATE OF r SKIP LOCKED
+        ), held AS (
             UPDATE runs r SET leased_until = clock_timestamp() + make_interval(secs => p_lease_s)
-            FROM unnest(p_tenants, p_runs, p_attempts) AS mine(tenant_id, id, attempt)
-            WHERE r.tenant_id = v_tenant AND mine.tenant_id = v_tenant
-              AND r.id = mine.id AND r.attempt = mine.attempt AND r.status = 'running'
+            FROM free WHERE r.tenant_id = v_tenant AND r.id = free.id
             RETURNING r.id
         ), beat AS (
             UPDATE pgqueuer.pgqueuer SET heartbeat = now()
             FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
         )
-        SELECT id FROM held;
+        SELECT r.id FROM unnest(p_tenants, p_runs, p_attempts) AS mine(tenant_id, id, attempt)
+        JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id AND r.attempt = mine.attempt
+        WHERE mine.tenant_id = v_tenant AND r.status = 'running';
     END LOOP;
 END $$
 """
