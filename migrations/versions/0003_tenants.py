@@ -287,6 +287,7 @@ BEGIN
 END $$
 """
 
+# What somebody has locked (to delete it, too) is left to them, or to the sweep.
 CLEAR_LIVE_TEXT = """
 CREATE FUNCTION clear_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[]
@@ -297,11 +298,14 @@ BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         DELETE FROM live_text AS l
-        USING unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts)
-            AS d(tenant_id, run_id, task_id, call, attempt)
-        WHERE d.tenant_id = v_tenant AND l.tenant_id = v_tenant AND l.run_id = d.run_id
-          AND l.task_id IS NOT DISTINCT FROM d.task_id AND l.call = d.call
-          AND l.attempt = d.attempt;
+        USING (
+            SELECT o.run_id, o.id FROM unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts)
+                AS d(tenant_id, run_id, task_id, call, attempt)
+            JOIN live_text o ON o.tenant_id = v_tenant AND o.run_id = d.run_id
+              AND o.task_id IS NOT DISTINCT FROM d.task_id AND o.call = d.call
+              AND o.attempt = d.attempt
+            WHERE d.tenant_id = v_tenant FOR UPDATE OF o SKIP LOCKED) AS gone
+        WHERE l.tenant_id = v_tenant AND l.run_id = gone.run_id AND l.id = gone.id;
     END LOOP;
 END $$
 """
@@ -436,7 +440,8 @@ $$
 """
 
 # Whose webhooks are due, which become the caller's for a while: a few of each tenant, so that one
-# whose receivers are slow does not keep the others waiting. Not of those who have enough already.
+# whose receivers are slow does not keep the others waiting. Not of those who have enough already;
+# and of the rest in any order, so that none is always the last.
 DUE_WEBHOOKS = """
 CREATE FUNCTION due_webhooks(p_lease_s double precision, p_most integer, p_each integer,
                              p_busy uuid[])
@@ -446,6 +451,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     FROM (
         SELECT due.tenant_id, due.run_id FROM (
             SELECT * FROM webhook_tenants() AS holder(tenant) WHERE holder.tenant <> ALL (p_busy)
+            ORDER BY random()
         ) AS holder CROSS JOIN LATERAL (
             SELECT w.tenant_id, w.run_id FROM webhooks w
             WHERE w.tenant_id = holder.tenant AND w.status = 'pending' AND w.next_at <= now()

@@ -1,13 +1,14 @@
 """What a worker does for many tenants at once, and that none of them can hold up the others."""
 
+from collections import Counter
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from app.db.engine import Database, acting_as
-from tests.stores.test_turns import accept, tenants
+from tests.stores.test_turns import NEW, accept, tenants
 
 
 async def impatient(database: Database) -> asyncpg.Connection:
@@ -42,3 +43,45 @@ async def test_leases_are_renewed_though_a_run_is_being_deleted(
     rows = await renewing.fetch(query, names, runs, [1, 2])
     assert [row["id"] for row in rows] == [runs[0]]
     await renewing.close()
+
+
+async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    one, other = await tenants(owner, 2)
+    calls = [one, other], [uuid4(), uuid4()], [None, None]
+    said = *calls, [None, None], ["a", "a"], [1, 1], [1, 1], [0, 0], ["x", "x"]
+    write = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    await database.pool.execute(write, *said)
+    clearing = await impatient(database)
+    async with acting_as(database.pool, one) as deleting:
+        await deleting.execute("SELECT FROM live_text FOR UPDATE")
+        await clearing.execute("SELECT clear_live_text($1, $2, $3, $4, $5)", *calls, [1, 1], [1, 1])
+    assert [row[0] for row in await owner.fetch("SELECT tenant_id FROM live_text")] == [one]
+    await clearing.close()
+
+
+async def test_webhooks_of_many_tenants_leave_room_for_one_more(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """As many of them as fill all that is sent at a time, and always more to be sent."""
+    names = [UUID(int=number) for number in range(1, 6)]
+    new = to_json({**NEW, "priority": 5, "webhook_url": "http://example.com/"}).decode()
+    for name, count in zip(names, (50, 50, 50, 50, 1), strict=True):
+        await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, gen_random_uuid())", name)
+        async with acting_as(database.pool, name) as connection:
+            for _ in range(count):
+                accepted = "SELECT accept_run($1, $2, '[]', '[]', '[]') ->> 'id'"
+                run_id = await connection.fetchval(accepted, name, new)
+                ended = "SELECT end_unclaimed($1, $2, 'cancelled', NULL)"
+                await connection.execute(ended, name, run_id)
+    sending: list[UUID] = []
+    for _ in range(150):
+        room = 16 - len(sending)
+        busy = [name for name, number in Counter(sending).items() if number > 4]
+        due = "SELECT tenant_id FROM due_webhooks(60, $1, $2, $3)"
+        sending += [row[0] for row in await database.pool.fetch(due, room, min(room, 4), busy)]
+        if names[-1] in sending:
+            break
+        del sending[0]
+    assert names[-1] in sending
