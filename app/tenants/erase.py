@@ -57,11 +57,8 @@ _PLACE: ColumnElement[Any] = literal_column("ctid")
 _OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c]
 # What is removed was paid for all the same.
 _SPENT = text("""
-    SELECT coalesce(sum(CAST(e.data #>> '{usage,input_tokens}' AS bigint)
-                        + CAST(e.data #>> '{usage,output_tokens}' AS bigint)), 0)
-    FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
-    WHERE e.tenant_id = :tenant AND e.run_id = ANY(CAST(:runs AS uuid[]))
-      AND e.type = 'llm.completed' AND e.seq > r.carried_seq AND r.ended_at IS NULL
+    SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
+    WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
 _UNQUEUE = text(
     "DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = ANY(CAST(:runs AS text[]))"

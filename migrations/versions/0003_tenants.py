@@ -200,6 +200,17 @@ BEGIN
 END $$
 """
 
+# What a run has spent in all its attempts, by its log; not what it carried over from another.
+SPENT_TOKENS = """
+CREATE FUNCTION spent_tokens(p_tenant uuid, p_run uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum((e.data #>> '{usage,input_tokens}')::bigint
+                        + (e.data #>> '{usage,output_tokens}')::bigint), 0)::bigint
+    FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
+    WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
+      AND e.seq > r.carried_seq
+$$
+"""
+
 # Count the tokens of a run that ends. Last in its transaction: all of a tenant's ends meet here.
 COUNT_TOKENS = """
 CREATE FUNCTION count_tokens(p_tenant uuid, p_tokens bigint) RETURNS void LANGUAGE sql AS $$
@@ -619,7 +630,8 @@ FOR EACH STATEMENT EXECUTE FUNCTION announce_keys()
 """
 
 FUNCTIONS = (
-    *(LIMIT, FREE_PLACE, ENQUEUE_RUN, FILL_PLACE, FILL_PLACES, REFUSE_RUN, COUNT_TOKENS),
+    *(LIMIT, FREE_PLACE, ENQUEUE_RUN, FILL_PLACE, FILL_PLACES, REFUSE_RUN),
+    *(SPENT_TOKENS, COUNT_TOKENS),
     *(RENEW_LEASES, CANCEL_WISHES, WRITE_LIVE_TEXT, CLEAR_LIVE_TEXT, READ_LIVE_TEXT),
     *(READ_LOG, READ_CALLS, LOOK_AT_RUN),
 )
@@ -713,6 +725,9 @@ def _changed_functions() -> list[str]:
                 (
                     "    PERFORM pg_notify('bottega_events', p_run::text);\n"
                     "    PERFORM fill_place(p_tenant, r.place);\n"
+                    "    IF r.attempt > 0 THEN\n"
+                    "        PERFORM count_tokens(p_tenant, spent_tokens(p_tenant, p_run));\n"
+                    "    END IF;\n"
                 ),
             ),
         ),
@@ -744,7 +759,10 @@ def _changed_functions() -> list[str]:
                 (
                     "        WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');\n"
                     "        PERFORM fill_place(p_tenant, v_place);\n"
-                    "        PERFORM count_tokens(p_tenant, (p_outcome ->> 'tokens')::bigint);\n"
+                    "        -- A later attempt need not know what those before it have spent.\n"
+                    "        PERFORM count_tokens(p_tenant, CASE p_attempt\n"
+                    "            WHEN 1 THEN (p_outcome ->> 'tokens')::bigint\n"
+                    "            ELSE spent_tokens(p_tenant, p_run) END);\n"
                 ),
             ),
         ),
