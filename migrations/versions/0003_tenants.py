@@ -170,12 +170,16 @@ BEGIN
 END $$
 """
 
-# Fill all places of a tenant that are free.
+# Fill places of a tenant that are free, a page at most; answers how many.
 FILL_PLACES = """
-CREATE FUNCTION fill_places(p_tenant uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fill_places(p_tenant uuid) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_filled integer := 0;
 BEGIN
-    WHILE fill_place(p_tenant, free_place(p_tenant)) LOOP
+    WHILE v_filled < 100 AND fill_place(p_tenant, free_place(p_tenant)) LOOP
+        v_filled := v_filled + 1;
     END LOOP;
+    RETURN v_filled;
 END $$
 """
 
@@ -582,6 +586,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_found bigint;
     v_tenant uuid;
+    v_filled integer := 0;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(4871019202) THEN
         RETURN NULL;
@@ -617,7 +622,8 @@ BEGIN
             FROM waiting w WHERE w.tenant_id IS NOT NULL)
         SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
     LOOP
-        PERFORM fill_places(v_tenant);
+        v_filled := v_filled + fill_places(v_tenant);
+        EXIT WHEN v_filled >= 500;
     END LOOP;
     RETURN v_found;
 END $$

@@ -10,8 +10,11 @@ from app.runs import queue
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {
-    **{"type": "llm.completed", "task_id": None, "parent_task_id": None},
-    **{"agent": "a", "depth": None},
+    "type": "llm.completed",
+    "task_id": None,
+    "parent_task_id": None,
+    "agent": "a",
+    "depth": None,
     "data": {"call": 1, "usage": {"input_tokens": 70, "output_tokens": 30}},
 }
 GIVEN_UP = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "tokens": 0}

@@ -238,6 +238,24 @@ async def test_a_higher_limit_is_filled_and_a_lower_one_kept_as_runs_end(
             assert await held() == expected
 
 
+async def test_a_much_higher_limit_is_filled_by_and_by(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    """All at once takes more locks, or time, than a sweep has, and then nobody's is done."""
+    async with (
+        open_database(database_url, limits={"concurrent_runs": 1}) as database,
+        acting_as(database.pool, DEFAULT_TENANT) as connection,
+    ):
+        for _ in range(250):
+            await accept(connection, DEFAULT_TENANT)
+    held = []
+    async with open_database(database_url, limits={"concurrent_runs": 10_000}) as database:
+        for _ in range(3):
+            await queue.sweep(database.pool)
+            held.append(await owner.fetchval("SELECT count(place) FROM runs"))
+    assert held == [101, 201, 250]
+
+
 @pytest.mark.parametrize("lost", ["a row of the engine", "a place that was not handed on"])
 async def test_the_sweep_puts_right_what_was_lost(
     database_url: str, owner: asyncpg.Pool, lost: str
