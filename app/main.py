@@ -95,7 +95,11 @@ def create_app(service: Service) -> FastAPI:
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """How uvicorn serves ``app``."""
     settings: Settings = app.state.service.settings
-    bounds = Bounds(settings.request_timeout_s, settings.max_connections)
+    bounds = Bounds(
+        patience_s=settings.request_timeout_s,
+        slow_reader_s=settings.slow_reader_s,
+        connections=settings.max_connections,
+    )
     return uvicorn.Config(
         SecurityHeaders(Cors(app, settings.cors_origins) if settings.cors_origins else app),
         http=partial(HttpProtocol, bounds=bounds),  # type: ignore[arg-type]

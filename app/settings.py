@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     ] = 15.0
     slow_reader_s: Annotated[
         float,
-        Field(gt=0, le=300, description="Who reads nothing of a stream for so long is dropped."),
+        Field(gt=0, le=300, description="Who reads nothing of an answer for so long is dropped."),
     ] = 10.0
     concurrent_runs: Annotated[
         int,

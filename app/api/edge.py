@@ -36,10 +36,12 @@ class Bounds:
 
     Attributes:
         patience_s: time for a request's head to arrive, and again for its body.
+        slow_reader_s: time in which nothing of an answer is read.
         connections: of all clients, at a time.
     """
 
     patience_s: float
+    slow_reader_s: float
     connections: int
 
 
@@ -55,6 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     _timer: TimerHandle | None = None
+    _reading: TimerHandle | None = None
+    _unread = 0
     _refusal: Response | None = None
     _in_head = False
     _in_body = False
@@ -84,6 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -145,12 +150,38 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().handle_websocket_upgrade()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope
         scope.setdefault("extensions", {})[DROP] = self.transport.abort
         super()._start_asgi_task(cycle, app)
+
+    # An answer is kept until it is read, even behind the end of the connection.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self._bounds.slow_reader_s, self._drop_slow_reader)
+
+    def _drop_slow_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     # Refusing
 

@@ -104,6 +104,32 @@ async def test_server_sent_events_that_are_not_read_are_cut_off(strict: Running)
         writer.close()
 
 
+@pytest.mark.parametrize("ending", ["keep-alive", "close"])
+async def test_an_answer_that_is_not_read_is_not_kept(strict: Running, ending: str) -> None:
+    """A page can have many megabytes, and a client many connections."""
+    async with growing(strict) as run:
+        await run.warn(200, 10_000)
+        request = f"GET {run.path}/events?limit=200 HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        with narrow(strict.port) as reader:
+            reader.sendall(f"{request}connection: {ending}\r\n\r\n".encode())
+            await connections_are(1, strict)
+            await connections_are(0, strict)
+        page = await strict.client.get(f"{run.path}/events?limit=200")
+        assert len(page.content) > 200 * 10_000
+
+
+async def connections_are(count: int, server: Running) -> None:
+    """Wait until the server holds so many connections beside that of the test's client."""
+    here = psutil.Process()
+
+    def held() -> int:
+        ends = here.net_connections("tcp4")
+        return sum(each.status == "ESTABLISHED" and each.laddr.port == server.port for each in ends)
+
+    while held() != count + 1:
+        await asyncio.sleep(0)
+
+
 async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url: str) -> None:
     """40 MB of events pass by a reader that reads none of them, in a server of its own."""
     environment = {
