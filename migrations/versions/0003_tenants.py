@@ -105,7 +105,8 @@ $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigi
 # none waiting comes in at the turn that is being served; one that has, behind its own. So tenants
 # take turns, however many runs each of them has. A tenant's own are in order of their priority:
 # those that matter less step back by one. Who has a turn holds its lock until the run can be seen
-# there, so that runs of a tenant that come at the same moment get a turn each.
+# there, so that runs of a tenant that come at the same moment get a turn each. Runs that were
+# begun come back before all turns (priority 1): their old ones are over.
 ENQUEUE_RUN = """
 CREATE OR REPLACE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -121,10 +122,11 @@ BEGIN
         INTO v_turn, v_lesser
         FROM runs r JOIN pgqueuer.pgqueuer q ON q.dedupe_key = r.id::text AND q.status = 'queued'
         WHERE r.tenant_id = p_tenant AND r.ended_at IS NULL AND r.place IS NOT NULL
-          AND r.status = 'queued' AND r.id <> p_run;
+          AND r.status = 'queued' AND r.attempt = 0 AND r.id <> p_run;
         v_turn := greatest(v_least, v_turn, (
             SELECT -priority FROM pgqueuer.pgqueuer
-            WHERE entrypoint = 'run' AND status = 'queued' ORDER BY priority DESC LIMIT 1));
+            WHERE entrypoint = 'run' AND status = 'queued' AND priority <= 0
+            ORDER BY priority DESC LIMIT 1));
         EXIT WHEN v_turn = v_mine;  -- and nobody else got there before it was
         v_least := v_turn;
         IF pg_try_advisory_xact_lock(hashtextextended('turn ' || p_tenant, v_turn)) THEN
@@ -677,6 +679,10 @@ def _changed_functions() -> list[str]:
     """Functions of the migration before that now name their tenant, give out places, count."""
     before = op.get_context().script.get_revision("0002").module
     act = ("BEGIN\n", _ACT)
+    back = (
+        "SET status = 'queued', queue_manager_id",
+        "SET status = 'queued', priority = 1, queue_manager_id",
+    )
     return [
         _amended(
             before.ACCEPT_RUN,
@@ -737,7 +743,7 @@ def _changed_functions() -> list[str]:
                 ),
             ),
         ),
-        _amended(before.CLAIM_RUN, act),
+        _amended(before.CLAIM_RUN, act, back),
         _amended(
             before.CLAIMED_RUN,
             (
@@ -772,7 +778,7 @@ def _changed_functions() -> list[str]:
                 ),
             ),
         ),
-        _amended(before.HAND_BACK, act),
+        _amended(before.HAND_BACK, act, back),
         _amended(before.CANCEL_RUN, act),
         _amended(before.CANCEL_TASK, act),
     ]

@@ -106,6 +106,24 @@ async def test_runs_that_come_at_the_same_moment_get_a_turn_each(
         await connection.close()
 
 
+async def test_who_comes_after_a_run_was_handed_back_does_not_get_its_old_turn(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    flooding, other, late = await tenants(owner, 3)
+    connection = await limited(database_url, concurrent_runs=100)
+    async with connection.transaction():
+        flood = [await accept(connection, flooding) for _ in range(10)]
+        assert [await take(connection) for _ in range(5)] == flood[:5]
+        first = await accept(connection, other)
+        await connection.execute("SELECT hand_back($1, $2, 1)", flooding, flood[0])
+        for _ in range(5):
+            await accept(connection, late)
+        taken = [await take(connection) for _ in range(12)]
+    assert taken[0] == flood[0]
+    assert taken.index(first) <= 2
+    await connection.close()
+
+
 async def test_places_are_handed_on_by_priority_and_then_by_age(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
