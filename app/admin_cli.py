@@ -42,9 +42,9 @@ def _expires(text: str | None) -> datetime | timedelta | None:
         return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise typer.BadParameter("90d, 12h, 30m, or a date as 2027-01-31T12:00Z") from None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 @keys.command("create")

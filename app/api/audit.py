@@ -10,8 +10,7 @@ from pydantic import ConfigDict, Field
 from app.api.deps import AdminTenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
-from app.api.runs import PlaceInTime
-from app.api.schemas.base import Answer, Page
+from app.api.schemas.base import Answer, Page, PlaceInTime
 from app.tenants import audit
 
 router = APIRouter(prefix="/v1/audit", tags=["operations"])

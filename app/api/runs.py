@@ -1,18 +1,17 @@
 """Routes of runs."""
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from app.api.deps import ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
-from app.api.schemas.base import NAME_PATTERN, Page, check_storable
+from app.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, check_storable
 from app.api.schemas.runs import (
     Context,
     Message,
@@ -36,10 +35,6 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
 MAX_WAIT_S = 60.0
-PlaceInTime = Annotated[
-    AwareDatetime,
-    Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
-]
 
 Seq = Annotated[int, Field(ge=0, le=2**62)]
 Part = Annotated[int, Field(ge=0, le=10_000)]

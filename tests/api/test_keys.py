@@ -205,6 +205,8 @@ async def test_an_idempotency_key_keeps_no_secret(
         NEW | {"expires_at": "2020-01-01T00:00:00Z"},
         NEW | {"expires_at": "2100-01-01T00:00:00"},
         NEW | {"expires_at": "soon"},
+        NEW | {"expires_at": "9999-12-31T23:59:59-12:00"},
+        NEW | {"expires_at": "0001-01-01T00:00:00+12:00"},
         NEW | {"tenant_id": NOBODY},
     ],
 )

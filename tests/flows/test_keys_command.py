@@ -110,7 +110,19 @@ def test_an_expiry_is_a_time_from_now_or_a_date(bottega: Any, expires: str) -> N
     create(bottega, "--expires", expires)
 
 
-@pytest.mark.parametrize("expires", ["soon", "0d", "2001-01-01", "90", "-1d", "9" * 30 + "d"])
+@pytest.mark.parametrize(
+    "expires",
+    [
+        "soon",
+        "0d",
+        "2001-01-01",
+        "90",
+        "-1d",
+        "9" * 30 + "d",
+        "9999-12-31T23:59-12:00",
+        "0001-01-01T00+12",
+    ],
+)
 def test_an_expiry_that_is_none_is_refused(bottega: Any, expires: str) -> None:
     options = ("--tenant", "acme", "--scope", "run", f"--expires={expires}")
     ended = bottega("keys", "create", *options)

@@ -1,9 +1,18 @@
 """What all bodies of the API share: strict types, no unknown fields, storable text, bounds."""
 
 import math
+from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 MAX_DEPTH = 16
@@ -14,6 +23,10 @@ Name = Annotated[
     str,
     StringConstraints(pattern=NAME_PATTERN),
     Field(description="Lower-case letters, digits, `_` and `-`; starts with a letter."),
+]
+PlaceInTime = Annotated[
+    AwareDatetime,
+    Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
 ]
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],

@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 
-from app.api.schemas.base import Answer, Body
+from app.api.schemas.base import Answer, Body, PlaceInTime
 from app.tenants.keys import Scope
 
 _SHOWN: JsonDict = {
@@ -44,7 +44,7 @@ class NewKey(Body):
         ),
     ]
     expires_at: Annotated[
-        Annotated[AwareDatetime, Field(strict=False)] | None,
+        Annotated[PlaceInTime, Field(strict=False)] | None,
         Field(description="From then on it is not good any more; null: it is until revoked."),
     ] = None
 
