@@ -72,6 +72,7 @@ class Database:
         engine: for requests.
         pool: for single statements.
         each: transactions that a tenant may have in this process at a time.
+        patience_s: how long to wait for one.
     """
 
     url: str
@@ -79,6 +80,7 @@ class Database:
     engine: AsyncEngine
     pool: asyncpg.Pool
     each: int
+    patience_s: float
     _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
         default_factory=WeakValueDictionary, repr=False
     )
@@ -88,11 +90,19 @@ class Database:
         """A transaction of a tenant's: it sees and writes that tenant's rows, and no others.
 
         A tenant that begins many at once has some of them wait, so that others find connections.
+
+        Raises:
+            TimeoutError: too long, as for a connection.
         """
         slots = self._slots.setdefault(tenant_id, asyncio.Semaphore(self.each))
-        async with slots, self.engine.begin() as connection:
-            await act_as(connection, tenant_id)
-            yield connection
+        async with asyncio.timeout(self.patience_s):
+            await slots.acquire()
+        try:
+            async with self.engine.begin() as connection:
+                await act_as(connection, tenant_id)
+                yield connection
+        finally:
+            slots.release()
 
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, for listening or for the queue. The caller closes it."""
@@ -174,7 +184,11 @@ def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
 
 @asynccontextmanager
 async def open_database(
-    url: str, *, pool_size: int = 10, limits: Mapping[str, int | None] | None = None
+    url: str,
+    *,
+    pool_size: int = 10,
+    patience_s: float = 10.0,
+    limits: Mapping[str, int | None] | None = None,
 ) -> AsyncIterator[Database]:
     """Open both doors, and close them at the end. All who come through act as the role that is
     bound by the policies, whatever the login may do.
@@ -189,7 +203,7 @@ async def open_database(
         async_creator=lambda: connect(url, limits=limits),
         pool_size=pool_size,
         max_overflow=0,
-        pool_timeout=10,
+        pool_timeout=patience_s,
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
     try:
@@ -203,6 +217,7 @@ async def open_database(
             reset=_keep_state,
             server_settings=_session(APP_ROLE, limits),
         ) as pool:
-            yield Database(url, limits, engine, pool, each=max(1, pool_size // 2))
+            each = max(1, pool_size // 2)
+            yield Database(url, limits, engine, pool, each, patience_s)
     finally:
         await engine.dispose()

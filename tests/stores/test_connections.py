@@ -4,8 +4,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from uuid import uuid4
 
+import pytest
+
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import open_database
+from app.events.log import is_transient
 
 
 async def test_a_tenant_s_many_transactions_leave_connections_to_others(database_url: str) -> None:
@@ -23,3 +26,16 @@ async def test_a_tenant_s_many_transactions_leave_connections_to_others(database
             async with database.begin(uuid4()), database.begin(uuid4()):
                 assert not entered.is_set()
         await waiting
+
+
+async def test_nobody_waits_for_one_for_ever(database_url: str) -> None:
+    """While the database hangs, say: who asks is told so, and no crowd gathers."""
+    async with (
+        open_database(database_url, pool_size=2, patience_s=0.01) as database,
+        database.begin(DEFAULT_TENANT),
+    ):
+        with pytest.raises(TimeoutError) as refused:
+            async with asyncio.timeout(30) as ours, database.begin(DEFAULT_TENANT):
+                pass
+    assert not ours.expired()
+    assert is_transient(refused.value)
