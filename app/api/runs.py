@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, StringConstraints
 
-from app.api.deps import ServiceDep, Tenant, Transaction
+from app.api.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
@@ -115,6 +115,7 @@ def check_webhook(settings: Settings, url: str | None, *, pointer: str = "/webho
 async def create(
     once: OnceDep,
     service: ServiceDep,
+    principal: PrincipalDep,
     tenant: Tenant,
     body: NewRun,
     response: Response,
@@ -141,7 +142,7 @@ async def create(
     run_id = UUID(str(run["id"]))
     try:
         async with asyncio.timeout(wait):
-            await until_final(service, tenant, run_id)
+            await until_final(service, principal, run_id)
     except TimeoutError:
         pass
     except Exception as error:

@@ -1,5 +1,6 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from app.api.schemas.base import Page
 from app.api.schemas.runs import Event as EventAnswer
 from app.api.watch import MAX_SEQ, WatchQuery
 from app.container import Service
+from app.errors import UnauthenticatedError
 from app.events import log
 from app.events.frames import Frame
 from app.events.tail import Sight, Subscriber
@@ -31,13 +33,30 @@ RETRY_MS = 1000
 RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
-async def until_final(service: Service, tenant_id: UUID, run_id: UUID) -> None:
-    """Return when the run is over, or this process is about to stop."""
+async def until_final(service: Service, principal: Principal, run_id: UUID) -> None:
+    """Return when the run is over, or this process is about to stop.
+
+    Raises:
+        UnauthenticatedError: who waits would not be let in any more.
+    """
+    lost = asyncio.Event()
     with service.feed.watching(run_id) as news:
-        while not service.feed.closed.is_set():
-            if (await service.tails.look(tenant_id, run_id)).over:
-                return
-            await news.wait(SLOW_POLL_S)
+
+        def lose() -> None:
+            lost.set()
+            news.tell()
+
+        with service.keys.watching(principal.identity, lose):
+            while not service.feed.closed.is_set():
+                if lost.is_set():
+                    raise UnauthenticatedError(
+                        "while you waited your key was revoked or has expired, or the first one "
+                        "was made; the run is accepted",
+                        code="bad_key",
+                    )
+                if (await service.tails.look(principal.tenant_id, run_id)).over:
+                    return
+                await news.wait(SLOW_POLL_S)
 
 
 class EventQuery(PageQuery, WatchQuery):

@@ -285,3 +285,16 @@ async def test_a_flood_of_unknown_keys_does_not_lock_out_a_good_one(closed: Runn
         assert (await closed.client.get("/v1/runs")).status_code == 200
     over.set()
     assert set().union(*await asyncio.gather(*flooding)) <= {401, 503}
+
+
+async def test_who_waits_for_a_run_is_not_told_its_answer_after_that(
+    closed: Running, held: Holder
+) -> None:
+    await closed.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
+    body = {"agent": "a", "input": "x"}
+    waiting = asyncio.ensure_future(closed.client.post("/v1/runs?wait=20", json=body))
+    while not closed.service.feed.watched():
+        await asyncio.sleep(0)
+    await closed.owner.execute(REVOKE, held.key_id)
+    answer = await waiting
+    assert (answer.status_code, answer.json()["code"]) == (401, "bad_key")
