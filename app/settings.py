@@ -146,7 +146,11 @@ class Settings(BaseSettings):
     ] = 100.0
     max_streams: Annotated[
         int,
-        Field(ge=1, description="Streams of a tenant with keys at a time, of each API process."),
+        Field(
+            ge=1,
+            description="Streams, and requests that wait for a run, of a tenant with keys at a "
+            "time, of each API process.",
+        ),
     ] = 1000
     cors_origins: Annotated[
         list[str],

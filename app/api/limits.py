@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from urllib.parse import parse_qs
 from uuid import UUID
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,7 +27,7 @@ class LimitTenants:
 
     Args:
         per_s: requests (and frames from WebSockets) of a tenant per second, in the long run.
-        streams: of a tenant, at a time: WebSockets and server-sent events.
+        streams: of a tenant, at a time: WebSockets, server-sent events, and who waits for a run.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class LimitTenants:
 def _is_stream(scope: Scope) -> bool:
     if scope["type"] == "websocket":
         return True
+    if scope["path"] == "/v1/runs":
+        return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
     asked = Headers(scope=scope).get("accept", "")
     return "text/event-stream" in asked and scope["path"].endswith("/events")
 

@@ -74,27 +74,33 @@ async def test_without_keys_there_is_no_limit() -> None:
             assert "ratelimit" not in headers
 
 
-async def test_streams_are_counted_and_a_closed_one_makes_room() -> None:
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {"path": "/v1/runs/x/events", "headers": [(b"accept", b"text/event-stream")]},
+        {"path": "/v1/runs", "method": "POST", "query_string": b"w%61it=60"},
+    ],
+)
+async def test_streams_are_counted_and_a_closed_one_makes_room(stream: dict[str, Any]) -> None:
     end = asyncio.Event()
     begun: list[Scope] = []
 
-    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+    async def lasting(scope: Scope, receive: Receive, send: Send) -> None:
         begun.append(scope)
         await end.wait()
         await ok(scope, receive, send)
 
-    app = LimitTenants(stream, per_s=1000, streams=2, clock=lambda: 0.0)
-    sse = {"path": "/v1/runs/x/events", "headers": [(b"accept", b"text/event-stream")]}
-    open_ = [asyncio.ensure_future(asked(app, Somebody(A), **sse)) for _ in range(2)]
+    app = LimitTenants(lasting, per_s=1000, streams=2, clock=lambda: 0.0)
+    open_ = [asyncio.ensure_future(asked(app, Somebody(A), **stream)) for _ in range(2)]
     while len(begun) < 2:
         await asyncio.sleep(0)
-    status, headers, body = await asked(app, Somebody(A), **sse)
+    status, headers, body = await asked(app, Somebody(A), **stream)
     assert status == 429
     assert json.loads(body)["code"] == "too_many_streams"
     assert headers["retry-after"] == "1"
     end.set()
     await asyncio.gather(*open_)
-    assert (await asked(app, Somebody(A), **sse))[0] == 200
+    assert (await asked(app, Somebody(A), **stream))[0] == 200
     assert not app.open
 
 
