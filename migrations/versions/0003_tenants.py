@@ -32,12 +32,6 @@ BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
             EXCEPTION
                 WHEN duplicate_object OR unique_violation THEN NULL;  -- for another database
-                WHEN insufficient_privilege THEN
-                    RAISE EXCEPTION 'this login may not create the roles that Bottega needs: have '
-                        'an administrator run CREATE ROLE bottega_app NOLOGIN; '
-                        'CREATE ROLE bottega_system NOLOGIN; '
-                        'GRANT bottega_app, bottega_system TO % WITH SET TRUE, ADMIN TRUE',
-                        quote_ident(current_user);
             END;
         END IF;
         IF NOT pg_has_role(current_user, v_role, 'SET') THEN
@@ -45,6 +39,13 @@ BEGIN
                 'GRANT %I TO %I WITH INHERIT FALSE, SET TRUE', v_role, current_user);
         END IF;
     END LOOP;
+EXCEPTION
+    WHEN insufficient_privilege THEN
+        RAISE EXCEPTION 'this login may not make or use the roles that Bottega needs: have an '
+            'administrator run CREATE ROLE bottega_app NOLOGIN; '
+            'CREATE ROLE bottega_system NOLOGIN (unless they exist); '
+            'GRANT bottega_app, bottega_system TO % WITH SET TRUE, ADMIN TRUE',
+            quote_ident(current_user);
 END $$
 """
 GRANTS = (

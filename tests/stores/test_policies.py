@@ -337,3 +337,26 @@ async def test_a_login_that_may_not_act_as_the_application_is_told_so(
     await run_as(fresh_server, "CREATE ROLE stranger LOGIN")
     with pytest.raises(UnavailableError, match="GRANT bottega_app"):
         await connect(fresh_server.replace("postgres@", "stranger@"))
+
+
+async def test_who_may_not_use_another_owner_s_roles_is_told_what_to_do(fresh_server: str) -> None:
+    """Roles are a whole server's, and were made for the database that was first."""
+    import anyio.to_thread
+
+    for name in ("first", "second"):
+        await run_as(
+            fresh_server,
+            f"CREATE ROLE {name} LOGIN CREATEROLE",
+            f"CREATE DATABASE {name} OWNER {name}",
+        )
+    first, second = (
+        at(fresh_server, name).replace("postgres@", f"{name}@") for name in ("first", "second")
+    )
+    await anyio.to_thread.run_sync(migrate.upgrade, first)
+    with pytest.raises(Exception, match="GRANT bottega_app, bottega_system TO second"):
+        await anyio.to_thread.run_sync(migrate.upgrade, second)
+    await run_as(
+        fresh_server,
+        "GRANT bottega_app, bottega_system TO second WITH SET TRUE, ADMIN TRUE",
+    )
+    await anyio.to_thread.run_sync(migrate.upgrade, second)
