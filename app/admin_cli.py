@@ -17,14 +17,17 @@ from app.terminal import console, database, run, start
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
 tenants = typer.Typer(no_args_is_help=True, help="Who shares this server.")
 
-TENANT = r"[a-z][a-z0-9-]{0,62}"
+TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
+"""One ``-`` at most between two others, so that a variable can name a secret of the tenant."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
 
 
 def _tenant(name: str | None) -> str | None:
     if name is not None and not re.fullmatch(TENANT, name):
-        raise typer.BadParameter("lower-case letters, digits and '-', 63 at most, a letter first")
+        raise typer.BadParameter(
+            "lower-case letters, digits and single '-' between them, 63 at most, a letter first"
+        )
     return name
 
 
