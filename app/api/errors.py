@@ -190,7 +190,10 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
     elif error.status_code == 404 and error.detail == "Not Found":
         detail = "there is nothing at this path; /docs lists what there is"
     elif error.status_code == 400 and error.detail == "There was an error parsing the body":
-        return problem_response(400, "bad_json", "the body is no JSON in UTF-8")
+        detail = (
+            "the body is no JSON in UTF-8, is nested too deeply, or has a number of too many digits"
+        )
+        return problem_response(400, "bad_json", detail)
     elif error.status_code == 413:
         detail = "the body is larger than this server takes"
     else:

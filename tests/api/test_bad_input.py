@@ -366,3 +366,19 @@ async def test_a_chain_of_sub_agents_too_deep_to_build_is_refused(
     deep = await client.post("/v1/runs", json={"agent": "a24", "input": "x"})
     assert problem(deep, 422)["code"] == "too_deep"
     assert (await client.post("/v1/runs", json={"agent": "a10", "input": "x"})).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b'{"name":' + b"9" * 5000 + b"}", "digits"),
+        (b'{"name":"\xe4"}', "UTF-8"),
+    ],
+)
+async def test_json_that_cannot_be_read_is_told_why(
+    client: httpx2.AsyncClient, content: bytes, said: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await client.post("/v1/agents", content=content, headers=headers)
+    assert said in problem(answer, 400)["detail"]
