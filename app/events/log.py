@@ -148,7 +148,8 @@ def is_transient(error: Exception) -> bool:
         | asyncpg.CannotConnectNowError
         | asyncpg.AdminShutdownError
         | asyncpg.CrashShutdownError
-        | asyncpg.TooManyConnectionsError,
+        | asyncpg.TooManyConnectionsError
+        | asyncpg.DeadlockDetectedError,
     )
 
 

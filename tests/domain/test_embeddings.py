@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.memory.embeddings import MAX_CHARACTERS, BuiltinEmbedder, Embedder, Vectors, stem
@@ -34,10 +34,12 @@ class TestVectors:
     def test_no_texts_give_no_rows(self) -> None:
         assert embed().shape == (0, 768)
 
+    @settings(deadline=None)
     @given(st.lists(ANY_TEXT, min_size=1, max_size=9))
     def test_each_has_length_1_whatever_the_text(self, texts: list[str]) -> None:
         assert np.abs(np.linalg.norm(embed(*texts), axis=1) - 1).max() < 1e-6
 
+    @settings(deadline=None)
     @given(st.lists(ANY_TEXT, min_size=1, max_size=9))
     def test_what_else_is_in_the_batch_changes_no_bit(self, texts: list[str]) -> None:
         backwards = embed(*reversed(texts))[::-1]

@@ -183,7 +183,7 @@ async def test_the_default_tenant_is_emptied_and_stays(
     )
     assert (status, said) == (0, "")
     left = await counts(database_url, "default")
-    assert {table: count for table, count in left.items() if count} == {"audit_log": 1}
+    assert {table: count for table, count in left.items() if count} == {"audit_log": 2}
     assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
     # Nobody is let in without a key now, though there is none.
     assert (await service.client.get("/v1/agents")).status_code == 401
