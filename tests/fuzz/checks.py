@@ -8,7 +8,11 @@ from uuid import UUID
 
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import (
+    ensure_resource_availability,
+    positive_data_acceptance,
+    use_after_free,
+)
 
 CODES = {
     "version_conflict": "which version is current is no matter of a request's form",
@@ -25,7 +29,7 @@ CODES = {
 DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
-    r"_(after|before): Input should be (greater|less)": "no keyword bounds a date and time",
+    r"_(after|before|at): Input should be (greater|less)": "no keyword bounds a date and time",
     r"mode '\w+' needs": "`mode` decides which other fields there must be",
     r"exactly one message must have the role": "a count of members with a value",
     r"is no type of event": "a list with commas in a query parameter",
@@ -115,6 +119,23 @@ def accepts_what_it_documents(
     if response.status_code in (412, 422) and _argued(response.json()):
         return None
     return positive_data_acceptance(ctx, response, case)
+
+
+@schemathesis.check
+def forgets_what_was_deleted(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
+    """What was deleted is not there, but for keys: a key that was revoked can still be looked at,
+    since who had which is part of the record."""
+    if case.operation.path == "/v1/keys/{key_id}":
+        return None
+    return use_after_free(ctx, response, case)
+
+
+@schemathesis.check
+def finds_what_was_created(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
+    """What was created is there, but for what not all have: a run need not have a graph."""
+    if response.status_code == 404 and response.json()["code"] == "no_graph":
+        return None
+    return ensure_resource_availability(ctx, response, case)
 
 
 @schemathesis.check
