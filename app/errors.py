@@ -12,10 +12,16 @@
     ├── ConflictError         conflict
     ├── VersionConflictError  precondition
     ├── LimitedError          limited       a limit is reached; it says when to come back
+    ├── SubagentRefusedError  limited       a task of a sub-agent was not taken; its text says why
+    │   ├── SubagentQueueFullError      too many tasks wait
+    │   ├── SubagentDepthExceededError  tasks would be nested too deeply
+    │   ├── SubagentQuotaExceededError  its parent, or the tenant, has used up what it may
+    │   └── SubagentCircuitOpenError    tasks of this kind fail; it says when to try again
     ├── UnavailableError      unavailable   something we need is down; worth trying again
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
     ├── HistoryError          internal      a history no model API would accept
+    ├── IllegalTransition     internal      a move between states that there is not
     ├── BudgetExhaustedError  internal      the run may not spend another token
     └── FencedError           internal      this worker lost its run to another
 
@@ -138,6 +144,44 @@ class LimitedError(BottegaError):
         self.retry_after_s = retry_after_s
 
 
+class SubagentRefusedError(BottegaError):
+    """A task was refused at its dispatch; the model reads the detail.
+
+    Args:
+        about: what the limit is and how far it is used, as the event ``subagent.backpressure``
+            has it.
+    """
+
+    kind = ErrorKind.LIMITED
+    code = "subagent_refused"
+
+    def __init__(self, detail: str, **about: int | float) -> None:
+        super().__init__(detail)
+        self.about = about
+
+
+class SubagentQueueFullError(SubagentRefusedError):
+    code = "subagent_queue_full"
+
+
+class SubagentDepthExceededError(SubagentRefusedError):
+    code = "subagent_depth_exceeded"
+
+
+class SubagentQuotaExceededError(SubagentRefusedError):
+    code = "subagent_quota_exceeded"
+
+
+class SubagentCircuitOpenError(SubagentRefusedError):
+    """Args: retry_after_ms: when a task of this kind may be tried again."""
+
+    code = "subagent_circuit_open"
+
+    def __init__(self, detail: str, *, retry_after_ms: int) -> None:
+        super().__init__(detail, retry_after_ms=retry_after_ms)
+        self.retry_after_ms = retry_after_ms
+
+
 class UnavailableError(BottegaError):
     kind = ErrorKind.UNAVAILABLE
     code = "unavailable"
@@ -173,6 +217,10 @@ class HookContractError(BottegaError):
 
 class HistoryError(BottegaError):
     code = "history"
+
+
+class IllegalTransition(BottegaError):  # noqa: N818 (the name that spec page 3 gives it)
+    code = "illegal_transition"
 
 
 class BudgetExhaustedError(BottegaError):

@@ -25,6 +25,7 @@ _CALL = "call attempt"
 _TOOL = "call tool_call_id name"
 _TEXT = "answer_seq content"
 _END = "stop_reason usage answer_seq error"
+_ENDED = "duration_ms token_usage"
 DATA = {
     EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
     EventType.RUN_STARTED: "attempt cause",
@@ -45,6 +46,19 @@ DATA = {
     EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
     EventType.CONTEXT_RECALLED: f"source version score {_TEXT}",
     EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
+    EventType.SUBAGENT_DISPATCHED: (
+        "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
+        "queue_position"
+    ),
+    EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
+    EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",
+    EventType.SUBAGENT_RESUMED: "attempt",
+    EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
+    EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
+    EventType.SUBAGENT_COMPLETED: _ENDED,
+    EventType.SUBAGENT_FAILED: f"{_ENDED} error",
+    EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
+    EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",
     EventType.WARNING: "code message",
 }
 """What an event's ``data`` may hold, by its type; docs/events.md says what it means."""

@@ -28,6 +28,16 @@ class EventType(StrEnum):
     MEMORY_INJECTED = "memory.injected"
     MEMORY_PUBLISHED = "memory.published"
     CONTEXT_RECALLED = "context.recalled"
+    SUBAGENT_DISPATCHED = "subagent.dispatched"
+    SUBAGENT_DEQUEUED = "subagent.dequeued"
+    SUBAGENT_STATUS_CHANGED = "subagent.status_changed"
+    SUBAGENT_RESUMED = "subagent.resumed"
+    SUBAGENT_BACKPRESSURE = "subagent.backpressure"
+    SUBAGENT_CIRCUIT_OPENED = "subagent.circuit_opened"
+    SUBAGENT_COMPLETED = "subagent.completed"
+    SUBAGENT_FAILED = "subagent.failed"
+    SUBAGENT_TIMEOUT = "subagent.timeout"
+    SUBAGENT_CANCELLED = "subagent.cancelled"
     WARNING = "warning"
 
 
