@@ -1,0 +1,213 @@
+"""Who may reach what of a run's files, and what happens to writes of one file."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid5
+
+import pytest
+
+from app.errors import BottegaError, InvalidInputError
+from app.subagents.shared_context import SharedContext, Workspace
+from tests.domain.scripted import let_others_run
+
+ROOT = UUID(int=1)
+CHILD, SIBLING, GRANDCHILD = (uuid5(ROOT, name) for name in ("child", "sibling", "grandchild"))
+PARENTS = {CHILD: None, SIBLING: None, GRANDCHILD: CHILD}
+
+
+def is_child_of(who: UUID | None) -> Callable[[UUID], bool]:
+    return lambda task_id: task_id in PARENTS and PARENTS[task_id] == who
+
+
+class Family:
+    """The workspaces of a root, two children and a grandchild, each with a file of its own."""
+
+    def __init__(self) -> None:
+        self.context = SharedContext()
+        self.root, self.child, self.sibling, self.grandchild = (
+            Workspace(self.context, self.context.private_files(), who, is_child_of(who))
+            for who in (None, CHILD, SIBLING, GRANDCHILD)
+        )
+
+    async def settle(self) -> "Family":
+        for space in (self.root, self.child, self.sibling, self.grandchild):
+            await space.write(f"{space.folder}output", f"of {space.folder}")
+            await space.write("draft", f"private to {space.folder}")
+        return self
+
+
+async def refusal(coroutine: Any) -> tuple[str, str]:
+    with pytest.raises(BottegaError) as refused:
+        await coroutine
+    return refused.value.code, refused.value.detail
+
+
+def inside(task_id: UUID, name: str = "output") -> str:
+    return f"/subagent/{task_id}/{name}"
+
+
+async def test_global_is_written_by_the_root_and_read_by_all() -> None:
+    family = await Family().settle()
+    for space in (family.child, family.grandchild):
+        assert await space.read("/global/output") == "of /global/"
+        assert await space.read("global/output") == "of /global/"
+        code, detail = await refusal(space.write("/global/output", "mine"))
+        assert code == "read_only"
+        assert space.folder in detail
+    assert await family.root.read("/global/output") == "of /global/"
+
+
+async def test_a_child_reads_and_writes_its_own_folder_only() -> None:
+    family = await Family().settle()
+    for name in ("input", "input/a", "output", "scratch/a/b"):
+        await family.child.write(inside(CHILD, name), name)
+        assert await family.child.read(inside(CHILD, name)) == name
+    for other in (SIBLING, ROOT):
+        assert (await refusal(family.child.read(inside(other))))[0] == "not_found"
+        assert (await refusal(family.child.write(inside(other), "mine")))[0] == "not_found"
+    assert await family.sibling.read(inside(SIBLING)) == f"of {family.sibling.folder}"
+
+
+async def test_a_parent_reads_all_of_its_child_s_folder_and_writes_its_input() -> None:
+    family = await Family().settle()
+    assert await family.root.read(inside(CHILD)) == f"of {family.child.folder}"
+    for name in ("input", "input/part 1"):
+        await family.root.write(inside(CHILD, name), "do this")
+        assert await family.child.read(inside(CHILD, name)) == "do this"
+    for name in ("output", "inputs", "scratch/input", "Input"):
+        assert (await refusal(family.root.write(inside(CHILD, name), "mine")))[0] == "read_only"
+
+
+async def test_a_grandparent_and_a_grandchild_do_not_see_each_other() -> None:
+    family = await Family().settle()
+    assert await family.child.read(inside(GRANDCHILD)) == f"of {family.grandchild.folder}"
+    assert (await refusal(family.root.read(inside(GRANDCHILD))))[0] == "not_found"
+    assert (await refusal(family.root.write(inside(GRANDCHILD, "input"), "a")))[0] == "not_found"
+    assert (await refusal(family.grandchild.read(inside(CHILD))))[0] == "not_found"
+
+
+async def test_another_task_s_folder_is_like_one_that_does_not_exist() -> None:
+    family = await Family().settle()
+    nobody = uuid5(ROOT, "nobody")
+    for name in ("output", "other"):
+        there, not_there = inside(SIBLING, name), inside(nobody, name)
+        for path, act in (
+            (path, act)
+            for path in (there, not_there, f"/subagent/{{{SIBLING}}}/{name}")
+            for act in (family.child.read, lambda path: family.child.write(path, "x"))
+        ):
+            code, detail = await refusal(act(path))
+            assert code == "not_found"
+            assert detail.replace(path, "PATH") == (
+                "there is no file 'PATH' that you may use; list_files shows those"
+            )
+    assert family.child.list(f"/subagent/{SIBLING}") == family.child.list(f"/subagent/{nobody}")
+
+
+async def test_private_files_are_one_s_own() -> None:
+    family = await Family().settle()
+    assert await family.child.read("draft") == f"private to {family.child.folder}"
+    assert await family.root.read("/draft") == "private to /global/"
+    family.root.close()
+    assert (await refusal(family.root.read("draft")))[0] == "not_found"
+    assert await family.child.read("draft") == f"private to {family.child.folder}"
+
+
+async def test_a_list_shows_what_may_be_read() -> None:
+    family = await Family().settle()
+    assert family.root.list() == sorted(
+        ["/draft", "/global/output", inside(CHILD), inside(SIBLING)]
+    )
+    assert family.child.list("/") == sorted(
+        ["/draft", "/global/output", inside(CHILD), inside(GRANDCHILD)]
+    )
+    assert family.grandchild.list() == sorted(["/draft", "/global/output", inside(GRANDCHILD)])
+    await family.root.write("/global/outputs/1", "x")
+    assert family.child.list("global/output") == ["/global/output"]
+    assert family.child.list("/global/outputs/") == ["/global/outputs/1"]
+    assert family.child.list("/subagent") == sorted([inside(CHILD), inside(GRANDCHILD)])
+    with pytest.raises(InvalidInputError):
+        family.child.list("/global/..")
+
+
+@pytest.mark.parametrize(
+    "path", ["/global", "/subagent", f"/subagent/{CHILD}", "/Global/a", "/SUBAGENT/x/y", "globAL"]
+)
+async def test_a_folder_or_nearly_one_is_no_file(path: str) -> None:
+    family = await Family().settle()
+    for space in (family.root, family.child):
+        assert (await refusal(space.read(path)))[0] == "bad_path"
+        assert (await refusal(space.write(path, "x")))[0] == "bad_path"
+
+
+async def test_an_accepted_write_is_accepted_again() -> None:
+    tight = SharedContext(max_bytes=1, max_files=1, max_run_bytes=1)
+    child = Workspace(tight, tight.private_files(), CHILD, lambda task_id: False)
+    for path in ("notes", "/more", inside(CHILD), inside(GRANDCHILD, "input/a"), "global/a"):
+        child.restore(path, f"in {path}")
+    assert await child.read("/notes") == "in notes"
+    assert await child.read("more") == "in /more"
+    assert await child.read(inside(CHILD)) == f"in {inside(CHILD)}"
+    assert await child.read("/global/a") == "in global/a"
+    parent = Workspace(tight, tight.private_files(), None, lambda task_id: True)
+    assert await parent.read(inside(GRANDCHILD, "input/a")) == f"in {inside(GRANDCHILD, 'input/a')}"
+
+
+async def test_writes_to_one_file_take_turns_and_others_go_on() -> None:
+    context = SharedContext()
+    go_on = asyncio.Event()
+
+    async def slowly(old: str | None) -> str:
+        await go_on.wait()
+        return f"{old} and slow"
+
+    await context.write("/global/a", "first")
+    writers = [
+        asyncio.create_task(act)
+        for act in (
+            context.update("/global/a", slowly),
+            context.write("global/a", "second"),
+            context.update("/global/a", slowly),
+        )
+    ]
+    await let_others_run()
+    await context.write("/global/b", "other")
+    assert [context.read(f"/global/{name}") for name in "ab"] == ["first", "other"]
+    assert context.locked == 1
+    go_on.set()
+    await asyncio.gather(*writers)
+    assert context.read("/global/a") == "second and slow"
+    assert context.locked == 0
+
+
+async def test_no_update_is_lost() -> None:
+    context = SharedContext()
+
+    async def one_more(old: str | None) -> str:
+        await let_others_run()
+        return str(int(old or 0) + 1)
+
+    await asyncio.gather(*(context.update("/global/count", one_more) for _ in range(50)))
+    assert context.read("/global/count") == "50"
+
+
+async def test_a_writer_that_is_cancelled_or_fails_leaves_no_lock_and_no_file() -> None:
+    context = SharedContext(max_bytes=5)
+
+    async def never(old: str | None) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    holding = asyncio.create_task(context.update("/global/a", never))
+    waiting = asyncio.create_task(context.write("/global/a", "x"))
+    await let_others_run()
+    waiting.cancel()
+    await let_others_run()
+    assert context.locked == 1
+    holding.cancel()
+    await asyncio.wait([holding, waiting])
+    with pytest.raises(InvalidInputError, match="too large"):
+        await context.write("/global/a", "x" * 6)
+    assert (context.locked, context.folders(), context.used) == (0, (), 0)
+    await context.write("/global/a", "x")
