@@ -5,13 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 _POLICY = re.compile(r"call the tool '([^']+)'")
 _PART = " (your part: "
+_FOLDER = re.compile(r"\n\n[^\n]*(/subagent/[\w-]+)[^\n]*\Z")
 _SHARED = re.compile(
     r"\AShared context from (?P<source>[^\n]+):\n<shared-context-(?P<mark>[^>\s]+)>"
     r"(?P<content>.*)</shared-context-(?P=mark)>\s*\Z",
     re.DOTALL,
 )
+
+SWARM_TOOLS = frozenset(("dispatch_subagent", "poll_subagent", "await_subagent"))
+"""Tools of an asynchronous coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a tool call, as the model reads it."""
+    """The result of a tool call, as the model reads it. ``arguments`` are what it called with."""
 
     name: str
     text: str
+    arguments: dict[str, Any]
 
     @property
     def failed(self) -> bool:
@@ -76,6 +83,7 @@ class Conversation:
         system: all system messages, the own one included.
         asked: what the user wants now, without the hint at this agent's part in it.
         part: that hint, or empty.
+        folder: this agent's own, if it is an asynchronous task; else empty.
         demanded: tools it was told to call, in a message that sent an answer back.
         outcomes: results of tool calls since the user asked, oldest first.
     """
@@ -84,6 +92,7 @@ class Conversation:
     system: tuple[str, ...]
     asked: str
     part: str
+    folder: str
     demanded: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
     tools: tuple[Tool, ...]
@@ -100,12 +109,14 @@ def read(request: dict[str, Any]) -> Conversation:
     messages: list[dict[str, Any]] = request["messages"]
     system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
     start, asked, demanded = _current(messages)
+    asked, folder = _without_folder(asked)
     asked, part = _without_part(asked)
     return Conversation(
         own=system[0] if system else "",
         system=system,
         asked=asked,
         part=part,
+        folder=folder,
         demanded=demanded,
         outcomes=_outcomes(messages[start:]),
         tools=tuple(map(_tool, request.get("tools") or ())),
@@ -120,6 +131,11 @@ def with_part(asked: str, name: str) -> str:
 def _without_part(asked: str) -> tuple[str, str]:
     text, hint, part = asked.rpartition(_PART)
     return (text, part[:-1]) if hint and part.endswith(")") else (asked, "")
+
+
+def _without_folder(asked: str) -> tuple[str, str]:
+    found = _FOLDER.search(asked)
+    return (asked[: found.start()], found[1]) if found else (asked, "")
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -143,15 +159,25 @@ def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, .
 
 
 def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
-    names: dict[str, str] = {}
+    calls: dict[str, Call] = {}
     outcomes = []
     for message in messages:
         for call in message.get("tool_calls") or ():
-            names[call["id"]] = call["function"]["name"]
+            function = call["function"]
+            calls[call["id"]] = Call(function["name"], json_object(function["arguments"]))
         if message["role"] == "tool":
-            name = names.get(message["tool_call_id"], "tool")
-            outcomes.append(Outcome(name, text_of(message)))
+            call = calls.get(message["tool_call_id"], Call("tool", {}))
+            outcomes.append(Outcome(call.name, text_of(message), call.arguments))
     return tuple(outcomes)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is; empty if it is none."""
+    try:
+        found = from_json(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _tool(item: dict[str, Any]) -> Tool:

@@ -23,6 +23,18 @@ _COMMON = frozenset(
         "parallel using want give each other only very must"
     )
 )
+_ORDERS = frozenset(
+    ("research", "investigate", "study", "state", "report", "parts", "part", "tasks", "task")
+)
+_TOLD = 3
+_FINDINGS = (
+    "What is known of {first} bears on the {part}; most of it is recent.",
+    "Where {first} and {second} meet, the sources on the {part} disagree.",
+    "The {part} of {first} changed more in the last two years than in the ten before.",
+    "Of {second}, the {part} is measured in a few places only.",
+    "Open: how {second} would change the {part} of {first}.",
+    "Those who work with {first} name the {part} before anything else.",
+)
 _COMPONENT_NAMES = {
     "Input": "InputParser",
     "Core": "CoreEngine",
@@ -78,8 +90,16 @@ def answer(conversation: Conversation) -> str:
             return design_text(topic, sources)
         case Role.IMPLEMENTATION:
             return implementation_text(topic, sources)
+        case Role.OTHER if conversation.folder:
+            return findings_text(topic, conversation.part, sources)
         case Role.OTHER:
             return other_text(topic, sources)
+
+
+def knows(conversation: Conversation) -> bool:
+    """Whether it has something to say besides what tools told it."""
+    known = role(conversation) is not Role.OTHER
+    return known or bool(conversation.sources or conversation.folder)
 
 
 def role(conversation: Conversation) -> Role:
@@ -98,10 +118,15 @@ def topic_of(asked: str) -> str:
     return f"{text[:_TOPIC].rsplit(' ', 1)[0]}…"
 
 
+def words_of(topic: str) -> list[str]:
+    """The words that say what it is about, each once."""
+    words = (word.lower() for word in _WORD.findall(topic))
+    return list(dict.fromkeys(word for word in words if word not in _COMMON))
+
+
 def requirements_text(topic: str) -> str:
     """Four requirements, about the words of the topic."""
-    words = [word.lower() for word in _WORD.findall(topic) if word.lower() not in _COMMON]
-    first, second, third = [*dict.fromkeys(words), "input", "result", "user"][:3]
+    first, second, third = [*words_of(topic), "input", "result", "user"][:3]
     return "\n".join(
         [
             f'Requirements for "{topic}":',
@@ -146,6 +171,21 @@ def implementation_text(topic: str, sources: Sequence[Source]) -> str:
     if not needs:
         lines.append("No shared requirements reached me.")
     return "\n".join(lines)
+
+
+def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
+    """A task's findings: some sentences about the words of the topic, others for another part."""
+    words = [word for word in words_of(topic) if word not in _ORDERS]
+    first, second, *_ = [*words, "the subject", "its surroundings"]
+    about = part or "whole"
+    turn = sum(map(ord, about)) % len(_FINDINGS)
+    told = [
+        sentence.format(part=about, first=first, second=second)
+        for sentence in (_FINDINGS[turn:] + _FINDINGS[:turn])[:_TOLD]
+    ]
+    head = f'Findings on the {about} of "{topic}":'
+    quotes = [f'{source.name} said: "{topic_of(source.content)}"' for source in sources]
+    return "\n".join([head, " ".join(told), *quotes])
 
 
 def other_text(topic: str, sources: Sequence[Source]) -> str:

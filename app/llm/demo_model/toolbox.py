@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from app.llm.demo_model.conversation import Call, Conversation, Tool
+from app.llm.demo_model.conversation import SWARM_TOOLS, Call, Conversation, Tool
 
 _TIME = re.compile(
     r"what(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)|current (?:time|date)|today's date"
@@ -13,6 +13,7 @@ _TIME = re.compile(
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _ARITHMETIC = re.compile(r"(?<![\w.])[-(\s]*\d[\d\s.()+\-*/\u00d7\u00f7^%]*(?:[\d)]|(?<=\d)%)")
 _OPERATOR = re.compile(r"\d[\s)]*(?:\*\*|[+*/\u00d7\u00f7^%]|\s-\s|-(?=\d))[\s(-]*\d")
+_PATH = re.compile(r"(?<!\S)/\S*[^\s.,;:!?]")
 _READ = 4_000
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/"})
 
@@ -22,7 +23,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
     called = [outcome.name for outcome in conversation.outcomes]
     calls = []
     for tool in conversation.tools:
-        if tool.is_agent:
+        if tool.is_agent or tool.name in SWARM_TOOLS:
             continue
         wanted = called.count(tool.name) < conversation.demanded.count(tool.name)
         if wanted or (tool.name not in called and _asks_for(conversation.asked, tool)):
@@ -49,13 +50,21 @@ def arithmetic(text: str) -> str | None:
 
 
 def arguments(tool: Tool, text: str) -> dict[str, Any]:
-    """Arguments that fit the tool's schema: its required properties, else its only one."""
+    """Arguments that fit the tool's schema: its required properties, else its only one.
+
+    A ``path`` is the text's first word that begins with a slash, if it has one.
+    """
     required = tool.parameters.get("required")
     names = required if isinstance(required, list) else []
     if not names and len(tool.properties) == 1:
         names = list(tool.properties)
     about = arithmetic(text) if "calc" in tool.name.lower() else None
-    return {name: _value(tool.properties.get(name), about or text) for name in names}
+    path = _PATH.search(text[:_READ])
+    special = {"path": path[0]} if path else {}
+    return {
+        name: _value(tool.properties.get(name), special.get(name) or about or text)
+        for name in names
+    }
 
 
 def _asks_for(text: str, tool: Tool) -> bool:
