@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from zlib import crc32
 
 from app.llm.demo_model.conversation import Conversation, Source
 
@@ -26,14 +27,16 @@ _COMMON = frozenset(
 _ORDERS = frozenset(
     ("research", "investigate", "study", "state", "report", "parts", "part", "tasks", "task")
 )
+_SUBJECT = 4
 _TOLD = 3
 _FINDINGS = (
-    "What is known of {first} bears on the {part}; most of it is recent.",
-    "Where {first} and {second} meet, the sources on the {part} disagree.",
-    "The {part} of {first} changed more in the last two years than in the ten before.",
-    "Of {second}, the {part} is measured in a few places only.",
-    "Open: how {second} would change the {part} of {first}.",
-    "Those who work with {first} name the {part} before anything else.",
+    "What is known of {subject} bears on the {part}; most of it is recent.",
+    "Where {word} meets its surroundings, the sources on the {part} disagree.",
+    "The {part} of {subject} changed more in the last two years than in the ten before.",
+    "Of {word} as such, the {part} is measured in a few places only.",
+    "Open: how the {part} would change if {word} were done at ten times the scale.",
+    "Those who work with {subject} name the {part} before anything else.",
+    "Half of what is written about the {part} of {subject} repeats the other half.",
 )
 _COMPONENT_NAMES = {
     "Input": "InputParser",
@@ -175,12 +178,11 @@ def implementation_text(topic: str, sources: Sequence[Source]) -> str:
 
 def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
     """A task's findings: some sentences about the words of the topic, others for another part."""
-    words = [word for word in words_of(topic) if word not in _ORDERS]
-    first, second, *_ = [*words, "the subject", "its surroundings"]
+    words = [word for word in words_of(topic) if word not in _ORDERS] or ["the subject"]
     about = part or "whole"
-    turn = sum(map(ord, about)) % len(_FINDINGS)
+    turn = crc32(about.encode()) % len(_FINDINGS)
     told = [
-        sentence.format(part=about, first=first, second=second)
+        sentence.format(part=about, subject=" ".join(words[:_SUBJECT]), word=words[-1])
         for sentence in (_FINDINGS[turn:] + _FINDINGS[:turn])[:_TOLD]
     ]
     head = f'Findings on the {about} of "{topic}":'
