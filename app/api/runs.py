@@ -192,7 +192,7 @@ async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
 @router.get(
     "/{run_id}/tasks",
     operation_id="list_run_tasks",
-    summary="List a run's tasks in the order they started",
+    summary="List a run's tasks in the order they were asked for",
     response_model=Page[Task],
     responses={**problems(404), 200: headers(Link=LINK)},
 )
@@ -212,7 +212,7 @@ async def tasks(
         descending=query.descending,
         limit=query.limit + 1,
     )
-    return query.page(request, response, found, lambda task: [task["started_at"], task["id"]])
+    return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
 
 
 class MessageQuery(PageQuery):

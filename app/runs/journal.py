@@ -141,8 +141,15 @@ class Journal:
         return seq <= self._stored
 
     def task(self, task_id: UUID, **fields: Any) -> None:
-        """Set fields of a task's row with the current step."""
-        self._tasks.setdefault(task_id, {"id": task_id}).update(fields)
+        """Set fields of a task's row with the current step; what is not set stays as it is.
+
+        Args:
+            fields: ``parent_id``, ``agent``, ``depth`` and ``status`` in any case.
+        """
+        row = self._tasks.setdefault(task_id, {"id": task_id})
+        if row.get("status") not in (None, RunStatus.QUEUED):
+            row["began"] = True  # the row will only say how the step left it
+        row.update(fields)
 
     def publication(self, **fields: Any) -> None:
         """Add to what the run's graph shows with the current step."""

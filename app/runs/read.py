@@ -196,7 +196,7 @@ async def tasks_page(
     descending: bool,
     limit: int,
 ) -> list[RowMapping]:
-    """The tasks of a run in the order they started, each with its accepted answer."""
+    """The tasks of a run in the order they were asked for, each with its accepted answer."""
     await get(connection, tenant_id, run_id)
     answer = run_events.alias("answer")
     query = (
@@ -213,10 +213,10 @@ async def tasks_page(
         )
         .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
     )
-    place = tuple_(tasks.c.started_at, tasks.c.id)
+    columns = (tasks.c.created_at, tasks.c.id)
     if after is not None:
+        place = tuple_(*columns)
         query = query.where(place < after if descending else place > after)
-    columns = (tasks.c.started_at, tasks.c.id)
     query = query.order_by(*(column.desc() if descending else column for column in columns))
     return list((await connection.execute(query.limit(limit))).mappings())
 

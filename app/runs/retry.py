@@ -214,7 +214,9 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
                 "status": RunStatus.RUNNING,
             },
         )
-        if event.type == EventType.AGENT_COMPLETED:
+        if event.type == EventType.AGENT_STARTED:
+            task["began"] = True
+        elif event.type == EventType.AGENT_COMPLETED:
             usage = event.data["usage"]
             task |= {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": usage}
         elif event.type == EventType.AGENT_FAILED:

@@ -222,17 +222,43 @@ class Run(Answer):
 
 
 class Task(Answer):
-    """One call of a sub-agent."""
+    """One call of a sub-agent, or a task that was dispatched to one."""
 
     id: UUID
     parent_id: Annotated[UUID | None, Field(description="Null: called by the run's own agent.")]
     agent: str
     depth: int
-    status: str
+    status: Literal["queued", "running", "streaming", "completed", "failed", "timeout", "cancelled"]
+    mode: Annotated[
+        Literal["sync", "async"],
+        Field(
+            description=(
+                "`sync`: its caller waits for it, as do the nodes of a DAG. `async`: it was "
+                "dispatched, and runs beside its parent."
+            )
+        ),
+    ]
+    priority: Annotated[int | None, Field(description="Of a dispatched task: 1 goes first.")]
+    timeout_ms: Annotated[
+        int | None,
+        Field(description="Of a dispatched task: how long it may run once it has begun."),
+    ]
+    attempt: Annotated[
+        int | None, Field(description="Of a dispatched task: how often it was taken up.")
+    ]
     output: str | None
     error: Failure | None
     usage: dict[str, Any] | None
-    started_at: datetime
+    duration_ms: Annotated[
+        int | None, Field(description="Of a dispatched task that is over: how long it ran.")
+    ]
+    metadata: Annotated[
+        dict[str, Any] | None, Field(description="What its parent's model noted with it.")
+    ]
+    created_at: datetime
+    started_at: Annotated[
+        datetime | None, Field(description="Null: it waits, or was cancelled while it did.")
+    ]
     ended_at: datetime | None
 
 

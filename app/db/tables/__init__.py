@@ -1,5 +1,5 @@
-"""All tables. The tenant leads every primary and foreign key, so no key can cross tenants and
-every table can be partitioned or distributed by it.
+"""All tables. The tenant leads every primary and foreign key of what is a tenant's, so no key can
+cross tenants and every such table can be partitioned or distributed by it.
 """
 
 from app.db.tables.definitions import agent_versions, agents, graph_versions, graphs
@@ -22,6 +22,7 @@ from app.db.tables.tenants import (
     token_usage,
     ws_tickets,
 )
+from app.db.tables.workers import worker_tenants, workers
 
 __all__ = [
     "agent_versions",
@@ -43,5 +44,7 @@ __all__ = [
     "tenants",
     "token_usage",
     "webhooks",
+    "worker_tenants",
+    "workers",
     "ws_tickets",
 ]

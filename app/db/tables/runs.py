@@ -119,15 +119,26 @@ tasks = Table(
     Column("agent", Text, nullable=False),
     Column("depth", SmallInteger, nullable=False),
     Column("status", Text, nullable=False),
+    # A call that its caller waits for (a node of a DAG too), or a task that was dispatched.
+    Column("mode", Text, nullable=False, server_default="sync"),
+    # Of a task that was dispatched: 1 goes first; how often it was taken up.
+    Column("priority", SmallInteger),
+    Column("timeout_ms", Integer),
+    Column("attempt", Integer),
     # The accepted answer is in the log's agent.completed event with this seq.
     Column("answer_seq", BigInteger),
     Column("error", JSONB),
     Column("usage", JSONB),
-    Column("started_at", DateTime(timezone=True), nullable=False),
+    Column("duration_ms", BigInteger),
+    Column("metadata", JSONB),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # Null: it waits, or was cancelled while it did.
+    Column("started_at", DateTime(timezone=True)),
     Column("cancel_requested_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
     ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
     CheckConstraint(f"status IN ({_STATUSES}, 'streaming')", name="status"),
+    CheckConstraint("mode IN ('sync', 'async')", name="mode"),
 )
 
 Index(

@@ -1,0 +1,273 @@
+"""What a run's steps make of the rows of its tasks."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from pydantic_core import from_json, to_json
+
+from app.db import migrate
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, open_database
+from app.events.types import EventType, RunStatus
+from app.runs.journal import End, Journal
+from tests.stores.test_neighbours import claimed
+
+Row = Mapping[str, Any]
+WHO = {"parent_id": None, "agent": "a", "depth": 0}
+GIVEN = {"mode": "async", "priority": 2, "timeout_ms": 9000, "attempt": 1, "metadata": {"k": [1]}}
+SPENT = {"input_tokens": 3}
+
+
+class Steps:
+    """A run's journal, of which a test writes the steps itself."""
+
+    def __init__(self, database: Database, run_id: UUID, seq: int) -> None:
+        self.journal = Journal(
+            database.pool,
+            DEFAULT_TENANT,
+            run_id,
+            attempt=1,
+            last_seq=seq,
+            wake=lambda run_id: None,
+        )
+
+    async def step(self, task_id: UUID, *states: str, **fields: Any) -> None:
+        """One step in which the task is in the states, one after the other."""
+        self.journal.add(EventType.WARNING, {})
+        for state in states:
+            self.journal.task(task_id, **WHO, status=state, **fields)
+        await self.journal.commit()
+
+
+async def begun(database: Database) -> Steps:
+    run_id, claim = await claimed(database, DEFAULT_TENANT)
+    return Steps(database, run_id, claim["last_seq"])
+
+
+async def row(owner: asyncpg.Pool, task_id: UUID) -> Row:
+    found = await owner.fetchrow("SELECT * FROM tasks WHERE id = $1", task_id)
+    return dict(found)
+
+
+async def test_what_a_step_leaves_out_stays(database: Database, owner: asyncpg.Pool) -> None:
+    steps, task = await begun(database), uuid4()
+    await steps.step(task, "queued", **GIVEN)
+    queued = await row(owner, task)
+    assert {**queued, "metadata": from_json(queued["metadata"])}.items() >= GIVEN.items()
+    assert queued["created_at"] is not None
+    assert (queued["started_at"], queued["ended_at"]) == (None, None)
+
+    await steps.step(task, "running")
+    running = await row(owner, task)
+    assert running["started_at"] > running["created_at"]
+    await steps.step(task, "streaming")
+    streaming = await row(owner, task)
+    assert (streaming["status"], streaming["ended_at"]) == ("streaming", None)
+    await steps.step(task, "completed", answer_seq=4, usage=SPENT, duration_ms=1200)
+    over = await row(owner, task)
+    assert over["ended_at"] > over["started_at"]
+    assert (over["answer_seq"], over["duration_ms"]) == (4, 1200)
+    assert from_json(over["usage"]) == SPENT
+    kept = (*WHO, *GIVEN, "created_at")
+    assert {name: over[name] for name in kept} == {name: queued[name] for name in kept}
+    assert over["started_at"] == streaming["started_at"] == running["started_at"]
+
+
+async def test_a_task_that_waits_again_has_begun_before(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    steps, task = await begun(database), uuid4()
+    await steps.step(task, "queued", **GIVEN)
+    await steps.step(task, "streaming", usage=SPENT)
+    before = await row(owner, task)
+    await steps.step(task, "queued", attempt=2)
+    waits = await row(owner, task)
+    assert dict(waits) == {**before, "status": "queued", "attempt": 2}
+    await steps.step(task, "running")
+    assert (await row(owner, task))["started_at"] == before["started_at"]
+
+
+@pytest.mark.parametrize(
+    ("states", "begins"),
+    [
+        (["queued", "cancelled"], False),
+        (["cancelled"], False),
+        (["running", "cancelled"], True),
+        (["queued", "running", "cancelled"], True),
+        (["queued", "running", "streaming", "completed"], True),
+        (["failed"], True),
+        (["timeout"], True),
+        (["queued"], False),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_who_never_ran_has_not_begun(
+    database: Database, owner: asyncpg.Pool, states: list[str], begins: bool, at_once: bool
+) -> None:
+    """Whether a step tells of one state or of several."""
+    steps, task = await begun(database), uuid4()
+    for some in [states] if at_once else [[state] for state in states]:
+        await steps.step(task, *some)
+    found = await row(owner, task)
+    assert found["status"] == states[-1]
+    assert (found["started_at"] is not None) == begins
+    assert (found["ended_at"] is not None) == (states[-1] not in ("queued", "running", "streaming"))
+    assert (found["mode"], found["priority"], found["metadata"]) == ("sync", None, None)
+
+
+async def test_of_one_step_s_tasks_it_is_told_which_came_first(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    steps = await begun(database)
+    made = [uuid4() for _ in range(20)]
+    for task in made:
+        steps.journal.task(task, **WHO, status="queued")
+    await steps.step(made[0], "queued")
+    rows = await owner.fetch("SELECT id FROM tasks ORDER BY created_at, id")
+    assert [found["id"] for found in rows] == made
+
+
+async def test_with_its_run_every_task_is_over(database: Database, owner: asyncpg.Pool) -> None:
+    steps = await begun(database)
+    tasks = {status: uuid4() for status in ("queued", "running", "streaming", "completed")}
+    for status, task in tasks.items():
+        await steps.step(task, status)
+    ended = (await row(owner, tasks["completed"]))["ended_at"]
+    await steps.journal.finish(End(RunStatus.COMPLETED))
+    for status, task in tasks.items():
+        found = await row(owner, task)
+        assert found["status"] == ("completed" if status == "completed" else "cancelled")
+        assert found["ended_at"] is not None
+        assert (found["started_at"] is None) == (status == "queued")
+    assert (await row(owner, tasks["completed"]))["ended_at"] == ended
+
+
+async def test_nor_when_nobody_executes_it(database: Database, owner: asyncpg.Pool) -> None:
+    steps = await begun(database)
+    tasks = [uuid4() for _ in range(3)]
+    for status, task in zip(("queued", "running", "streaming"), tasks, strict=True):
+        await steps.step(task, status)
+    await owner.execute("UPDATE runs SET leased_until = now() - interval '1 min'")
+    answer = "SELECT cancel_run($1, $2)"
+    assert await database.pool.fetchval(answer, DEFAULT_TENANT, steps.journal.run_id) == "cancelled"
+    assert [(await row(owner, task))["status"] for task in tasks] == ["cancelled"] * 3
+
+
+async def test_every_state_that_is_not_over_can_be_cancelled(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    steps, root = await begun(database), uuid4()
+    await steps.step(root, "running")
+    below = {status: uuid4() for status in ("queued", "streaming", "failed")}
+    steps.journal.add(EventType.WARNING, {})
+    for status, task in below.items():
+        steps.journal.task(task, **{**WHO, "parent_id": root, "depth": 1}, status=status)
+    await steps.journal.commit()
+    run = (DEFAULT_TENANT, steps.journal.run_id)
+    rows = await database.pool.fetch("SELECT * FROM cancel_task($1, $2, $3)", *run, root)
+    assert {found["id"]: found["was_over"] for found in rows} == {
+        root: False,
+        **{task: status == "failed" for status, task in below.items()},
+    }
+    for task in below.values():
+        await database.pool.fetch("SELECT * FROM cancel_task($1, $2, $3)", *run, task)
+    wished = "SELECT id FROM tasks WHERE cancel_requested_at IS NOT NULL"
+    marked = {found["id"] for found in await owner.fetch(wished)}
+    assert marked == {root, below["queued"], below["streaming"]}
+    wishes = await database.pool.fetch("SELECT * FROM cancel_wishes($1, $2)", [run[0]], [run[1]])
+    assert {found["task_id"] for found in wishes} == marked
+    await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)
+    claim = from_json(await database.pool.fetchval("SELECT claim_run($1, $2, 60)", *run))
+    assert {UUID(task) for task in claim["cancelled_tasks"]} == marked
+
+
+async def test_a_repetition_carries_over_all_that_is_said_of_a_task(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    given: dict[str, Any] = {"id": str(uuid4()), **WHO, **GIVEN}
+    given |= {"status": "completed", "usage": SPENT, "duration_ms": 7}
+    stopped = {"id": str(uuid4()), **WHO, "status": "cancelled"}
+    cut_off = {**stopped, "id": str(uuid4()), "began": True}
+    new: dict[str, Any] = {
+        "mode": "dag",
+        "input": "x",
+        "pinned": {},
+        "priority": 5,
+        "timeout_s": 60,
+    }
+    new |= {"queue_timeout_s": 60, "metadata": {}}
+    event = {"type": "warning", "data": {}}
+    async with database.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT)
+        )
+        await connection.execute(
+            "SELECT accept_run($1, $2, $3, $4, '[]')",
+            DEFAULT_TENANT,
+            *(to_json(part).decode() for part in (new, [event], [given, stopped, cut_off])),
+        )
+    first, second, third = await owner.fetch("SELECT * FROM tasks ORDER BY created_at, id")
+    told = {**first, "metadata": from_json(first["metadata"]), "id": str(first["id"])}
+    assert {**told, "usage": from_json(first["usage"])}.items() >= given.items()
+    assert first["started_at"] is not None
+    assert first["ended_at"] is not None
+    assert (str(second["id"]), second["started_at"]) == (stopped["id"], None)
+    assert third["started_at"] is not None
+    assert second["cancel_requested_at"] is not None
+    assert first["cancel_requested_at"] is None
+
+
+@pytest.fixture
+def before(database_url: str) -> str:
+    """A database as the version before left it, with a task, that was never told when it began."""
+    migrate.downgrade(database_url, "0003")
+    run = """
+        WITH run AS (
+            INSERT INTO runs (tenant_id, mode, input, pinned, timeout_s)
+            SELECT id, 'dag', '"x"', '{}', 1 FROM tenants RETURNING *)
+        INSERT INTO tasks (tenant_id, run_id, id, agent, depth, status, started_at)
+        SELECT tenant_id, id, gen_random_uuid(), 'a', 0, 'completed', '2026-01-02Z' FROM run
+    """
+    asyncio.run(execute(database_url, run))
+    return database_url
+
+
+async def execute(url: str, statement: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(url)
+    try:
+        found: list[asyncpg.Record] = await connection.fetch(statement)
+        return found
+    finally:
+        await connection.close()
+
+
+def test_tasks_of_earlier_versions_were_made_when_they_began(before: str) -> None:
+    migrate.upgrade(before)
+    (found,) = asyncio.run(execute(before, "SELECT * FROM tasks"))
+    assert found["created_at"] == found["started_at"]
+    assert (found["mode"], found["attempt"], found["metadata"]) == ("sync", None, None)
+
+
+def test_going_back_every_task_has_begun(before: str) -> None:
+    migrate.upgrade(before)
+    waiting = "UPDATE tasks SET started_at = NULL, created_at = '2026-01-03Z', status = 'queued'"
+    asyncio.run(execute(before, waiting))
+    migrate.downgrade(before, "0003")
+    (found,) = asyncio.run(execute(before, "SELECT * FROM tasks"))
+    assert found["started_at"].isoformat() == "2026-01-03T00:00:00+00:00"
+    assert "created_at" not in dict(found)
+
+
+async def test_going_back_steps_are_stored_as_before(before: str) -> None:
+    """The functions of the version before are there again."""
+    async with open_database(before) as database:
+        run_id, claim = await claimed(database, DEFAULT_TENANT)
+        steps, task = Steps(database, run_id, claim["last_seq"]), uuid4()
+        await steps.step(task, "running")
+        await steps.step(task, "completed", usage=SPENT)
+    (found,) = await execute(before, f"SELECT * FROM tasks WHERE id = '{task}'")
+    assert (found["status"], from_json(found["usage"])) == ("completed", SPENT)
