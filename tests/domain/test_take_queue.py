@@ -1,0 +1,374 @@
+"""The queue of asynchronous tasks, beside a list that is searched at every take."""
+
+import gc
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable
+from math import floor
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from app.subagents.queue import WAKE, Entry, TakeQueue
+
+TENANTS = "ab"
+PARENTS = {"a1": 1, "a2": 2, "a3": 0, "b1": 1, "b2": 3}
+INTERVAL = 5.0
+
+priorities = st.integers(1, 10)
+parents = st.sampled_from(sorted(PARENTS))
+
+
+def entry(
+    parent: str = "a1", priority: int = 5, at: float = 0.0, limit: int = 1000, item: Any = None
+) -> Entry:
+    return Entry(parent[0], parent, limit, priority, at, item)
+
+
+class Naive:
+    """All that waits in one list, which is searched at every question."""
+
+    def __init__(self, tenant_limit: int | None) -> None:
+        self.entries: list[Entry] = []
+        self.taken: list[tuple[Hashable, Hashable]] = []
+        self.turns: list[Hashable] = []
+        self.tenant_limit = tenant_limit
+
+    def has_room(self, parent: Hashable) -> bool:
+        limits = [PARENTS[str(parent)]]
+        return sum(holder == parent for _, holder in self.taken) < limits[0]
+
+    def rank(self, waiting: Entry, now: float) -> tuple[int, float, int]:
+        steps = floor((now - waiting.enqueued_at) / INTERVAL)
+        aged = max(1, waiting.priority - steps) if waiting.priority else WAKE
+        return aged, waiting.enqueued_at, waiting.order
+
+    def ready(self, tenant: Hashable) -> list[Entry]:
+        return [one for one in self.entries if one.tenant == tenant and self.has_room(one.parent)]
+
+    def keep_turns(self) -> None:
+        """Who has something to take and may; newcomers last. After every change."""
+        held = Counter(tenant for tenant, _ in self.taken)
+        may = [
+            tenant
+            for tenant in TENANTS
+            if self.ready(tenant)
+            and (self.tenant_limit is None or held[tenant] < self.tenant_limit)
+        ]
+        self.turns = [tenant for tenant in self.turns if tenant in may]
+        self.turns += [tenant for tenant in may if tenant not in self.turns]
+
+    def take(self, now: float) -> Entry | None:
+        if not self.turns:
+            return None
+        tenant = self.turns.pop(0)
+        best = min(self.ready(tenant), key=lambda waiting: self.rank(waiting, now))
+        self.entries.remove(best)
+        self.taken.append((best.tenant, best.parent))
+        self.turns.append(tenant)
+        self.keep_turns()
+        return best
+
+
+class Queues(RuleBasedStateMachine):
+    """The queue and the list are told the same, and must say the same."""
+
+    @initialize(tenant_limit=st.sampled_from([None, 1, 3]))
+    def start(self, tenant_limit: int | None) -> None:
+        self.told: Counter[Hashable] = Counter()
+        self.queue = TakeQueue(INTERVAL, tenant_limit, self.tell)
+        self.naive = Naive(tenant_limit)
+        self.now = 100.0
+        self.before: list[Entry] = []
+
+    def tell(self, parent: Hashable, by: int) -> None:
+        assert by
+        self.told[parent] += by
+
+    def push(self, waiting: Entry) -> None:
+        self.queue.push(waiting)
+        self.naive.entries.append(waiting)
+        self.naive.keep_turns()
+
+    # An eighth of a second adds up exactly, so that an interval's very end is hit, too.
+    @rule(eighths=st.integers(0, 120))
+    def time_passes(self, eighths: int) -> None:
+        self.now += eighths / 8
+
+    @rule(parent=parents, priority=priorities)
+    def dispatch(self, parent: str, priority: int) -> None:
+        self.push(entry(parent, priority, self.now, PARENTS[parent]))
+
+    @rule(parent=parents, priority=priorities, eighths=st.integers(0, 480))
+    def restore(self, parent: str, priority: int, eighths: int) -> None:
+        self.push(entry(parent, priority, self.now - eighths / 8, PARENTS[parent]))
+
+    @rule(parent=parents)
+    def wake(self, parent: str) -> None:
+        self.push(entry(parent, WAKE, self.now, PARENTS[parent]))
+
+    @precondition(lambda self: self.before)
+    @rule(data=st.data())
+    def push_again(self, data: st.DataObject) -> None:
+        again = self.before.pop(data.draw(st.integers(0, len(self.before) - 1)))
+        order = again.order
+        self.push(again)
+        assert again.order == order
+
+    @precondition(lambda self: self.naive.entries)
+    @rule(data=st.data(), keep=st.booleans())
+    def discard(self, data: st.DataObject, keep: bool) -> None:
+        gone = data.draw(st.sampled_from(self.naive.entries))
+        assert self.queue.discard(gone)
+        assert not self.queue.discard(gone)
+        self.naive.entries.remove(gone)
+        self.naive.keep_turns()
+        if keep:
+            self.before.append(gone)
+
+    @rule(times=st.integers(1, 4))
+    def take(self, times: int) -> None:
+        for _ in range(times):
+            assert self.queue.take(self.now) is self.naive.take(self.now)
+
+    @precondition(lambda self: self.naive.taken)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        done = self.naive.taken.pop(data.draw(st.integers(0, len(self.naive.taken) - 1)))
+        self.queue.release(*done)
+        self.naive.keep_turns()
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        queue, naive = self.queue, self.naive
+        assert len(queue) == len(naive.entries)
+        assert queue.ready(self.now) == bool(naive.turns)
+        assert queue.by_priority() == Counter(one.priority for one in naive.entries)
+        assert queue.holding() == len(naive.taken)
+        for tenant in TENANTS:
+            own = [one.priority for one in naive.entries if one.tenant == tenant]
+            assert queue.by_priority(tenant) == Counter(own)
+            assert queue.holding(tenant) == sum(holder == tenant for holder, _ in naive.taken)
+        for parent in PARENTS:
+            waiting = sum(one.parent == parent for one in naive.entries)
+            expected = waiting if naive.has_room(parent) else 0
+            assert queue.waiting(parent) == self.told[parent] == expected
+
+    @invariant()
+    def positions_are_what_is_ready_and_better(self) -> None:
+        for one in self.naive.entries[:5]:
+            own = self.naive.rank(one, self.now)
+            others = self.naive.ready(one.tenant)
+            ahead = sum(self.naive.rank(other, self.now) < own for other in others)
+            assert self.queue.position(one, self.now) == ahead
+
+
+Queues.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestQueues = Queues.TestCase
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e7), priorities), min_size=1, max_size=30), st.floats(0, 200)
+)
+def test_ageing_is_the_formula_to_the_last_digit(
+    pushed: list[tuple[float, int]], later: float
+) -> None:
+    queue, naive = TakeQueue(INTERVAL), Naive(None)
+    for at, priority in pushed:
+        queue.push(one := entry("b2", priority, at))
+        naive.entries.append(one)
+    now = max(at for at, _ in pushed) + later
+    by_rank = sorted(naive.entries, key=lambda waiting: naive.rank(waiting, now))
+    assert [queue.take(now) for _ in pushed] == by_rank
+
+
+@pytest.mark.parametrize(
+    ("priority", "waited", "others"), [(10, 45.0, 1), (10, 44.875, 2), (6, 25.0, 1), (6, 24.875, 2)]
+)
+def test_a_priority_is_at_one_when_it_has_aged_that_often(
+    priority: int, waited: float, others: int
+) -> None:
+    queue = TakeQueue(INTERVAL)
+    old = entry(priority=priority, at=0.0)
+    rivals = [entry(priority=1, at=at) for at in (-1.0, waited)][-others:]
+    for one in (old, *rivals):
+        queue.push(one)
+    if others == 1:  # only what came earlier would still go first
+        assert queue.take(waited) is old
+    else:
+        assert [queue.take(waited) for _ in range(3)] == [*rivals, old]
+
+
+@given(
+    st.lists(st.tuples(st.floats(-50, 100), priorities), max_size=60),
+    st.integers(1, 10),
+)
+def test_after_45_s_only_tasks_enqueued_earlier_go_first(
+    others: list[tuple[float, int]], priority: int
+) -> None:
+    queue = TakeQueue(INTERVAL)
+    queue.push(mine := entry(priority=priority, at=0.0))
+    for at, other in others:
+        if at < 45.0:
+            queue.push(entry("a2", other, at))
+    now, ahead = 45.0, 0
+    late = iter([(at, other) for at, other in others if at >= 45.0])
+    while (taken := queue.take(now)) is not mine:
+        assert taken is not None
+        assert taken.enqueued_at <= 0.0
+        ahead += 1
+        if (newcomer := next(late, None)) is not None:
+            queue.push(entry("a2", newcomer[1], now))
+        now += 1.0
+    assert ahead <= sum(at <= 0.0 for at, _ in others)
+
+
+def test_a_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
+    for before in range(4):
+        queue = TakeQueue()
+        for _ in range(100):
+            queue.push(entry("a1", priority=1))
+        for _ in range(before):
+            queue.take(0.0)
+        queue.push(first := entry("b1", priority=10))
+        assert first in (queue.take(0.0), queue.take(0.0))
+
+
+def test_tenants_take_turns_whatever_their_priorities() -> None:
+    queue = TakeQueue()
+    for tenant in "aabbcc":
+        queue.push(entry(f"{tenant}1", priority=10 if tenant == "b" else 1))
+    taken = [queue.take(0.0) for _ in range(6)]
+    assert [one.tenant for one in taken if one] == list("abcabc")
+
+
+def test_what_wakes_goes_first_but_not_over_its_parents_limit() -> None:
+    queue = TakeQueue()
+    queue.push(entry("a1", priority=1, limit=1))
+    assert queue.take(0.0)
+    old, woken = entry("a2", 1, at=-1000.0), entry("a2", WAKE, at=3.0)
+    blocked = entry("a1", WAKE, at=2.0, limit=1)
+    for one in (old, woken, blocked):
+        queue.push(one)
+    assert queue.position(old, 3.0) == 1
+    assert [queue.take(3.0) for _ in range(3)] == [woken, old, None]
+    queue.release("a", "a1")
+    assert queue.take(3.0) is blocked
+
+
+def test_a_parents_limit_may_be_changed_by_the_next_push() -> None:
+    queue = TakeQueue()
+    for _ in range(3):
+        queue.push(entry("a1", limit=1))
+    assert queue.take(0.0)
+    assert not queue.ready(0.0)
+    queue.push(entry("a1", limit=2))
+    assert queue.waiting("a1") == 3
+    assert queue.take(0.0)
+    assert queue.waiting("a1") == 0
+    assert len(queue) == 2
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    queue = TakeQueue()
+    queue.push(one := entry())
+    with pytest.raises(ValueError, match="only once"):
+        queue.push(one)
+    for tenant, parent in (("a", "a1"), ("a", "unknown")):
+        with pytest.raises(ValueError, match="is taken"):
+            queue.release(tenant, parent)
+    assert queue.take(0.0) is one
+    with pytest.raises(ValueError, match="is taken"):
+        queue.release("b", "a1")
+    assert not queue.discard(one)
+    assert queue.holding() == 1
+
+
+class Key:
+    """A key that can be looked for in memory."""
+
+
+def test_nothing_is_kept_of_those_who_have_nothing_left() -> None:
+    queue = TakeQueue()
+    kept = []
+    for _ in range(20):
+        tenant, parent = Key(), Key()
+        kept += [weakref.ref(tenant), weakref.ref(parent)]
+        entries = [Entry(tenant, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)]
+        for one in entries:
+            queue.push(one)
+        queue.discard(entries[0])
+        for _ in range(2):
+            assert queue.take(0.0)
+            queue.release(tenant, parent)
+        del tenant, parent, entries, one
+    gc.collect()
+    assert not any(key() for key in kept)
+    assert (len(queue), queue.holding(), queue.by_priority()) == (0, 0, {})
+
+
+def lines_run(work: Callable[[], Any]) -> int:
+    """How many lines of Python a piece of work executes: its cost, whatever the machine does."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def most_lines(blocked: int, each: int, free: int, tenants: int) -> dict[str, int]:
+    """The dearest of several takes, pushes and discards, in a queue that holds so much."""
+    queue = TakeQueue()
+    for parent in range(blocked):
+        for number in range(each + 1):
+            queue.push(Entry("a", parent, 1, 1 + number % 10, 0.0, None))
+        queue.take(0.0)
+    for parent in range(blocked, blocked + free):
+        queue.push(Entry("a", parent, 5, 1 + parent % 10, 1.0, None))
+    for tenant in range(tenants):
+        queue.push(Entry(tenant, f"of {tenant}", 1, 5, 0.0, None))
+    new = [Entry("a", 0, 1, 5, 2.0, None) for _ in range(20)]
+    room = [Entry("a", "new", 20, 5, 2.0, None) for _ in range(20)]
+    return {
+        "push": max(lines_run(lambda one=one: queue.push(one)) for one in [*new, *room]),  # type: ignore[misc]
+        "position": lines_run(lambda: queue.position(room[-1], 2.0)),
+        "discard": max(lines_run(lambda one=one: queue.discard(one)) for one in [*new, *room]),  # type: ignore[misc]
+        "block": max(lines_run(lambda: queue.take(30.0)) for _ in range(20)),
+        "release": lines_run(lambda: queue.release("a", 0)),
+    }
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        {"blocked": 200, "each": 20, "free": 50, "tenants": 5},
+        {"blocked": 5, "each": 3000, "free": 50, "tenants": 5},
+        {"blocked": 5, "each": 20, "free": 3000, "tenants": 5},
+        {"blocked": 5, "each": 20, "free": 50, "tenants": 2000},
+    ],
+)
+def test_nothing_costs_more_for_what_is_blocked_or_of_others(full: dict[str, int]) -> None:
+    few = most_lines(blocked=5, each=20, free=50, tenants=5)
+    many = most_lines(**full)
+    for what, lines in many.items():
+        assert lines <= few[what] + 120, what  # a split of a sorted list's chunk, at most
