@@ -1,7 +1,7 @@
 """What the demo shows of a run: folded from its events, drawn as a tree. Pure."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.markup import escape
@@ -9,7 +9,21 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.tree import Tree
 
-_MARKS = {"done": "[green]✓[/]", "failed": "[red]✗[/]", "stopped": "[yellow]■[/]"}
+_MARKS = {
+    "queued": "[dim]○[/]",
+    "done": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "stopped": "[yellow]■[/]",
+}
+_ENDS = {
+    "agent.completed": ("done", "answered"),
+    "agent.failed": ("failed", "failed"),
+    "subagent.completed": ("done", "answered"),
+    "subagent.failed": ("failed", "failed"),
+    "subagent.timeout": ("failed", "timed out"),
+    "subagent.cancelled": ("stopped", "cancelled"),
+}
+"""The mark and the state of a line that an event ends."""
 
 _SHOWN = 48
 """Characters of what a model is saying."""
@@ -17,7 +31,11 @@ _SHOWN = 48
 
 @dataclass(slots=True)
 class Line:
-    """One agent's work: the root, or one call of a sub-agent."""
+    """One agent's work: the root, one call of a sub-agent, or an asynchronous task.
+
+    Attributes:
+        is_task: asynchronous: dispatched, and ended by an event of the task, not of its agent.
+    """
 
     agent: str
     started: datetime
@@ -28,6 +46,7 @@ class Line:
     received: list[str] = field(default_factory=list)
     children: "list[Line]" = field(default_factory=list)
     mark: str = "busy"
+    is_task: bool = False
 
 
 @dataclass(slots=True)
@@ -45,38 +64,25 @@ class Board:
     def apply(self, event: dict[str, Any]) -> str | None:
         """Take in one event; answers a line of text for those who cannot see the tree."""
         at = datetime.fromisoformat(event["at"])
-        kind, data, agent = event["type"], event["data"], event["agent"]
+        kind, data = event["type"], event["data"]
         if kind.startswith("run."):
             return self._apply_run(kind.removeprefix("run."), at)
         if kind == "agent.started":
-            self._start(event, at)
-            return f"{agent} starts"
+            return self._start(event, at)
+        if kind == "subagent.dispatched":
+            return self._queue(event, at)
         line = self.lines.get(event["task_id"])
+        if said := _notice(kind, data, line.agent if line else event["agent"] or "the run"):
+            return said
         if line is None:
             return None
-        match kind:
-            case "llm.started":
-                line.state, line.text = f"asks the model (call {data['call']})", ""
-            case "llm.delta":
-                line.text = line.text[: data["offset"]] + data["text"]
-                line.state = f"[italic]…{escape(' '.join(line.text.split())[-_SHOWN:])}[/]"
-            case "llm.completed":
-                usage = data["usage"]
-                line.tokens += usage["input_tokens"] + usage["output_tokens"]
-                line.state = "reads the answer"
-            case "llm.failed":
-                line.state = f"[yellow]model failed: {escape(data['error']['code'])}[/]"
-                return f"{agent}: {data['error']['message']}"
-            case "tool.started":
-                line.state = f"calls {escape(data['name'])}"
-            case "memory.injected":
-                line.received.append(f"{data['source']} v{data['version']}")
-                return f"{agent} receives what {data['source']} published"
-            case "memory.published":
-                return f"{agent} publishes version {data['version']}"
-            case "agent.completed" | "agent.failed":
-                return self._end(line, kind, at)
-        return None
+        if kind in _ENDS:
+            return _end(line, event, at)
+        if kind.startswith("subagent."):
+            return _move(line, event, at)
+        if kind.startswith("memory."):
+            return _share(line, kind, data)
+        return _work(line, kind, data) if line.ended is None else None
 
     def _apply_run(self, status: str, at: datetime) -> str:
         self.status = status
@@ -86,17 +92,31 @@ class Board:
                     line.ended, line.mark, line.state = at, "stopped", "stopped"
         return f"run {status}"
 
-    def _start(self, event: dict[str, Any], at: datetime) -> None:
-        line = Line(event["agent"], at)
+    def _start(self, event: dict[str, Any], at: datetime) -> str | None:
+        """An agent begins; a task's has its line already."""
+        line = self.lines.get(event["task_id"])
+        if line is None:
+            line = self._add(event, Line(event["agent"], at))
+        elif line.is_task:
+            return None
+        return f"{line.agent} starts"
+
+    def _queue(self, event: dict[str, Any], at: datetime) -> str | None:
+        if event["task_id"] in self.lines:
+            return None
+        data = event["data"]
+        line = self._add(event, Line(_name(event), at, mark="queued", is_task=True))
+        line.state = f"queued, priority {data['priority']}"
+        parent = self.lines.get(event["parent_task_id"])
+        who = parent.agent if parent else "somebody"
+        ahead = data.get("queue_position") or 0
+        return f"{who} dispatches {line.agent} (priority {data['priority']}, {ahead} ahead)"
+
+    def _add(self, event: dict[str, Any], line: Line) -> Line:
         self.lines[event["task_id"]] = line
         if event["task_id"] is not None and event["parent_task_id"] in self.lines:
             self.lines[event["parent_task_id"]].children.append(line)
-
-    def _end(self, line: Line, kind: str, at: datetime) -> str:
-        line.ended = at
-        line.mark = "done" if kind == "agent.completed" else "failed"
-        line.state = "answered" if line.mark == "done" else "failed"
-        return f"{line.agent} {line.state} ({_seconds(line, at)}, {line.tokens} tokens)"
+        return line
 
     def render(self, now: datetime) -> Tree:
         """The tree as it is now."""
@@ -105,6 +125,96 @@ class Board:
         if root is not None:
             _grow(tree, root, now)
         return tree
+
+
+def _name(event: dict[str, Any]) -> str:
+    """What to call a task: its agent, else what its parent calls it, else how its prompt begins."""
+    data = event["data"]
+    title = (data.get("metadata") or {}).get("title")
+    return str(data.get("agent") or title or _shortened(data["prompt"]))
+
+
+def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
+    """What is said of an event that changes no line."""
+    match kind:
+        case "warning":
+            return f"warning: {data['message']}"
+        case "subagent.backpressure":
+            return f"{agent} is refused a task: {data['message']}"
+        case "subagent.circuit_opened":
+            again = f"again in {data['retry_after_ms'] / 1000:g} s"
+            return f"no more tasks like {agent} after {data['failures']} failures; {again}"
+    return None
+
+
+def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
+    """A task changes its state, but does not end."""
+    match event["type"].removeprefix("subagent."):
+        case "dequeued":
+            line.started, line.mark, line.state = at, "busy", "running"
+            waited = event["data"]["waited_ms"] / 1000
+            return f"{line.agent} starts after {waited:.1f} s in the queue"
+        case "status_changed" if line.ended is None:
+            state = event["data"]["to"]
+            if state in ("running", "streaming"):  # the others have an event of their own
+                line.mark, line.state = "busy", state
+        case "resumed":
+            line.mark, line.state = "queued", "queued again"
+            return f"{line.agent} is queued again"
+    return None
+
+
+def _share(line: Line, kind: str, data: dict[str, Any]) -> str:
+    if kind == "memory.injected":
+        line.received.append(f"{data['source']} v{data['version']}")
+        return f"{line.agent} receives what {data['source']} published"
+    return f"{line.agent} publishes version {data['version']}"
+
+
+def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
+    """What an agent does meanwhile."""
+    match kind:
+        case "llm.started":
+            line.state, line.text = f"asks the model (call {data['call']})", ""
+        case "llm.delta":
+            line.text = line.text[: data["offset"]] + data["text"]
+            line.state = f"[italic]…{escape(' '.join(line.text.split())[-_SHOWN:])}[/]"
+        case "llm.completed":
+            usage = data["usage"]
+            line.tokens += usage["input_tokens"] + usage["output_tokens"]
+            line.state = "reads the answer"
+        case "llm.failed":
+            line.state = f"[yellow]model failed: {escape(data['error']['code'])}[/]"
+            return f"{line.agent}: {data['error']['message']}"
+        case "tool.started":
+            line.state = f"calls {escape(data['name'])}"
+    return None
+
+
+def _end(line: Line, event: dict[str, Any], at: datetime) -> str | None:
+    """Close the line, once: a task's by the event of the task."""
+    data, of_task = event["data"], event["type"].startswith("subagent.")
+    if line.is_task is not of_task or line.ended is not None:
+        return None
+    line.ended = at
+    line.mark, line.state = _ENDS[event["type"]]
+    said = line.state
+    if of_task:
+        line.started = at - timedelta(milliseconds=data["duration_ms"])
+        line.tokens = data["token_usage"]["input"] + data["token_usage"]["output"]
+        if reason := _reason(data.get("error")):
+            line.state = f"{said}: {escape(_shortened(reason))}"
+            said = f"{said}: {reason}"
+    return f"{line.agent} {said} ({_seconds(line, at)}, {line.tokens} tokens)"
+
+
+def _reason(error: Any) -> str:
+    return str(error["message"] if isinstance(error, dict) else error or "")
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _grow(tree: Tree, line: Line, now: datetime) -> None:

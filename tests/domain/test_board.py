@@ -1,0 +1,217 @@
+"""What the demo shows of a run: folded from events written by hand, drawn without a terminal."""
+
+from datetime import datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from app.demo.board import Board
+
+START = datetime.fromisoformat("2026-11-21T10:53:53+00:00")
+
+
+class Run:
+    """A board, and events for it: ``run("llm.started", "a", call=1)`` is one of task a."""
+
+    def __init__(self) -> None:
+        self.board = Board()
+        self.now = START
+        self.parents: dict[str | None, str | None] = {None: None}
+        self.agents: dict[str | None, str | None] = {None: "lead"}
+        assert self("run.queued") == "run queued"
+        assert self("agent.started", depth=0) == "lead starts"
+
+    def __call__(self, kind: str, task: str | None = None, **data: Any) -> str | None:
+        event = {
+            "seq": 1,
+            "type": kind,
+            "task_id": task,
+            "agent": self.agents.get(task, task),
+            "parent_task_id": self.parents.get(task),
+            "at": self.now.isoformat(),
+            "data": data,
+        }
+        return self.board.apply(event)
+
+    def dispatch(self, task: str, parent: str | None = None, **data: Any) -> str | None:
+        self.parents[task] = parent
+        about = {"agent": task, "prompt": "Find out", "priority": 5, "queue_position": 0}
+        return self("subagent.dispatched", task, **about | data)
+
+    def begin(self, task: str) -> str | None:
+        said = self("subagent.dequeued", task, attempt=1, waited_ms=1500, timeout_ms=1000)
+        assert self.move(task, "queued", "running") is None
+        assert self("agent.started", task, depth=1) is None
+        return said
+
+    def move(self, task: str, old: str, new: str) -> str | None:
+        return self("subagent.status_changed", task, attempt=1, **{"from": old, "to": new})
+
+    def end(self, task: str, how: str = "completed", **data: Any) -> str | None:
+        usage = {"input": 30, "output": 4}
+        return self(f"subagent.{how}", task, duration_ms=2500, token_usage=usage, **data)
+
+    def later(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def drawn(self) -> list[str]:
+        """The lines of the tree, without the run's own."""
+        console = Console(width=200, file=StringIO())
+        with console.capture() as capture:
+            console.print(self.board.render(self.now))
+        return [" ".join(line.split()) for line in capture.get().splitlines()[1:]]
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_a_dispatched_task_waits_below_its_parent(run: Run) -> None:
+    assert run.dispatch("market", priority=2, queue_position=3) == (
+        "lead dispatches market (priority 2, 3 ahead)"
+    )
+    assert run.dispatch("niche", "market") == "market dispatches niche (priority 5, 0 ahead)"
+    _, market, niche = run.drawn()
+    assert "○ market queued, priority 2" in market
+    assert "niche queued, priority 5" in niche
+    root = run.board.lines[None]
+    assert [line.agent for line in root.children] == ["market"]
+    assert [line.agent for line in root.children[0].children] == ["niche"]
+
+
+def test_it_runs_and_streams_and_ends_with_its_time_and_tokens(run: Run) -> None:
+    run.dispatch("market")
+    run.later(1.5)
+    assert run.begin("market") == "market starts after 1.5 s in the queue"
+    assert "market running 0.0 s" in run.drawn()[1]
+    run("llm.started", "market", call=1, attempt=1)
+    assert "asks the model (call 1)" in run.drawn()[1]
+    run.move("market", "running", "streaming")
+    assert "streaming" in run.drawn()[1]
+    run("llm.delta", "market", call=1, attempt=1, offset=0, text="Lettuce sells")
+    assert "…Lettuce sells" in run.drawn()[1]
+    run.later(2.5)
+    run("llm.completed", "market", usage={"input_tokens": 20, "output_tokens": 1})
+    run("agent.completed", "market", output="x", usage={})
+    assert "✓" not in run.drawn()[1]
+    run.move("market", "streaming", "completed")
+    assert run.end("market") == "market answered (2.5 s, 34 tokens)"
+    run.later(60)
+    assert "✓ market answered 2.5 s · 34 tokens" in run.drawn()[1]
+
+
+def test_what_begins_twice_has_one_line(run: Run) -> None:
+    run.dispatch("market")
+    assert run.dispatch("market") is None
+    run.begin("market")
+    run("agent.started", "market", depth=1)
+    assert len(run.drawn()) == 2
+
+
+@pytest.mark.parametrize("first", ["agent", "subagent"])
+def test_what_ends_twice_is_closed_once(run: Run, first: str) -> None:
+    run.dispatch("market")
+    run.begin("market")
+    said = [] if first == "agent" else [run.end("market")]
+    said.append(run("agent.failed", "market", error={"code": "x", "message": "y"}))
+    said.append(run.end("market"))
+    run("llm.delta", "market", call=1, attempt=1, offset=0, text="too late")
+    assert [text for text in said if text] == ["market answered (2.5 s, 34 tokens)"]
+    assert "✓ market answered 2.5 s" in run.drawn()[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "shown", "said"),
+    [
+        ("failed", "✗ market failed: no [model]", "market failed: no [model] ("),
+        ("timeout", "✗ market timed out: no [model]", "market timed out: no [model] ("),
+        ("cancelled", "■ market cancelled: no [model]", "market cancelled: no [model] ("),
+    ],
+)
+def test_other_ends_say_why(run: Run, how: str, shown: str, said: str) -> None:
+    run.dispatch("market")
+    text = run.end("market", how, error={"code": "x", "message": "no [model]"})
+    assert text is not None
+    assert text.startswith(said)
+    assert shown in run.drawn()[1]
+
+
+def test_an_error_may_be_a_text_or_missing(run: Run) -> None:
+    run.dispatch("a")
+    run.dispatch("b")
+    run.end("a", "cancelled", error="parent-cancelled:" + "x" * 100)
+    run.end("b", "cancelled")
+    _, first, second = run.drawn()
+    assert "■ a cancelled: parent-cancelled:xxx" in first
+    assert "x…" in first
+    assert "■ b cancelled 2.5 s" in second
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ({"agent": None, "metadata": {"title": "costs"}}, "costs"),
+        ({"agent": None, "metadata": None, "prompt": "How much is\n[tea]?"}, "How much is [tea]?"),
+        (
+            {"agent": None, "prompt": "word " * 100},
+            "word word word word word word word word word wo…",
+        ),
+    ],
+)
+def test_a_task_without_an_agent_is_named_after_what_it_is_for(
+    run: Run, data: dict[str, Any], name: str
+) -> None:
+    run.agents["1"] = None
+    run.dispatch("1", **data)
+    run.begin("1")
+    assert f"{name} running" in run.drawn()[1]
+    said = run.end("1")
+    assert said is not None
+    assert said.startswith(f"{name} answered")
+
+
+def test_a_resumed_task_is_queued_again_on_its_line(run: Run) -> None:
+    run.dispatch("market")
+    run.begin("market")
+    assert run("subagent.resumed", "market", attempt=2) == "market is queued again"
+    assert "○ market queued again" in run.drawn()[1]
+    run.begin("market")
+    assert "market running" in run.drawn()[1]
+    assert len(run.drawn()) == 2
+
+
+def test_what_holds_tasks_up_is_said(run: Run) -> None:
+    said = run("subagent.backpressure", code="x", message="20 tasks wait", size=20, limit=20)
+    assert said == "lead is refused a task: 20 tasks wait"
+    run.dispatch("market")
+    opened = run("subagent.circuit_opened", "market", failures=3, retry_after_ms=30_000)
+    assert opened == "no more tasks like market after 3 failures; again in 30 s"
+    assert run("warning", "unknown", code="x", message="look") == "warning: look"
+    assert len(run.drawn()) == 2
+
+
+def test_the_end_of_the_run_stops_what_is_open(run: Run) -> None:
+    run.dispatch("a")
+    run.dispatch("b")
+    run.end("a")
+    run("agent.completed", output="x", usage={})
+    assert run("run.completed") == "run completed"
+    lead, first, second = run.drawn()
+    assert "✓ lead answered" in lead
+    assert "✓ a answered" in first
+    assert "■ b stopped" in second
+
+
+def test_a_blocking_sub_agent_has_a_line_as_before(run: Run) -> None:
+    assert run("agent.started", "designer", depth=1) == "designer starts"
+    run("memory.injected", "designer", source="requirements", version=1)
+    assert "← requirements v1" in run.drawn()[1]
+    run("llm.completed", "designer", usage={"input_tokens": 5, "output_tokens": 2})
+    run.later(1)
+    ended = run("agent.completed", "designer", output="x", usage={})
+    assert ended == "designer answered (1.0 s, 7 tokens)"
+    assert run("memory.published", "designer", version=1) == "designer publishes version 1"
+    assert "✓ designer answered 1.0 s · 7 tokens" in run.drawn()[1]
