@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -231,6 +231,7 @@ def total(files: dict[Any, str]) -> int:
 
 
 TestSizes = Sizes.TestCase
+TestSizes.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_one_file_has_a_limit_of_its_own() -> None:
