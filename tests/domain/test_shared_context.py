@@ -105,6 +105,16 @@ async def test_another_task_s_folder_is_like_one_that_does_not_exist() -> None:
     assert family.child.list(f"/subagent/{SIBLING}") == family.child.list(f"/subagent/{nobody}")
 
 
+@pytest.mark.parametrize("spelling", [str(CHILD).upper(), f"{{{CHILD}}}", CHILD.hex, CHILD.urn])
+async def test_a_child_s_folder_has_one_name(spelling: str) -> None:
+    family = await Family().settle()
+    for name in ("output", "input"):
+        path = f"/subagent/{spelling}/{name}"
+        assert (await refusal(family.root.read(path)))[0] == "not_found"
+        assert (await refusal(family.root.write(path, "mine")))[0] == "not_found"
+        assert (await refusal(family.child.write(path, "mine")))[0] == "not_found"
+
+
 async def test_private_files_are_one_s_own() -> None:
     family = await Family().settle()
     assert await family.child.read("draft") == f"private to {family.child.folder}"
