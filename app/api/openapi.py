@@ -25,6 +25,10 @@ SCHEME = {
 }
 
 
+_AT_THE_EDGE = (408, 414, 431)
+"""Requests that come too slowly or are too long are refused before any route sees them."""
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The document of all routes; made once."""
     if app.openapi_schema is None:
@@ -39,6 +43,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         schema["components"]["schemas"] |= definitions["$defs"]
         schema["components"]["securitySchemes"] = {"key": SCHEME}
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                _add_problems(operation, *_AT_THE_EDGE)
         for path, method, scope in _protected(app):
             _protect(schema["paths"][path][method], scope)
         app.openapi_schema = schema
@@ -73,5 +80,9 @@ def _all(dependant: Dependant) -> Iterator[Dependant]:
 def _protect(operation: dict[str, Any], scope: Scope) -> None:
     operation["security"] = [{"key": []}]
     operation["x-required-scope"] = scope
-    added = {str(status): found for status, found in problems(401, 403, 429).items()}
+    _add_problems(operation, 401, 403, 422, 429, 500, 503)
+
+
+def _add_problems(operation: dict[str, Any], *statuses: int) -> None:
+    added = {str(status): problems(status)[status] for status in statuses}
     operation["responses"] = dict(sorted({**added, **operation["responses"]}.items()))

@@ -23,6 +23,7 @@ CODES = {
     "missing_description": "what other agents say of themselves is in their definitions",
     "too_deep": "how deep sub-agents go is in the definitions of other agents",
     "no_webhook_secret": "what the operator has set up is no matter of a request's form",
+    "url_too_long": "how long a URL gets depends on how its characters are written, all together",
     "egress_refused": "which addresses are public is more than a pattern can say",
 }
 """Refusals of requests that fit the document, which no document could tell in advance."""
@@ -116,7 +117,7 @@ def accepts_what_it_documents(
     ctx: CheckContext, response: Response, case: Case[Any]
 ) -> bool | None:
     """What fits the document is accepted, or refused for a reason that no document can tell."""
-    if response.status_code in (412, 422) and _argued(response.json()):
+    if response.status_code in (412, 414, 422) and _argued(response.json()):
         return None
     return positive_data_acceptance(ctx, response, case)
 
