@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.admin_cli import keys, tenants
@@ -110,7 +110,7 @@ def show_settings() -> None:
     """Print every setting with its value; secrets are masked."""
     settings = Settings()
     clean = redactor(settings).text
-    table = Table("variable", "value", "meaning")
+    table = Table(Column("variable", no_wrap=True), "value", "meaning")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         shown = "" if value is None else clean(str(value))  # of a SecretStr that is ********

@@ -38,6 +38,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["keys", "create", "--tenant", "acme", "--scope", "root"], {}, "'root'", 2),
         (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
         (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
+        (["worker"], {"BOTTEGA_SUBAGENT_MIN_WORKERS": "60"}, "SUBAGENT_MAX_WORKERS (50)", 2),
         (["worker"], {"BOTTEGA_SECRET_KEY": "short"}, "BOTTEGA_SECRET_KEY is shorter", 1),
         (["worker"], {"BOTTEGA_SECRET_a": "long-enough"}, "neither", 1),
     ],
@@ -84,5 +85,6 @@ def test_settings_are_shown_with_secrets_masked() -> None:
     for hidden in ("very-secret", "hunter2222", "also-secret"):
         assert hidden not in ended.stdout
     assert ":pw@" not in ended.stdout
-    for shown in ("http://u:[secret]@127.0.0.1/v1", "[/x]"):
+    longest = "BOTTEGA_SUBAGENT_MAX_STEPS_PER_SUBAGENT"
+    for shown in ("http://u:[secret]@127.0.0.1/v1", "[/x]", longest):
         assert shown in ended.stdout

@@ -1,0 +1,60 @@
+"""Settings of asynchronous sub-agents, as the scheduler gets them."""
+
+from dataclasses import asdict, fields, replace
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings
+from app.subagents.limits import SchedulerOptions, SubagentLimits
+
+
+def test_unset_they_are_the_library_s_but_for_the_pool() -> None:
+    settings = Settings(_env_file=None)
+    assert settings.subagent_limits == SubagentLimits()
+    assert settings.subagent_options == replace(SchedulerOptions(), min_workers=50, max_workers=50)
+
+
+@pytest.mark.parametrize("kind", [SubagentLimits, SchedulerOptions])
+def test_each_can_be_set(
+    kind: type[SubagentLimits] | type[SchedulerOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {field.name: 7.0 for field in fields(kind)}
+    wanted |= {name: 0.5 for name in wanted if name.endswith("_threshold")}
+    wanted |= {name: 9 for name in wanted if name == "failure_threshold"}
+    for name, value in wanted.items():
+        monkeypatch.setenv(f"BOTTEGA_SUBAGENT_{name.upper()}", f"{value:g}")
+    settings = Settings(_env_file=None)
+    found = settings.subagent_limits if kind is SubagentLimits else settings.subagent_options
+    assert asdict(found) == wanted
+
+
+@pytest.mark.parametrize("name", ["max_concurrent", "min_workers", "max_queue_size", "max_depth"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e9", "1.5", "inf", "many"])
+def test_a_count_is_a_count(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"BOTTEGA_SUBAGENT_{name.upper()}", value)
+    with pytest.raises(ValidationError, match=f"subagent_{name}"):
+        Settings(_env_file=None)
+
+
+@pytest.mark.parametrize("name", ["max_timeout", "resize_cooldown", "gc_ttl", "reset_timeout"])
+@pytest.mark.parametrize("value", ["-1", "inf", "nan", "1e9"])
+def test_a_time_has_bounds(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"BOTTEGA_SUBAGENT_{name.upper()}", value)
+    with pytest.raises(ValidationError, match=f"subagent_{name}"):
+        Settings(_env_file=None)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "given"),
+    [
+        ("min_workers", "max_workers", {"subagent_min_workers": 60}),
+        ("scale_down_threshold", "scale_up_threshold", {"subagent_scale_up_threshold": 0.2}),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    lower: str, upper: str, given: dict[str, float]
+) -> None:
+    lower, upper = (f"BOTTEGA_SUBAGENT_{name.upper()}" for name in (lower, upper))
+    with pytest.raises(ValidationError, match=f"{lower} is [0-9.]+, which is more than {upper}"):
+        Settings(_env_file=None, **given)  # type: ignore[arg-type]
