@@ -78,6 +78,11 @@ class _Parent:
     size: int = 0
     lines: _Lines = field(default_factory=dict)
 
+    @property
+    def waiting(self) -> int:
+        """How many could be taken if a slot were free."""
+        return self.size if self.has_room else 0
+
 
 class TakeQueue:
     """Says who gets the next slot: tenants in turn, within one the best effective priority.
@@ -88,8 +93,8 @@ class TakeQueue:
     Args:
         ageing_interval: what waits gains one priority in this time, in seconds.
         tenant_limit: how many of one tenant may hold a slot; ``None``: any number.
-        on_waiting: called with a parent and a difference whenever ``waiting(parent)`` changes; may
-            not change the queue.
+        on_waiting: called with a parent and a difference whenever ``waiting(parent)`` has changed,
+            as the last thing of a change: it may change the queue itself.
     """
 
     def __init__(
@@ -126,18 +131,20 @@ class TakeQueue:
             self._pushed += 1
             entry.order = self._pushed
         parent = self._parents.get(entry.parent) or self._join(entry)
+        before = parent.waiting
         parent.limit = entry.limit
         self._newest = max(self._newest, (entry.enqueued_at, entry.order))
         self._shift(parent, entry, +1)
-        self._settle(parent)
+        self._settle(parent, before)
 
     def discard(self, entry: Entry) -> bool:
         """It waits no more. ``False``: it did not."""
         if entry not in self._entries:
             return False
         parent = self._parents[entry.parent]
+        before = parent.waiting
         self._shift(parent, entry, -1)
-        self._settle(parent)
+        self._settle(parent, before)
         return True
 
     def take(self, now: float) -> Entry | None:
@@ -149,8 +156,10 @@ class TakeQueue:
         _, _, _, entry = min((self._effective(head[2], now), *head) for head in heads)
         self._turns.move_to_end(tenant.key)
         parent = self._parents[entry.parent]
+        before = parent.waiting
         self._shift(parent, entry, -1)
         self._hold(parent, +1)
+        self._settle(parent, before)
         chosen: Entry = entry
         return chosen
 
@@ -163,7 +172,9 @@ class TakeQueue:
         holder = self._parents.get(parent)
         if holder is None or holder.tenant.key != tenant or not holder.taken:
             raise ValueError(f"nothing of {parent!r} is taken")
+        before = holder.waiting
         self._hold(holder, -1)
+        self._settle(holder, before)
 
     def ready(self, now: float) -> bool:
         """Whether there is something that :meth:`take` would answer with."""
@@ -175,7 +186,7 @@ class TakeQueue:
         The tenant's limit does not count: whoever gives a slot up makes room there, too.
         """
         found = self._parents.get(parent)
-        return found.size if found and found.has_room else 0
+        return found.waiting if found else 0
 
     def by_priority(self, tenant: Hashable = None) -> dict[int, int]:
         """How many wait per base priority, of one tenant or of all."""
@@ -188,6 +199,10 @@ class TakeQueue:
         if tenant is None:
             return self._taken
         return self._tenants[tenant].taken if tenant in self._tenants else 0
+
+    def holding_of(self, parent: Hashable) -> int:
+        """How many of a parent are taken and not released."""
+        return self._parents[parent].taken if parent in self._parents else 0
 
     def position(self, entry: Entry, now: float) -> int:
         """How many of its tenant's that have room would go before one that waits.
@@ -256,16 +271,18 @@ class TakeQueue:
                 if after is not None:
                     _put(tenant.heads, priority, after)
             _count(tenant.ready, priority, by)
-            self._tell(parent, by)
 
     def _hold(self, parent: _Parent, by: int) -> None:
         parent.taken += by
         parent.tenant.taken += by
         self._taken += by
-        self._settle(parent)
 
-    def _settle(self, parent: _Parent) -> None:
-        """Bring what depends on a parent's room up to date: heads, turns, and who is remembered."""
+    def _settle(self, parent: _Parent, before: int) -> None:
+        """Bring what depends on a parent's room up to date: heads, turns, and who is remembered.
+
+        Args:
+            before: how many of the parent could be taken before the change.
+        """
         tenant = parent.tenant
         if parent.has_room != (parent.taken < parent.limit):
             parent.has_room = not parent.has_room
@@ -274,7 +291,6 @@ class TakeQueue:
             for priority, line in parent.lines.items():
                 change(tenant.heads, priority, line[0])
                 _count(tenant.ready, priority, by * len(line))
-            self._tell(parent, by * parent.size)
         if not tenant.heads or tenant.taken >= self._tenant_limit:
             self._turns.pop(tenant.key, None)
         elif tenant.key not in self._turns:
@@ -284,10 +300,8 @@ class TakeQueue:
             tenant.parents -= 1
             if not tenant.parents:
                 del self._tenants[tenant.key]
-
-    def _tell(self, parent: _Parent, by: int) -> None:
-        if by and self._on_waiting is not None:
-            self._on_waiting(parent.key, by)
+        if self._on_waiting is not None and parent.waiting != before:
+            self._on_waiting(parent.key, parent.waiting - before)
 
 
 def _head(lines: _Lines, priority: int) -> tuple[float, int, Entry] | None:

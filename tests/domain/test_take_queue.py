@@ -164,6 +164,7 @@ class Queues(RuleBasedStateMachine):
             waiting = sum(one.parent == parent for one in naive.entries)
             expected = waiting if naive.has_room(parent) else 0
             assert queue.waiting(parent) == self.told[parent] == expected
+            assert queue.holding_of(parent) == sum(held == parent for _, held in naive.taken)
 
     @invariant()
     def positions_are_what_is_ready_and_better(self) -> None:
@@ -278,6 +279,27 @@ def test_a_parents_limit_may_be_changed_by_the_next_push() -> None:
     assert queue.take(0.0)
     assert queue.waiting("a1") == 0
     assert len(queue) == 2
+
+
+def test_who_is_told_may_change_the_queue() -> None:
+    """As one that polls does: it wants its slot again once none below it waits any more."""
+    woken = entry("b1", WAKE, limit=1)
+
+    def tell(parent: Hashable, by: int) -> None:
+        if parent == "a1" and not queue.waiting("a1"):
+            queue.push(woken)
+
+    queue = TakeQueue(on_waiting=tell)
+    queue.push(first := entry("a1", limit=1))
+    queue.push(second := entry("a1", limit=1))
+    assert queue.take(0.0) is first
+    assert queue.waiting("a1") == 0
+    assert queue.waiting("b1") == 1
+    assert queue.take(0.0) is woken
+    queue.release("b", "b1")
+    queue.release("a", "a1")
+    assert queue.discard(second)
+    assert queue.take(0.0) is woken
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:
