@@ -1,6 +1,7 @@
 """The ``bottega`` command."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from app.admin_cli import keys, tenants
+from app.demo.scenarios import SCENARIOS, ScenarioName
 from app.errors import BottegaError
 from app.settings import Settings, redactor
 from app.terminal import console, database, run, start, store_bootstrap_key
@@ -80,15 +82,23 @@ def migrate() -> None:
 def demo(
     keep: Annotated[bool, typer.Option(help="Leave the server up afterwards.")] = False,
     port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
-    task: Annotated[str, typer.Option(help="What the team is to build.")] = "Build a todo app.",
+    scenario: Annotated[ScenarioName, typer.Option(help="Which team.")] = "software",
+    task: Annotated[
+        str | None, typer.Option(help="What the team is to do, instead of the scenario's.")
+    ] = None,
 ) -> None:
-    """Run the requirements → designer → implementer team and watch it live."""
+    """Run a team and watch it live.
+
+    software: requirements → designer → implementer, whose answers flow along a graph.
+    research: a lead that dispatches many tasks, which run side by side.
+    """
     settings = start(port=port)
     from app.demo import session
 
+    chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
     with database(settings) as url:
         _announce_model(settings)
-        status = run(session.run(settings, url, task=task, keep=keep))
+        status = run(session.run(settings, url, chosen, keep=keep))
     sys.exit(status)
 
 

@@ -31,7 +31,7 @@ import websockets
 from pydantic_core import from_json
 
 from app.db import embedded, migrate
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from app.llm.demo_process import demo_model
 
 CALLS = 7
@@ -86,9 +86,9 @@ def cpu_s(pid: int) -> float:
 
 
 async def define(client: httpx2.AsyncClient) -> None:
-    for agent in team.AGENTS:
+    for agent in SOFTWARE.agents:
         (await client.post("/v1/agents", json=agent)).raise_for_status()
-    (await client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).raise_for_status()
+    (await client.post("/v1/graphs", json=SOFTWARE.graph)).raise_for_status()
 
 
 async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float, float]:
@@ -97,7 +97,11 @@ async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float, 
     began = time.perf_counter()
     answer = await client.post(
         "/v1/runs",
-        json={"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "Build a todo app."},
+        json={
+            "agent": SOFTWARE.coordinator,
+            "graph": SOFTWARE.graph_name,
+            "input": "Build a todo app.",
+        },
     )
     run_id = answer.raise_for_status().json()["id"]
     at: dict[str, datetime] = {}
@@ -144,7 +148,7 @@ async def floor(base_url: str, rounds: int, concurrency: int) -> tuple[float, fl
                 },
             },
         }
-        for agent in team.AGENTS[:3]
+        for agent in SOFTWARE.agents[:3]
     ]
 
     async with openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as client:
@@ -152,7 +156,7 @@ async def floor(base_url: str, rounds: int, concurrency: int) -> tuple[float, fl
         async def round_() -> None:
             async with slots:
                 history: Any = [
-                    {"role": "system", "content": team.AGENTS[-1]["system_message"]},
+                    {"role": "system", "content": SOFTWARE.agents[-1]["system_message"]},
                     {"role": "user", "content": "Build a todo app."},
                 ]
                 for call in range(CALLS):

@@ -29,7 +29,7 @@ from pydantic_core import from_json
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import open_database
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from app.events import log
 from app.events.feed import Notifier, background
 from app.events.types import EventType
@@ -151,7 +151,11 @@ def _ms(delays: Sequence[float]) -> str:
 
 
 async def start(client: httpx2.AsyncClient) -> str:
-    body = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "Build a todo app."}
+    body = {
+        "agent": SOFTWARE.coordinator,
+        "graph": SOFTWARE.graph_name,
+        "input": "Build a todo app.",
+    }
     answer = await client.post("/v1/runs", json=body)
     run_id: str = answer.raise_for_status().json()["id"]
     return run_id

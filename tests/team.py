@@ -4,21 +4,17 @@ from typing import Any
 
 import httpx2
 
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 
-RUN: dict[str, Any] = {
-    "agent": team.COORDINATOR,
-    "graph": team.GRAPH,
-    "input": "Build a todo app.",
-}
+RUN = SOFTWARE.run
 CALLS = 7
 
 
 async def define(client: httpx2.AsyncClient) -> None:
     """Create the team's agents and graph."""
-    for agent in team.AGENTS:
+    for agent in SOFTWARE.agents:
         assert (await client.post("/v1/agents", json=agent)).status_code == 201
-    assert (await client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).status_code == 201
+    assert (await client.post("/v1/graphs", json=SOFTWARE.graph)).status_code == 201
 
 
 async def define_graph(
@@ -54,5 +50,5 @@ def systems(request: dict[str, Any]) -> list[str]:
 def asked_of(request: dict[str, Any]) -> str:
     """Which of the team's agents a model request is of, told by its own system message."""
     own = request["messages"][0]["content"]
-    name: str = next(agent["name"] for agent in team.AGENTS if agent["system_message"] == own)
+    name: str = next(agent["name"] for agent in SOFTWARE.agents if agent["system_message"] == own)
     return name

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from app.clock import utcnow
-from app.demo import team
 from app.demo.board import Board
+from app.demo.scenarios import Scenario, is_ours
 from app.main import serve
 from app.settings import Settings
 from app.tenants import operator
@@ -32,17 +32,19 @@ class DemoError(Exception):
     """The demo cannot go on; the text says why."""
 
 
-async def run(settings: Settings, url: str, *, task: str, keep: bool) -> int:
+async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
     """Serve on loopback, and be a client of that server. Answers the process's exit status."""
     async with operator.passing_key(url, name="demo", good_for=_LONGEST) as key:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return await _run(settings, url, headers, task, keep)
+        return await _run(settings, url, headers, scenario, keep)
 
 
-async def _run(settings: Settings, url: str, headers: Headers, task: str, keep: bool) -> int:
+async def _run(
+    settings: Settings, url: str, headers: Headers, scenario: Scenario, keep: bool
+) -> int:
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(serve(settings, url, on_listening=listening.set_result))
-    client = asyncio.ensure_future(_client(settings, listening, headers, task, keep))
+    client = asyncio.ensure_future(_client(settings, listening, headers, scenario, keep))
     try:
         await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
         if not client.done():  # Ctrl-C stops the server first
@@ -64,14 +66,13 @@ async def _client(
     settings: Settings,
     listening: "asyncio.Future[int]",
     headers: Headers,
-    task: str,
+    scenario: Scenario,
     keep: bool,
 ) -> int:
     base_url = f"http://127.0.0.1:{await listening}"
     async with httpx2.AsyncClient(base_url=base_url, timeout=30, headers=headers) as client:
-        await _define(client)
-        body = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": task}
-        run_id = (await _checked(client.post("/v1/runs", json=body)))["id"]
+        await _define(client, scenario)
+        run_id = (await _checked(client.post("/v1/runs", json=scenario.run)))["id"]
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
         await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
         ended = await _checked(client.get(f"/v1/runs/{run_id}"))
@@ -96,13 +97,13 @@ async def _client(
     return 0 if ended["status"] == "completed" else 1
 
 
-async def _define(client: httpx2.AsyncClient) -> None:
+async def _define(client: httpx2.AsyncClient, scenario: Scenario) -> None:
     """Create the team, or bring what an earlier demo created up to date; leave others' alone."""
-    for agent in team.AGENTS:
+    for agent in scenario.agents:
         content = {key: value for key, value in agent.items() if key != "name"}
-        await _create(client, "agents", agent, content, team.is_ours)
-    content = {key: value for key, value in team.GRAPH_DEFINITION.items() if key != "name"}
-    await _create(client, "graphs", team.GRAPH_DEFINITION, content, lambda found: False)
+        await _create(client, "agents", agent, content, is_ours)
+    if scenario.graph is not None:
+        await _create(client, "graphs", scenario.graph, {}, lambda found: False)
 
 
 async def _create(

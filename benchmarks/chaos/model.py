@@ -12,14 +12,14 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from app.llm.demo_model import wire
 from app.llm.demo_model.conversation import text_of
 from app.llm.demo_model.decide import decide
 from app.llm.demo_model.server import create_app
 
 _MARKER = re.compile(r"\bjob-\d+\b")
-_AGENTS = {agent["system_message"]: agent["name"] for agent in team.AGENTS}
+_AGENTS = {agent["system_message"]: agent["name"] for agent in SOFTWARE.agents}
 
 Step = tuple[str, str, int]
 """What a model call is for: the run's marker, the agent, and the number of its call (from 1)."""

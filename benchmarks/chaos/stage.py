@@ -24,7 +24,7 @@ import psutil
 from pydantic_core import from_json
 
 from app.db import embedded, migrate
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from benchmarks.chaos.audit import Entry, Requests, RunLog, by_step
 from benchmarks.chaos.model import CountingModel
 from benchmarks.chaos.proxy import Proxy
@@ -178,9 +178,9 @@ class Stage:
         self._markers += 1
         marker = f"job-{self._markers}"
         how = " in parallel" if parallel else ""
-        graph = None if parallel else team.GRAPH  # its edges would put the calls in order
+        graph = None if parallel else SOFTWARE.graph_name  # its edges would put the calls in order
         text = f"Build a todo app{how}, {marker}."
-        body = {"agent": team.COORDINATOR, "graph": graph, "input": text, **fields}
+        body = {"agent": SOFTWARE.coordinator, "graph": graph, "input": text, **fields}
         once = {"Idempotency-Key": marker}
         while True:
             try:
@@ -198,9 +198,9 @@ class Stage:
 
     async def define(self) -> None:
         """Create the demo team."""
-        for agent in team.AGENTS:
+        for agent in SOFTWARE.agents:
             (await self.client.post("/v1/agents", json=agent)).raise_for_status()
-        (await self.client.post("/v1/graphs", json=team.GRAPH_DEFINITION)).raise_for_status()
+        (await self.client.post("/v1/graphs", json=SOFTWARE.graph)).raise_for_status()
 
     async def logs(self) -> list[RunLog]:
         """All runs there are, with their logs, read from the database."""

@@ -36,6 +36,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["keys", "create", "--tenant", "acme-", "--scope", "run"], {}, "lower-case", 2),
         (["keys", "create", "--tenant", "a" * 64, "--scope", "run"], {}, "lower-case", 2),
         (["keys", "create", "--tenant", "acme", "--scope", "root"], {}, "'root'", 2),
+        (["demo", "--scenario", "cooking"], {}, "'research'", 2),
         (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
         (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
         (["worker"], {"BOTTEGA_SUBAGENT_MIN_WORKERS": "60"}, "SUBAGENT_MAX_WORKERS (50)", 2),

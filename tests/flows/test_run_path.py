@@ -8,7 +8,7 @@ the graph → every step is journalled → a WebSocket shows it.
 import re
 from typing import Any
 
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from tests.fake_model import FakeModel
 from tests.service import Running
 from tests.team import CALLS, asked_of, define, start, systems
@@ -93,7 +93,7 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
     ]
     graph = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
     assert {node["agent"]: node["published"]["content"] for node in graph["nodes"]} == answers
-    path = f"/v1/graphs/{team.GRAPH}/drawing"
+    path = f"/v1/graphs/{SOFTWARE.graph_name}/drawing"
     drawn = (await bottega.client.get(path, params={"run_id": run_id})).text
     assert drawn.count("v1") >= 3
     assert "v1" not in (await bottega.client.get(path)).text
@@ -114,7 +114,7 @@ async def test_a_run_without_a_graph_has_no_awareness_and_no_sharing(
 ) -> None:
     await define(bottega.client)
     answer = await bottega.client.post(
-        "/v1/runs?wait=30", json={"agent": team.COORDINATOR, "input": "Build it."}
+        "/v1/runs?wait=30", json={"agent": SOFTWARE.coordinator, "input": "Build it."}
     )
     assert answer.status_code == 202
     assert answer.json()["status"] == "completed"

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from websockets.typing import Subprotocol
 
 from app.api.auth import is_public
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from app.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import Running, running
@@ -51,10 +51,10 @@ class Stage:
             "task_id": self.task_id,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
-            "agent": team.COORDINATOR,
+            "agent": SOFTWARE.coordinator,
             "version": "1",
-            "/v1/agents": team.COORDINATOR,
-            "/v1/graphs": team.GRAPH,
+            "/v1/agents": SOFTWARE.coordinator,
+            "/v1/graphs": str(SOFTWARE.graph_name),
             "/v1/schedules": "nightly",
         }
 
@@ -89,7 +89,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
 
 
 SSE = {"accept": "text/event-stream"}
-RUN = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "x"}
+RUN = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name, "input": "x"}
 SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
 AGENT = {"name": "own", "system_message": "x"}
 BODIES: dict[str, Any] = {
@@ -224,7 +224,7 @@ async def test_cursors_do_not_lead_to_another_tenant(stage: Stage) -> None:
 async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> None:
     for body, path, status in (
         (RUN, "/v1/runs", 422),
-        ({"mode": "dag", "graph": team.GRAPH, "input": "x"}, "/v1/runs", 422),
+        ({"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}, "/v1/runs", 422),
         ({"run_id": stage.run_id}, "/v1/ws-tickets", 404),
     ):
         answer = await stage.intruder.post(path, json=body)
@@ -237,8 +237,8 @@ async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> No
     await stage.intruder.get(f"/v1/runs/{mine.json()['id']}/events", headers=SSE)
     session = (await stage.intruder.get(f"/v1/sessions/{SESSION}")).json()
     assert session["memory"] == []
-    drawing = f"/v1/graphs/{team.GRAPH}/drawing"
-    await stage.intruder.post("/v1/graphs", json={"name": team.GRAPH, "edges": []})
+    drawing = f"/v1/graphs/{SOFTWARE.graph_name}/drawing"
+    await stage.intruder.post("/v1/graphs", json={"name": SOFTWARE.graph_name, "edges": []})
     answer = await stage.intruder.get(drawing, params={"run_id": stage.run_id})
     assert answer.status_code == 404
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 
 from app.db import embedded, migrate
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from tests.conftest import data_folder
 from tests.fuzz.checks import KEY_ID
 from tests.processes import command
@@ -55,18 +55,24 @@ async def _data(client: httpx2.AsyncClient) -> dict[str, list[str]]:
         answer.raise_for_status()
         return answer.json()
 
-    for agent in team.AGENTS:
+    for agent in SOFTWARE.agents:
         await post("/v1/agents", agent)
-    await post("/v1/graphs", team.GRAPH_DEFINITION)
-    run = {"agent": team.COORDINATOR, "graph": team.GRAPH, "input": "Build a todo app."}
+    await post("/v1/graphs", SOFTWARE.graph)
+    run = {
+        "agent": SOFTWARE.coordinator,
+        "graph": SOFTWARE.graph_name,
+        "input": "Build a todo app.",
+    }
     done = await post("/v1/runs?wait=60", {**run, "session_id": "todo", "metadata": {"order": 7}})
-    dag = await post("/v1/runs?wait=60", {"mode": "dag", "graph": team.GRAPH, "input": "Build."})
+    dag = await post(
+        "/v1/runs?wait=60", {"mode": "dag", "graph": SOFTWARE.graph_name, "input": "Build."}
+    )
     assert done["status"] == dag["status"] == "completed", (done, dag)
     await post("/v1/schedules", {"name": "morning", "cron": "30 8 * * 1", "run": run})
     found = (await client.get(f"/v1/runs/{done['id']}/tasks")).json()["items"]
     return {
-        "names": [agent["name"] for agent in team.AGENTS],
-        "graphs": [team.GRAPH],
+        "names": [agent["name"] for agent in SOFTWARE.agents],
+        "graphs": [SOFTWARE.graph_name],
         "schedules": ["morning"],
         "runs": [done["id"], dag["id"]],
         "tasks": [task["id"] for task in found],

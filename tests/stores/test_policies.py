@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from app.db import embedded, migrate
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
-from app.demo import team
+from app.demo.scenarios import SOFTWARE
 from app.errors import UnavailableError
 from app.settings import Settings
 from tests.conftest import at
@@ -56,7 +56,7 @@ async def filled(settings: Settings, database_url: str, model: FakeModel) -> Asy
         gone = {"name": "gone", "system_message": "x"}
         assert (await client.post("/v1/agents", json=gone)).status_code == 201
         assert (await client.delete("/v1/agents/gone")).status_code == 204
-        again = {"mode": "dag", "graph": team.GRAPH, "input": "x"}
+        again = {"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}
         answer = await client.post("/v1/runs", json=again, headers={"idempotency-key": "k"})
         assert answer.status_code == 202, answer.text
         await server.frames(f"/v1/runs/{answer.json()['id']}/ws")

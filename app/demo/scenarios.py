@@ -1,0 +1,118 @@
+"""What the demo runs: teams of agents, and what they are asked. Data only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ScenarioName = Literal["software", "research"]
+
+_MARK = {"created_by": "bottega demo"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A team under a coordinator.
+
+    Attributes:
+        task: what it is asked.
+        agents: as they are created, those that others name first.
+        graph: as it is created, if answers flow between them.
+    """
+
+    coordinator: str
+    task: str
+    agents: Sequence[dict[str, Any]]
+    graph: dict[str, Any] | None = None
+
+    @property
+    def graph_name(self) -> str | None:
+        return None if self.graph is None else str(self.graph["name"])
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The body of the request that starts it."""
+        return {"agent": self.coordinator, "graph": self.graph_name, "input": self.task}
+
+
+def is_ours(agent: dict[str, Any]) -> bool:
+    """Whether the demo created this agent, so that it may store a new version of it."""
+    return bool(agent["metadata"] == _MARK)
+
+
+def _team(
+    coordinator: str,
+    description: str,
+    system_message: str,
+    specialists: Mapping[str, tuple[str, str]],
+    **subagents: Any,
+) -> list[dict[str, Any]]:
+    """Agents to create: specialists, given as (description, system message), and who leads them."""
+    told = {**specialists, coordinator: (description, system_message)}
+    agents: list[dict[str, Any]] = [
+        {"name": name, "description": about, "system_message": own, "metadata": _MARK}
+        for name, (about, own) in told.items()
+    ]
+    agents[-1]["subagents"] = {**subagents, "names": list(specialists)}
+    return agents
+
+
+_DEVELOPERS = {
+    "requirements": (
+        "Turns a wish into numbered requirements.",
+        "You are a requirements analyst. Write short, numbered requirements (R1, R2, …).",
+    ),
+    "designer": (
+        "Designs an architecture that covers the requirements.",
+        "You are a software designer. Name one component per requirement (C1, C2, …).",
+    ),
+    "implementer": (
+        "Plans the implementation of the design.",
+        "You are an implementer. Plan one module per component and say what it satisfies.",
+    ),
+}
+
+_RESEARCHERS = {
+    name: (
+        f"Finds out about the {name} of a subject.",
+        f"You are a researcher. Say in a few sentences what is known of the {name} of the subject.",
+    )
+    for name in ("market", "technology", "risks")
+}
+
+SOFTWARE = Scenario(
+    coordinator="coordinator",
+    task="Build a todo app.",
+    agents=_team(
+        "coordinator",
+        "Coordinates a small software team.",
+        "You are the coordinator of a software team. Ask your sub-agents for what you need, "
+        "then sum up what they answered.",
+        _DEVELOPERS,
+    ),
+    graph={
+        "name": "software",
+        "nodes": list(_DEVELOPERS),
+        "edges": [
+            {"source": "requirements", "target": "designer"},
+            {"source": "requirements", "target": "implementer"},
+            {"source": "designer", "target": "implementer"},
+        ],
+    },
+)
+
+RESEARCH = Scenario(
+    coordinator="researcher-lead",
+    task="Research the state of vertical farming in 8 parts.",
+    agents=_team(
+        "researcher-lead",
+        "Researches a subject with many tasks side by side.",
+        "You lead a research team. Split the question into as many parts as you are asked for "
+        "(else three) and dispatch a task for each, all in one message: to the agents whose "
+        "subject it is, the others without an agent. Poll them once or twice, await them all, "
+        "then write a report in Markdown with a section for each task.",
+        _RESEARCHERS,
+        mode="async",
+    ),
+)
+
+SCENARIOS: dict[ScenarioName, Scenario] = {"software": SOFTWARE, "research": RESEARCH}
