@@ -25,6 +25,9 @@ _ENDS = {
 }
 """The mark and the state of a line that an event ends."""
 
+_NAMELESS = (None, "subagent")
+"""What stands for the agent of a task that has none of its own."""
+
 _SHOWN = 48
 """Characters of what a model is saying."""
 
@@ -130,8 +133,10 @@ class Board:
 def _name(event: dict[str, Any]) -> str:
     """What to call a task: its agent, else what its parent calls it, else how its prompt begins."""
     data = event["data"]
+    if data.get("agent") not in _NAMELESS:
+        return str(data["agent"])
     title = (data.get("metadata") or {}).get("title")
-    return str(data.get("agent") or title or _shortened(data["prompt"]))
+    return str(title or _shortened(data["prompt"]))
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
