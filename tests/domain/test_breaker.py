@@ -1,0 +1,407 @@
+"""Circuit breakers: what fails repeatedly is held back, then tried with one task."""
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from app.subagents.breaker import Breakers, OpenBreaker, kind_of
+from app.subagents.limits import SchedulerOptions
+
+OPTIONS = SchedulerOptions(failure_threshold=3, monitor_window=60.0, reset_timeout=30.0)
+
+
+def opened(*queued: str, key: Hashable = "k") -> Breakers:
+    """Breakers of which one opened at second 0, where some tasks were queued."""
+    breakers = Breakers(OPTIONS)
+    for task in queued:
+        assert breakers.admit(key, task, 0.0)
+    assert [breakers.failed(key, f"bad {n}", 0.0) for n in range(3)] == [False, False, True]
+    assert not any(breakers.admit(key, task, 0.0) for task in queued)
+    return breakers
+
+
+def test_the_third_failure_opens_and_dispatch_is_refused_until_the_reset_time() -> None:
+    breakers = Breakers(OPTIONS)
+    assert breakers.refusal("k", 0.0) is None
+    assert [breakers.failed("k", n, float(n)) for n in range(3)] == [False, False, True]
+    assert breakers.refusal("k", 2.0) == 30.0
+    assert breakers.refusal("k", 31.5) == 0.5
+    assert breakers.next_due() == 32.0
+    assert breakers.refusal("k", 32.0) is None
+
+
+@pytest.mark.parametrize(("third", "opens"), [(60.0, True), (60.125, False)])
+def test_failures_older_than_the_window_do_not_count(third: float, opens: bool) -> None:
+    breakers = Breakers(OPTIONS)
+    assert not breakers.failed("k", 1, 0.0)
+    assert not breakers.failed("k", 2, 30.0)
+    assert breakers.failed("k", 3, third) is opens
+
+
+def test_success_between_failures_does_not_undo_them() -> None:
+    breakers = Breakers(OPTIONS)
+    breakers.failed("k", 1, 0.0)
+    breakers.failed("k", 2, 1.0)
+    assert not breakers.succeeded("k", 3)
+    assert breakers.failed("k", 4, 2.0)
+
+
+def test_failures_of_one_kind_do_not_block_another() -> None:
+    breakers = opened(key=("t", "one"))
+    for other in (("t", "two"), ("u", "one")):
+        assert breakers.refusal(other, 0.0) is None
+        assert breakers.admit(other, "x", 0.0)
+        assert not breakers.failed(other, "x", 0.0)
+
+
+def test_cancelled_tasks_and_exhausted_budgets_do_not_count() -> None:
+    breakers = Breakers(OPTIONS)
+    for number in range(10):
+        assert breakers.dropped("k", number) is None
+    assert not breakers.failed("k", 11, 0.0)
+    assert not breakers.failed("k", 12, 0.0)
+    assert breakers.dropped("k", 13) is None
+    assert breakers.refusal("k", 0.0) is None
+
+
+def test_fifty_that_are_queued_wait_and_one_of_them_is_tried() -> None:
+    queued = [f"q{n}" for n in range(50)]
+    breakers = opened(*queued)
+    assert breakers.held("k") == queued
+    assert breakers.due(29.9) == []
+    assert breakers.due(30.0) == [("k", "q0")]
+    assert breakers.due(1000.0) == []
+    assert breakers.next_due() is None
+    assert breakers.refusal("k", 1000.0) == 30.0
+    assert breakers.admit("k", "q0", 1000.0)
+    assert not breakers.admit("k", "late", 1000.0)
+    assert breakers.succeeded("k", "q0")
+    assert breakers.held("k") == [*queued[1:], "late"]
+    assert breakers.refusal("k", 1000.0) is None
+    assert breakers.open(1000.0) == []
+
+
+def test_a_probe_that_fails_opens_again_for_the_whole_time() -> None:
+    breakers = opened("q0", "q1")
+    assert breakers.due(30.0) == [("k", "q0")]
+    assert breakers.failed("k", "q0", 40.0)
+    assert breakers.refusal("k", 45.0) == 25.0
+    assert breakers.held("k") == ["q1"]
+    assert breakers.next_due() == 70.0
+    assert breakers.due(70.0) == [("k", "q1")]
+
+
+def test_a_dropped_probe_passes_its_role_on() -> None:
+    breakers = opened("q0", "q1", "q2")
+    breakers.due(30.0)
+    assert breakers.dropped("k", "q2") is None
+    assert breakers.dropped("k", "q0") == "q1"
+    assert breakers.dropped("k", "q1") is None
+    assert breakers.refusal("k", 31.0) is None
+    assert breakers.admit("k", "next", 31.0)
+    assert breakers.refusal("k", 31.0) == 30.0
+    assert not breakers.admit("k", "after", 31.0)
+    assert breakers.succeeded("k", "next")
+    assert breakers.held("k") == ["after"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_without_any_queued_the_next_dispatch_is_the_probe(told: bool) -> None:
+    breakers = opened()
+    if told:
+        assert breakers.due(30.0) == []
+    assert breakers.refusal("k", 30.0) is None
+    assert breakers.admit("k", "probe", 30.0)
+    assert breakers.due(30.0) == []
+    assert breakers.next_due() is None
+    assert breakers.refusal("k", 30.0) == 30.0
+
+
+def test_what_is_dispatched_before_the_timer_ran_does_not_overtake() -> None:
+    breakers = opened("q0")
+    assert breakers.refusal("k", 30.0) == 30.0
+    assert not breakers.admit("k", "late", 30.0)
+    assert breakers.due(30.0) == [("k", "q0")]
+
+
+def test_tasks_that_ran_when_it_opened_decide_nothing() -> None:
+    breakers = opened("q0")
+    assert not breakers.succeeded("k", "ran")
+    assert not breakers.failed("k", "ran too", 10.0)
+    assert breakers.next_due() == 30.0
+    breakers.due(30.0)
+    assert not breakers.succeeded("k", "ran long")
+    assert not breakers.failed("k", "ran longer", 31.0)
+    assert breakers.refusal("k", 31.0) == 30.0
+    assert breakers.succeeded("k", "q0")
+
+
+def test_one_that_ended_though_held_back_is_never_the_probe() -> None:
+    breakers = opened("q0", "q1", "q2")
+    assert not breakers.failed("k", "q0", 1.0)
+    assert not breakers.succeeded("k", "q1")
+    assert breakers.due(30.0) == [("k", "q2")]
+
+
+def test_after_closing_three_more_failures_open_it_and_hold_who_waits_then() -> None:
+    breakers = opened("q0", "q1")
+    breakers.due(30.0)
+    assert breakers.succeeded("k", "q0")
+    assert breakers.held("k") == ["q1"]  # let go, and running from now on
+    assert [breakers.failed("k", n, 31.0) for n in range(3)] == [False, False, True]
+    assert breakers.held("k") == []
+    assert not breakers.admit("k", "q2", 31.0)
+    assert breakers.due(61.0) == [("k", "q2")]
+
+
+def test_what_is_open_can_be_seen() -> None:
+    breakers = opened("q0", key="with")
+    for number in range(3):
+        breakers.failed("without", number, 10.0)
+    breakers.failed("closed", 1, 10.0)
+    assert breakers.open(12.0) == [
+        OpenBreaker("with", "open", 3, 18.0),
+        OpenBreaker("without", "open", 3, 28.0),
+    ]
+    breakers.due(40.0)
+    assert breakers.open(40.0) == [
+        OpenBreaker("with", "half_open", 3, 30.0),
+        OpenBreaker("without", "half_open", 3, 0.0),
+    ]
+
+
+def is_known(breakers: Breakers, key: Hashable) -> bool:
+    """Whether anything of it is remembered, told by how many failures open it."""
+    return breakers.failed(key, "one", 0.0) or breakers.failed(key, "two", 0.0)
+
+
+def test_those_that_are_closed_and_clean_are_forgotten() -> None:
+    breakers = Breakers(replace(OPTIONS, monitor_window=1e9))
+    breakers.failed("k", 1, 0.0)
+    breakers.forget(0.0)
+    assert is_known(breakers, "k")
+    breakers = Breakers(OPTIONS)
+    breakers.failed("k", 1, -61.0)
+    breakers.forget(0.0)
+    assert not is_known(breakers, "k")
+
+
+def test_one_that_closed_is_forgotten_with_those_it_held() -> None:
+    breakers = opened("q0", "q1")
+    breakers.due(30.0)
+    breakers.succeeded("k", "q0")
+    breakers.forget(30.0)
+    assert breakers.held("k") == []
+
+
+def test_one_that_nobody_asks_for_is_forgotten_but_not_while_it_has_work() -> None:
+    breakers = opened("q0")
+    breakers.forget(1000.0)  # its time has come, but nobody looked yet
+    assert breakers.held("k") == ["q0"]
+    breakers.due(1000.0)
+    for now in (3000.0, 5000.0):  # a long probe
+        breakers.forget(now)
+        assert breakers.refusal("k", now) == 30.0
+    breakers.dropped("k", "q0")
+    breakers.forget(5000.0)
+    assert breakers.admit("k", "another", 5000.0)
+    breakers.dropped("k", "another")
+    breakers.forget(6000.0)
+    breakers.forget(6060.0)
+    assert [one.state for one in breakers.open(6060.0)] == ["half_open"]
+    breakers.forget(6060.5)
+    assert breakers.open(6060.5) == []
+
+
+def test_a_kind_is_agent_and_instructions() -> None:
+    kinds = [
+        kind_of(None, None),
+        kind_of(None, ""),
+        kind_of("a", None),
+        kind_of(None, "a"),
+        kind_of("a", "b"),
+        kind_of("ab", ""),
+        kind_of("a", "\ud800"),
+    ]
+    assert len(set(kinds)) == len(kinds)
+    assert kind_of("a", "b") == kind_of("a", "b") == "d8d5ab45c089fd0b"
+
+
+KEYS = "xy"
+keys = st.sampled_from(KEYS)
+
+
+class Tasks(RuleBasedStateMachine):
+    """Tasks of two kinds and all that may happen to them, told to the breakers as they ask for.
+
+    ``ready`` are the tasks that were let through, ``held`` those that were not.
+    """
+
+    @initialize(failing=st.booleans(), queued=st.integers(0, 6))
+    def start(self, failing: bool, queued: int) -> None:
+        self.breakers = Breakers(OPTIONS)
+        self.now = 0.0
+        self.made = 0
+        self.ready: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.held: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.probe: dict[str, int | None] = dict.fromkeys(KEYS)
+        self.opened_at: dict[str, float | None] = dict.fromkeys(KEYS)
+        self.failures: dict[str, list[float]] = {key: [] for key in KEYS}
+        for _ in range(3 + queued if failing else 0):
+            self.dispatch("x", restored=False)
+        for task in self.ready["x"][:3]:
+            self.ready["x"].remove(task)
+            self.has_failed("x", task, was_probe=False)
+
+    def let_go(self, key: str, task: Any) -> None:
+        """One that was held back goes, as the probe."""
+        opened_at = self.opened_at[key]
+        assert opened_at is not None
+        assert self.now >= opened_at + OPTIONS.reset_timeout
+        assert self.probe[key] is None
+        assert self.held[key].pop(0) == task
+        self.ready[key].append(task)
+        self.probe[key] = task
+
+    @rule(seconds=st.sampled_from([0.5, 7.0, 15.0, 30.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def timer(self) -> None:
+        for key, task in self.breakers.due(self.now):
+            self.let_go(str(key), task)
+        for key in KEYS:
+            opened_at = self.opened_at[key]
+            if opened_at is not None and self.now >= opened_at + OPTIONS.reset_timeout:
+                assert self.probe[key] is not None or not self.held[key]
+        assert (self.breakers.next_due() or self.now + 1) > self.now
+
+    @rule(key=keys, restored=st.booleans())
+    def dispatch(self, key: str, restored: bool) -> None:
+        refusal = self.breakers.refusal(key, self.now)
+        opened_at = self.opened_at[key]
+        if opened_at is None:
+            assert refusal is None
+        elif self.now < opened_at + OPTIONS.reset_timeout:
+            assert refusal == opened_at + OPTIONS.reset_timeout - self.now
+        else:
+            busy = self.probe[key] is not None or self.held[key]
+            assert refusal == (OPTIONS.reset_timeout if busy else None)
+        if refusal is not None and not restored:
+            return
+        self.made += 1
+        assert self.breakers.admit(key, self.made, self.now) is (refusal is None)
+        if refusal is not None:
+            self.held[key].append(self.made)
+            return
+        self.ready[key].append(self.made)
+        if opened_at is not None:
+            self.probe[key] = self.made
+
+    @precondition(lambda self: any(self.ready.values()))
+    @rule(data=st.data(), ending=st.sampled_from(["failed", "failed", "succeeded", "dropped"]))
+    def end(self, data: st.DataObject, ending: str) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.ready[key]]))
+        task = data.draw(st.sampled_from(self.ready[key]))
+        self.ready[key].remove(task)
+        was_probe = self.probe[key] == task
+        if was_probe:
+            self.probe[key] = None
+        getattr(self, f"has_{ending}")(key, task, was_probe)
+
+    def has_failed(self, key: str, task: int, was_probe: bool) -> None:
+        closed = self.opened_at[key] is None
+        if closed:
+            self.failures[key].append(self.now)
+        recent = [at for at in self.failures[key] if self.now - at <= OPTIONS.monitor_window]
+        opens = was_probe or (closed and len(recent) >= OPTIONS.failure_threshold)
+        assert self.breakers.failed(key, task, self.now) is opens
+        if opens:
+            self.opened_at[key] = self.now
+            self.failures[key] = []
+        if opens and closed:  # some of those let through did not run yet
+            queued = self.ready[key][::2]
+            for one in queued:
+                assert not self.breakers.admit(key, one, self.now)
+                self.ready[key].remove(one)
+            self.held[key] = queued
+
+    def has_succeeded(self, key: str, task: int, was_probe: bool) -> None:
+        assert self.breakers.succeeded(key, task) is was_probe
+        if was_probe:
+            self.opened_at[key] = None
+            assert self.breakers.held(key) == self.held[key]
+            self.ready[key] += self.held[key]
+            self.held[key] = []
+
+    def has_dropped(self, key: str, task: int, was_probe: bool) -> None:
+        after = self.breakers.dropped(key, task)
+        if after is not None:
+            assert was_probe
+            self.let_go(key, after)
+        elif was_probe:
+            assert not self.held[key]
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def cancel_one_that_is_held(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.held[key]]))
+        task = data.draw(st.sampled_from(self.held[key]))
+        assert self.breakers.dropped(key, task) is None
+        self.held[key].remove(task)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(key=keys)
+    def asking_again_changes_nothing(self, key: str) -> None:
+        for task in self.held[key]:
+            assert not self.breakers.admit(key, task, self.now)
+        if (probe := self.probe[key]) is not None:
+            assert self.breakers.admit(key, probe, self.now)
+
+    @rule()
+    def tidy(self) -> None:
+        self.breakers.forget(self.now)
+        shown = {one.key for one in self.breakers.open(self.now)}
+        for key in KEYS:
+            if self.opened_at[key] is not None and key not in shown:
+                assert self.probe[key] is None
+                assert not self.held[key]
+                self.opened_at[key] = None  # nobody asked for it
+
+    @invariant()
+    def what_is_held_back_is_known_and_what_is_open_is_shown(self) -> None:
+        for key in KEYS:
+            if self.opened_at[key] is not None:
+                assert self.breakers.held(key) == self.held[key]
+            else:
+                assert not self.held[key]
+        shown = {one.key for one in self.breakers.open(self.now)}
+        assert shown == {key for key in KEYS if self.opened_at[key] is not None}
+
+    def teardown(self) -> None:
+        """Whatever happened, whoever is held back goes in the end: probe after probe fails."""
+        for _ in range(self.made + 1):
+            self.now += OPTIONS.reset_timeout
+            self.timer()
+            for key in KEYS:
+                if (probe := self.probe[key]) is not None:
+                    self.ready[key].remove(probe)
+                    self.probe[key] = None
+                    self.has_failed(key, probe, was_probe=True)
+        assert not any(self.held.values())
+
+
+Tasks.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestTasks = Tasks.TestCase
