@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from app.agents.messages import (
     ToolStatus,
 )
 from app.agents.policy import unmet
-from app.agents.provider import LLMProvider, ModelOptions, ToolSchema
+from app.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
 from app.agents.recording import Query
 from app.agents.sharing import inject_shared_memory, publish_answer
 from app.agents.tools import ToolBase
@@ -69,8 +70,10 @@ class QueryLoop:
         try:
             try:
                 query.recorder.query_started(query)
-                response = await self._response()
+                response = await self._closed(await self._response())
             except BaseException as error:
+                if query.scope is not None:
+                    await query.scope.close()
                 self.agent.usage += query.usage
                 await self._abandoned(error)
                 raise
@@ -81,6 +84,13 @@ class QueryLoop:
             query.escaped = error
             raise
         return response
+
+    async def _closed(self, response: AssistantResponse) -> AssistantResponse:
+        """End what was started beside the query; what that cost counts too."""
+        if self.query.scope is None:
+            return response
+        await self.query.scope.close()
+        return response.model_copy(update={"usage": self.query.usage})
 
     async def _response(self) -> AssistantResponse:
         try:
@@ -181,6 +191,8 @@ class QueryLoop:
         except ModelError as error:
             raise QueryFailed(error.detail, error.code) from error
         query.usage += AgentUsage(tokens=message.usage, model_calls=1)
+        if query.task is not None:
+            query.task.spent(message.usage)
         return with_distinct_ids(message)
 
     def _check_history(self) -> None:
@@ -189,14 +201,16 @@ class QueryLoop:
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
 
-    async def _invoke(self) -> AssistantMessage:
-        recorder = self.query.recorder
+    async def _invoke(self, most: int | None) -> AssistantMessage:
+        options = self._options
+        if most is not None:
+            options = replace(options, max_output_tokens=most)
         try:
             message = await self.provider.invoke(
                 self.agent.conversation_history,
                 self._schemas,
-                options=self._options,
-                on_delta=recorder.delta_listener(self.query),
+                options=options,
+                on_delta=self._listener(),
             )
         except Exception as error:
             if isinstance(error, ModelError) or is_internal(error):
@@ -209,6 +223,22 @@ class QueryLoop:
                 code="provider_failed",
             )
         return message
+
+    def _listener(self) -> OnDelta | None:
+        """Who hears the text as it comes in: the recorder, and the task that the query is of."""
+        query = self.query
+        recorded = query.recorder.delta_listener(query)
+        if query.task is None:
+            return recorded
+        heard = query.task.heard
+        if recorded is None:
+            return heard
+
+        def both(text: str) -> Awaitable[None] | None:
+            heard(text)
+            return recorded(text)
+
+        return both
 
     async def _settle(
         self,

@@ -44,10 +44,12 @@ class ModelOptions:
     Attributes:
         model: name of the model; ``None`` takes the provider's own default.
         on_failed_try: told of each failed try before the next one.
+        max_output_tokens: that the model may produce; ``None``: as it likes.
     """
 
     model: str | None = None
     on_failed_try: Callable[[FailedTry], None] | None = None
+    max_output_tokens: int | None = None
 
 
 class LLMProvider(Protocol):

@@ -6,8 +6,9 @@ journal when the run is resumed after a crash.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from app.agents.messages import (
     AgentUsage,
@@ -16,6 +17,7 @@ from app.agents.messages import (
     StandardMessage,
     ToolCall,
     ToolResult,
+    Usage,
 )
 from app.agents.provider import FailedTry, OnDelta
 from app.graph.shared_memory import MemoryItem, Publication
@@ -23,6 +25,31 @@ from app.graph.shared_memory import MemoryItem, Publication
 if TYPE_CHECKING:
     from app.agents.base import BaseAgent
     from app.agents.tools import ToolBase
+
+
+class BackgroundTask(Protocol):
+    """The asynchronous task that a query is the work of (spec page 3)."""
+
+    def model_call(self, query: "Query") -> AbstractAsyncContextManager[int | None]:
+        """Held during each model call that is really made: waits for the task's slot, and
+        reserves tokens. Answers how many the model may produce; ``None``: as it likes.
+
+        Raises:
+            BudgetExhaustedError: there are none left.
+        """
+
+    def spent(self, usage: Usage) -> None:
+        """A model call was answered, be it from a record."""
+
+    def heard(self, text: str) -> None:
+        """A piece of text came in."""
+
+
+class Scope(Protocol):
+    """What was started beside a query and must not outlive it."""
+
+    async def close(self) -> None:
+        """The query is over, or given up; return when nothing of it runs any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +68,8 @@ class Query:
         tool_call: the parent's tool call that this query answers; ``None`` for the root.
         memory_pulled: whether shared memory was pulled for this query already.
         escaped: the exception that ended the query instead of a response, if one did.
+        task: that it is the work of, or its parent is; ``None``: it is waited for as it runs.
+        scope: set by tools that start something beside the query.
     """
 
     agent: "BaseAgent"
@@ -55,11 +84,21 @@ class Query:
     tool_results: tuple[ToolResult, ...] = ()
     memory_pulled: bool = False
     escaped: BaseException | None = None
+    task: BackgroundTask | None = None
+    scope: Scope | None = None
 
     @property
     def depth(self) -> int:
         """0 for the root, 1 for its sub-agents, and so on."""
         return len(self.path)
+
+    def admission(self) -> AbstractAsyncContextManager[int | None]:
+        """Held by recorders while they really make a model call."""
+        return nullcontext() if self.task is None else self.task.model_call(self)
+
+
+Invoke = Callable[[int | None], Awaitable[AssistantMessage]]
+"""Makes a model call, given the most tokens that it may produce (``None``: no bound)."""
 
 
 class Recorder:
@@ -71,11 +110,12 @@ class Recorder:
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         """The query is over, well or not. Not called when it was cancelled."""
 
-    async def model_call(
-        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
-    ) -> AssistantMessage:
-        """Make model call number ``query.model_calls`` by ``await invoke()``, or answer for it."""
-        return await invoke()
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+        """Make model call number ``query.model_calls`` by ``await invoke(most)`` within
+        ``query.admission()``, which says how many tokens it may produce at most, or answer for it.
+        """
+        async with query.admission() as most:
+            return await invoke(most)
 
     def delta_listener(self, query: Query) -> OnDelta | None:
         """Who is told the text of the model call about to be made, as it comes in."""

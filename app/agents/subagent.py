@@ -115,6 +115,7 @@ async def _ask(agent: "BaseAgent", text: str, call: CurrentCall, tool_call: Tool
         parent=parent,
         path=(*parent.path, (parent.model_calls, call.index)),
         tool_call=tool_call,
+        task=parent.task,
     )
     token = next_query.set(query)
     try:

@@ -26,12 +26,14 @@ class ToolBase(ABC):
     Attributes:
         timeout_s: seconds one call may take; ``None``: as long as the run may.
         idempotent: whether a call that a crash interrupted may simply be made again.
+        local: it acts on nothing outside the run, so nothing needs to be written down before it.
     """
 
     name: str
     description: str
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idempotent: bool = False
+    local: bool = False
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def chat_completions(model: str, extra: Mapping[str, Any]) -> Dialect:
         encode_message=encode_message,
         tools_key=KEY,
         encode_tool=encode_tool,
+        most_key=b"max_completion_tokens",
         new_answer=ChatAnswer,
     )
 

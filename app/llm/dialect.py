@@ -24,6 +24,7 @@ class Dialect:
         encode_message: one message; several items are joined by commas.
         tools_key: under it a tool keeps its encoding.
         encode_tool: one tool.
+        most_key: the field that bounds how many tokens the model produces.
         new_answer: makes what reads an answer.
     """
 
@@ -33,10 +34,19 @@ class Dialect:
     encode_message: Callable[[StandardMessage], bytes]
     tools_key: str
     encode_tool: Callable[[ToolSchema], bytes]
+    most_key: bytes
     new_answer: Callable[[Reporter], AnswerBuilder]
 
-    def body(self, messages: Iterable[StandardMessage], tools: Iterable[ToolSchema]) -> bytes:
+    def body(
+        self,
+        messages: Iterable[StandardMessage],
+        tools: Iterable[ToolSchema],
+        most: int | None = None,
+    ) -> bytes:
         """The whole body of a request.
+
+        Args:
+            most: tokens that the model may produce; ``None``: as it likes.
 
         Raises:
             HistoryError: a message that cannot be sent.
@@ -44,7 +54,8 @@ class Dialect:
         key, encode = self.messages_key, self.encode_message
         items = b",".join([message.encoded(key, encode) for message in messages])
         schemas = b",".join([self._tool(schema) for schema in tools])
-        end = b'],"tools":[%b]}' % schemas if schemas else b"]}"
+        end = b'],"tools":[%b]' % schemas if schemas else b"]"
+        end += b"}" if most is None else b',"%b":%d}' % (self.most_key, most)
         return b"".join((self.head, items, end))
 
     def _tool(self, schema: ToolSchema) -> bytes:

@@ -137,7 +137,7 @@ class OpenAIProvider:
             HistoryError: a message cannot be sent.
         """
         dialect = self._dialect(options.model or self.model)
-        body = dialect.body(messages, tools)
+        body = dialect.body(messages, tools, options.max_output_tokens)
         number = 1
         while True:
             answer = await self._try(dialect, body, on_delta)

@@ -50,6 +50,7 @@ def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
         encode_message=partial(encode_message, model=model),
         tools_key=KEY,
         encode_tool=encode_tool,
+        most_key=b"max_output_tokens",
         new_answer=partial(ResponsesAnswer, model=model),
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -17,7 +18,7 @@ from app.agents.messages import (
     ToolStatus,
 )
 from app.agents.provider import FailedTry, OnDelta
-from app.agents.recording import Query, Recorder
+from app.agents.recording import Invoke, Query, Recorder
 from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase, error_result
 from app.clock import monotonic
@@ -162,9 +163,7 @@ class JournalRecorder(Recorder):
                 **fields,
             )
 
-    async def model_call(
-        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
-    ) -> AssistantMessage:
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         call = query.model_calls
         key = (self.task_id(query), call)
         if recorded := self.journal.folded.answers.get(key):
@@ -172,6 +171,13 @@ class JournalRecorder(Recorder):
             return recorded
         if failure := self.journal.folded.failures.get(key):
             raise failure
+        async with query.admission() as most:
+            return await self._ask(query, partial(invoke, most))
+
+    async def _ask(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        call = query.model_calls
         self._budget.check(self.journal.tokens)
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
@@ -275,7 +281,8 @@ class JournalRecorder(Recorder):
             text = "interrupted by a restart; whether it took effect is unknown"
             result = error_result(tool_call, text)
         else:
-            await self.journal.commit()
+            if tool is None or not tool.local:
+                await self.journal.commit()
             result = await execute()
         self._tool_ended(query, about, result)
         return result

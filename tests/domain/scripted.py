@@ -150,7 +150,7 @@ class Notes(Recorder):
 
     async def model_call(self, query: Query, invoke: Any) -> AssistantMessage:
         self.note(query, "model", str(query.model_calls))
-        message: AssistantMessage = await invoke()
+        message: AssistantMessage = await super().model_call(query, invoke)
         return message
 
     async def tool_call(self, query: Query, tool_call: Any, tool: Any, execute: Any) -> Any:

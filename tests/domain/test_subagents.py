@@ -253,7 +253,7 @@ class TestFailures:
             async def model_call(self, query: Any, invoke: Any) -> Any:
                 if query.depth:
                     raise error
-                return await invoke()
+                return await super().model_call(query, invoke)
 
         lead = team(ask("child"), "never", child=agent("x"))
         with pytest.raises(type(error)) as caught:
