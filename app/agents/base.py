@@ -123,7 +123,7 @@ class BaseAgent:
     @property
     def subagents(self) -> list["BaseAgent"]:
         """The agents among its tools."""
-        return [tool.agent for tool in self.registered_tools if isinstance(tool, SubAgentWrapper)]
+        return [agent for tool in self.registered_tools for agent in tool.subagents]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
         """Agents from this one down to ``other``, each a sub-agent of the last; ``[]`` if none."""

@@ -73,7 +73,7 @@ class QueryLoop:
                 response = await self._closed(await self._response())
             except BaseException as error:
                 if query.scope is not None:
-                    await query.scope.close()
+                    await query.scope.close(error)
                 self.agent.usage += query.usage
                 await self._abandoned(error)
                 raise

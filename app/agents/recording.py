@@ -48,8 +48,8 @@ class BackgroundTask(Protocol):
 class Scope(Protocol):
     """What was started beside a query and must not outlive it."""
 
-    async def close(self) -> None:
-        """The query is over, or given up; return when nothing of it runs any more."""
+    async def close(self, error: BaseException | None = None) -> None:
+        """The query is over, or given up by ``error``; return when nothing of it runs any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,13 @@ Invoke = Callable[[int | None], Awaitable[AssistantMessage]]
 
 
 class Recorder:
-    """Keeps no record. Methods that are not ``async`` must not block."""
+    """Keeps no record. Methods that are not ``async`` must not block.
+
+    Attributes:
+        swarm: what runs beside the queries, if it was made beforehand.
+    """
+
+    swarm: object = None
 
     def query_started(self, query: Query) -> None:
         """The query's messages are in the history; nothing was asked yet."""

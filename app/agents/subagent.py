@@ -34,6 +34,15 @@ def question_of(arguments: Mapping[str, Any]) -> str:
     return text
 
 
+def copy_of(agent: "BaseAgent") -> "BaseAgent":
+    """A shallow copy with a history, tools and usage of its own; hooks and graph are shared."""
+    agent = copy.copy(agent)
+    agent.conversation_history = list(agent.conversation_history)
+    agent.registered_tools = list(agent.registered_tools)
+    agent.usage = AgentUsage()
+    return agent
+
+
 class SubAgentWrapper(ToolBase):
     """Lets a model ask an agent like any tool.
 
@@ -53,6 +62,7 @@ class SubAgentWrapper(ToolBase):
         self, agent: "BaseAgent", name: str, description: str, stateless: bool = False
     ) -> None:
         self.agent = agent
+        self.subagents = (agent,)
         self.name = name
         self.description = description
         self.stateless = stateless
@@ -89,17 +99,10 @@ class SubAgentWrapper(ToolBase):
             )
         text = question_of(arguments.model_dump())
         async with self._turn():
-            agent = self._copy() if self.stateless else self.agent
+            agent = copy_of(self.agent) if self.stateless else self.agent
             if call is None:
                 return _result(tool_call, await agent.execute_query_async(text))
             return await _ask(agent, text, call, tool_call)
-
-    def _copy(self) -> "BaseAgent":
-        agent = copy.copy(self.agent)
-        agent.conversation_history = list(agent.conversation_history)
-        agent.registered_tools = list(agent.registered_tools)
-        agent.usage = AgentUsage()
-        return agent
 
     def _turn(self) -> AbstractAsyncContextManager[object]:
         return nullcontext() if self.stateless else self.agent.turn()

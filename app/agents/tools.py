@@ -3,10 +3,10 @@
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, partial
-from typing import Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
@@ -16,6 +16,9 @@ from app.agents.messages import ToolCall, ToolResult, ToolStatus
 from app.agents.provider import ToolSchema
 from app.agents.threads import run_in_thread
 from app.errors import shortened
+
+if TYPE_CHECKING:
+    from app.agents.base import BaseAgent
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -27,6 +30,7 @@ class ToolBase(ABC):
         timeout_s: seconds one call may take; ``None``: as long as the run may.
         idempotent: whether a call that a crash interrupted may simply be made again.
         local: it acts on nothing outside the run, so nothing needs to be written down before it.
+        subagents: agents that it asks.
     """
 
     name: str
@@ -34,6 +38,7 @@ class ToolBase(ABC):
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idempotent: bool = False
     local: bool = False
+    subagents: "Sequence[BaseAgent]" = ()
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:
@@ -42,6 +47,9 @@ class ToolBase(ABC):
     @abstractmethod
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         """Carry out one call. Whatever it raises, the model reads as an ERROR result."""
+
+    def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most change nothing)
+        """A record answered the call, in its place: make good what it changed in memory."""
 
     @cached_property
     def schema(self) -> ToolSchema:

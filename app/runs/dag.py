@@ -13,7 +13,8 @@ from app.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMe
 from app.agents.current import next_query
 from app.agents.history import QueryInput
 from app.events.types import RunStatus
-from app.runs.recorder import CANCELLED, JournalRecorder
+from app.runs.recorder import JournalRecorder
+from app.runs.tasks import CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ async def _ask(
             return response
     next_query.set(query)
     execute = partial(query.agent.execute_query_async, question)
-    return await recorder.stoppable(query.path, query.agent, execute) or AssistantResponse(
+    return await recorder.tasks.stoppable(query.path, query.agent, execute) or AssistantResponse(
         error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
     )
 

@@ -87,7 +87,7 @@ class Executor:
             return
         if task_id is not None:
             if entry.recorder is not None:
-                entry.recorder.cancel_task(task_id)
+                entry.recorder.tasks.cancel(task_id)
         elif not entry.cancelled and not entry.task.cancelling():
             # One that is being handed back ends there.
             entry.cancelled = True

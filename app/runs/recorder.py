@@ -1,13 +1,11 @@
 """Between a running agent and its run's journal: the agent core's port, filled in."""
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
-from uuid import UUID, uuid5
+from typing import Any
+from uuid import UUID
 
-from app.agents.base import BaseAgent
 from app.agents.current import current_call
 from app.agents.messages import (
     AgentUsage,
@@ -29,25 +27,20 @@ from app.runs.budget import Budget
 from app.runs.fold import Key
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
-
-T = TypeVar("T")
-Path = tuple[tuple[int, int], ...]
-
-CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
+from app.runs.tasks import CANCELLED, Tasks, name_of
 
 
 class JournalRecorder(Recorder):
     """Writes what the agents of a run do into its journal, and answers from it what was done.
 
     Args:
-        task_root: what the ids of the run's tasks are derived from: the run's own id, or for one
-            that repeats another from its last step, that one's.
+        task_root, cancelled: as :class:`Tasks` has them.
         in_session: publications go into the run's session too.
         budget: what the run may spend.
-        cancelled: tasks that somebody cancelled.
         live_text: who shows the models' text while it comes in.
 
     Attributes:
+        tasks: of the run.
         answer_seq: of the root's accepted answer, once there is one.
         spent: by all agents of the run, in all its attempts.
     """
@@ -65,65 +58,41 @@ class JournalRecorder(Recorder):
         self.journal = journal
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
-        self._task_root = task_root
         self._budget = budget or Budget()
-        self._cancelled = set(cancelled)
+        self.tasks = Tasks(journal, task_root, cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
         self._failed_tries: dict[Query, int] = {}
-        self._asked: dict[UUID, asyncio.Future[Any]] = {}
-        self._open: dict[Query, None] = {}
-        self._ids: dict[Path, UUID | None] = {(): None}
         self._in_session = in_session
         self._published: dict[int, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}
 
-    def task_id(self, query: Query) -> UUID | None:
-        """The task a query is: none for the root, else a UUIDv5 of (parent, call, index)."""
-        return self._task_at(query.path)
-
-    def _task_at(self, path: Path) -> UUID | None:
-        if path not in self._ids:
-            call, index = path[-1]
-            self._ids[path] = uuid5(self._task_at(path[:-1]) or self._task_root, f"{call}:{index}")
-        return self._ids[path]
-
-    def _add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
-        return self.journal.add(
-            event_type,
-            data,
-            task_id=self.task_id(query),
-            parent_task_id=None if query.parent is None else self.task_id(query.parent),
-            agent=_name(query),
-            depth=query.depth - 1 if query.depth else None,
-        )
-
     def query_started(self, query: Query) -> None:
-        self._open[query] = None
-        seq = self._add(query, EventType.AGENT_STARTED, {"depth": query.depth})
-        self._task(query, seq, RunStatus.RUNNING)
+        self.tasks.open[query] = None
+        seq = self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+        self.tasks.set(query, seq, RunStatus.RUNNING)
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        self._open.pop(query, None)
+        self.tasks.open.pop(query, None)
         usage = response.usage.model_dump()
         published = self._published.pop(id(query), None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
-            seq = self._add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
-            self._task(query, seq, RunStatus.FAILED, error=error, usage=usage)
+            seq = self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            self.tasks.set(query, seq, RunStatus.FAILED, error=error, usage=usage)
             if published is not None:
                 self._show(query, published, None)
             return
-        seq = self._add(
+        seq = self.tasks.add(
             query, EventType.AGENT_COMPLETED, {"output": response.content, "usage": usage}
         )
-        if query.parent is None or query.tool_call is None:
+        if query.parent is None:
             self.answer_seq = seq
-        else:
-            call = (self.task_id(query.parent), query.path[-1][0], query.tool_call.id)
+        elif query.tool_call is not None:
+            call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
-        self._task(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
+        self.tasks.set(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
         if published is not None:
             self._show(query, published, seq if published.content == response.content else None)
 
@@ -136,7 +105,9 @@ class JournalRecorder(Recorder):
         if answer_seq is not None:
             text = {"answer_seq": answer_seq}
             self._publications[published.agent_id, published.version] = answer_seq
-        seq = self._add(query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text})
+        seq = self.tasks.add(
+            query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text}
+        )
         if not self.journal.is_new(seq):
             return  # a resumed run says it again; others may have published since
         if self._in_session:
@@ -146,26 +117,13 @@ class JournalRecorder(Recorder):
         self.journal.publication(
             agent=published.agent_id,
             version=published.version,
-            task_id=self.task_id(query),
+            task_id=self.tasks.id_of(query),
             **text,
         )
 
-    def _task(self, query: Query, seq: int, status: RunStatus, **fields: Any) -> None:
-        """Change the row of the query's task along with the event ``seq``."""
-        task_id = self.task_id(query)
-        if task_id is not None and self.journal.is_new(seq):
-            self.journal.task(
-                task_id,
-                parent_id=None if query.parent is None else self.task_id(query.parent),
-                agent=_name(query),
-                depth=query.depth - 1,
-                status=status,
-                **fields,
-            )
-
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         call = query.model_calls
-        key = (self.task_id(query), call)
+        key = (self.tasks.id_of(query), call)
         if recorded := self.journal.folded.answers.get(key):
             self._spend(recorded, budgeted=key not in self.journal.folded.carried)
             return recorded
@@ -181,18 +139,18 @@ class JournalRecorder(Recorder):
         self._budget.check(self.journal.tokens)
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
-        started = self._add(query, EventType.LLM_STARTED, about)
+        started = self.tasks.add(query, EventType.LLM_STARTED, about)
         began = monotonic()
         try:
             with self._overheard(query, started):
                 message = await invoke()
         except ModelError as error:
             data = {**about, "error": {"code": error.code, "message": error.detail}}
-            self._add(query, EventType.LLM_FAILED, data)
+            self.tasks.add(query, EventType.LLM_FAILED, data)
             raise
         finally:
             tries = self._failed_tries.pop(query, 0) + 1
-        self._add(
+        self.tasks.add(
             query,
             EventType.LLM_COMPLETED,
             {
@@ -214,9 +172,11 @@ class JournalRecorder(Recorder):
         if self._live_text is None:
             yield
             return
-        task = self.task_id(query)
-        parent = None if query.parent is None else self.task_id(query.parent)
-        speech = Speech(self.journal, task, parent, _name(query), query.model_calls, started)
+        task = self.tasks.id_of(query)
+        parent = None if query.parent is None else self.tasks.id_of(query.parent)
+        speech = Speech(
+            self.journal, task, parent, name_of(query.agent), query.model_calls, started
+        )
         self._live_text.begin(speech)
         self._speeches[query] = speech
         try:
@@ -241,7 +201,7 @@ class JournalRecorder(Recorder):
         self._failed_tries[query] = failed.number
         if query in self._speeches:
             self._speeches[query].restart()
-        self._add(
+        self.tasks.add(
             query,
             EventType.LLM_FAILED,
             {
@@ -265,17 +225,19 @@ class JournalRecorder(Recorder):
             "tool_call_id": tool_call.id,
             "name": tool_call.name,
         }
-        key = (self.task_id(query), query.model_calls, tool_call.id)
+        key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
         recorded = self.journal.folded.results.get(key)
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
+            if tool is not None:
+                tool.replayed(tool_call)
             return recorded
-        self._add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
+        self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
             # Never answered from the journal: its own calls are, and so it publishes again.
             call = current_call.get()
             assert call is not None
             path = (*query.path, (query.model_calls, call.index))
-            answered = await self.stoppable(path, tool.agent, execute)
+            answered = await self.tasks.stoppable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"])
         elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
             text = "interrupted by a restart; whether it took effect is unknown"
@@ -287,90 +249,28 @@ class JournalRecorder(Recorder):
         self._tool_ended(query, about, result)
         return result
 
-    async def stoppable(
-        self, path: Path, agent: BaseAgent, execute: Callable[[], Awaitable[T]]
-    ) -> T | None:
-        """Let the task at ``path`` run; ``None`` if somebody cancels it, or did so before."""
-        task_id = self._task_at(path)
-        assert task_id is not None
-        if task_id not in self._cancelled:
-            asked = asyncio.ensure_future(execute())
-            self._asked[task_id] = asked
-            try:
-                return await asked
-            except asyncio.CancelledError:
-                me = asyncio.current_task()
-                if task_id not in self._cancelled or (me is not None and me.cancelling()):
-                    raise
-            finally:
-                del self._asked[task_id]
-        self._stopped(path, agent)
-        return None
-
-    def cancel_task(self, task_id: UUID) -> None:
-        """Stop a task and all below it. Its parent goes on, and is told."""
-        if task_id not in self._cancelled:
-            self._cancelled.add(task_id)
-            if asked := self._asked.get(task_id):
-                asked.cancel()
-
-    def _stopped(self, path: Path, agent: BaseAgent) -> None:
-        """Write that a task was cancelled, after those below it that were under way."""
-        below = [query for query in self._open if query.path[: len(path)] == path]
-        for query in sorted(below, key=lambda query: -query.depth):
-            self._write_cancelled(query.path, query.agent, query.usage)
-            del self._open[query]
-        if not below:  # it was stopped before it began, or in an earlier attempt
-            self._write_cancelled(path, agent, AgentUsage())
-
-    def _write_cancelled(self, path: Path, agent: BaseAgent, spent: AgentUsage) -> None:
-        task_id, parent_id = self._task_at(path), self._task_at(path[:-1])
-        assert task_id is not None
-        usage = spent.model_dump()
-        name = agent.agent_id or agent.agent_name
-        data = {"error": CANCELLED, "usage": usage}
-        seq = self.journal.add(
-            EventType.AGENT_FAILED,
-            data,
-            task_id=task_id,
-            parent_task_id=parent_id,
-            agent=name,
-            depth=len(path) - 1,
-        )
-        if not self.journal.is_new(seq):
-            return
-        self.journal.task(
-            task_id,
-            parent_id=parent_id,
-            agent=name,
-            depth=len(path) - 1,
-            status=RunStatus.CANCELLED,
-            error=CANCELLED,
-            usage=usage,
-        )
-
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR
         data = {**about, "status": result.status, "result": result.result, "error": result.error}
-        call = (self.task_id(query), about["call"], about["tool_call_id"])
+        call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
         if (answer := self._answers.pop(call, None)) and not failed:
             data |= {"result": None, "answer_seq": answer}
-        self._add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
+        self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         for item in items:
             data = {
                 "source": item.source_id,
                 "version": item.version,
-                "edge": [item.source_id, _name(query)],
+                "edge": [item.source_id, name_of(query.agent)],
                 "policy": item.policy,
             }
-            self._add(query, EventType.MEMORY_INJECTED, data | self._text_of(item))
+            self.tasks.add(query, EventType.MEMORY_INJECTED, data | self._text_of(item))
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
         for item, score in items:
             data = {"source": item.source_id, "version": item.version, "score": score}
-            self._add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
+            self.tasks.add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
 
     def _text_of(self, item: MemoryItem) -> dict[str, Any]:
         """What an agent was given, by reference where the log has it."""
@@ -382,19 +282,15 @@ class JournalRecorder(Recorder):
 
     def version_of(self, query: Query) -> int | None:
         """As it was in an earlier attempt, whichever of an agent's queries ends first this time."""
-        known = self.journal.folded.versions.get(_name(query))
+        known = self.journal.folded.versions.get(name_of(query.agent))
         if known is None or (graph := query.agent.memory_graph) is None:
             return None
-        last = graph.publication(_name(query))
+        last = graph.publication(name_of(query.agent))
         newest = max(*known.values(), last.version if last else 0)
-        return known.get(self.task_id(query), newest + 1)
+        return known.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
         self._published[id(query)] = publication
 
     def warning(self, query: Query, code: str, message: str) -> None:
-        self._add(query, EventType.WARNING, {"code": code, "message": message})
-
-
-def _name(query: Query) -> str:
-    return query.agent.agent_id or query.agent.agent_name
+        self.tasks.add(query, EventType.WARNING, {"code": code, "message": message})

@@ -13,8 +13,8 @@ from app.errors import ConflictError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
 from app.runs import read
-from app.runs.recorder import CANCELLED
 from app.runs.submit import Carried, accept
+from app.runs.tasks import CANCELLED
 
 Parents = Mapping[UUID | None, UUID | None]
 """Of each task the one that asked for it; none: the root."""

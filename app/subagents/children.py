@@ -1,0 +1,158 @@
+"""A task as the work of an agent: which one, asked what, and what its answer means."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from uuid import UUID
+
+from app.agents.base import BaseAgent
+from app.agents.current import next_query
+from app.agents.messages import AssistantResponse
+from app.agents.recording import Query
+from app.agents.subagent import copy_of
+from app.errors import BudgetExhaustedError
+from app.subagents.handle import DispatchParams, Outcome, SubagentHandle
+from app.subagents.shared_context import folder_of
+from app.subagents.states import SubagentStatus
+from app.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
+
+ANONYMOUS = "subagent"
+"""What a child without an agent of its own is called."""
+DEFAULT_INSTRUCTIONS = (
+    "You carry out one task for another agent, which reads your answer and nothing else of you. "
+    "Answer with what it asked for, complete and to the point."
+)
+EMPTY = "(the task ended without a text)"
+
+
+class Child:
+    """One dispatch: the task that a tool call asks for.
+
+    Args:
+        place: (model call, index of the tool call).
+        agents: of the caller, by name.
+    """
+
+    def __init__(
+        self,
+        scope: QueryScope,
+        query: Query,
+        place: tuple[int, int],
+        agents: Mapping[str, BaseAgent],
+    ) -> None:
+        self.scope = scope
+        self.query = query
+        self.place = place
+        self.agents = agents
+        self.task_id: UUID = scope.swarm.task_id((*query.path, place))
+
+    def known(self) -> SubagentHandle | None:
+        """The task, if it was dispatched before: here, or before a crash."""
+        registry, parent = self.scope.swarm.registry, self.scope.parent
+        if (handle := registry.get(self.task_id, parent)) is not None:
+            return handle
+        past = self.scope.swarm.past.get(self.task_id)
+        if past is None:
+            return None
+        self.scope.dispatched.add(self.task_id)
+        work = self._work(past.params)
+        return registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
+
+    def dispatch(self, params: DispatchParams) -> SubagentHandle:
+        """Dispatch it now.
+
+        Raises:
+            SubagentRefusedError: as :meth:`SubagentRegistry.dispatch`.
+        """
+        registry, parent = self.scope.swarm.registry, self.scope.parent
+        work = self._work(params)
+        handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
+        self.scope.dispatched.add(self.task_id)
+        return handle
+
+    def _work(self, params: DispatchParams) -> Callable[[SubagentHandle], Awaitable[Outcome]]:
+        swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
+        source = self.agents.get(params.agent) if params.named else None
+
+        async def work(handle: SubagentHandle) -> Outcome:
+            most = limits.max_steps_per_subagent
+            if source is None:
+                agent = _anonymous(parent.agent, params, most)
+            else:
+                agent = _named(source, params, most)
+            return await _ask(swarm, parent, handle, agent)
+
+        return work
+
+
+def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
+    return BaseAgent(
+        params.instructions or DEFAULT_INSTRUCTIONS,
+        provider=parent.provider,
+        agent_name=ANONYMOUS,
+        max_iterations=most,
+        tools=own_file_tools(),
+    )
+
+
+def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
+    """A copy, as only texts cross between a task and its parent."""
+    agent = copy_of(source)
+    agent.max_iterations = min(agent.max_iterations, most)
+    known = {tool.name for tool in agent.registered_tools}
+    agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
+    if params.instructions:
+        own = agent.system_message
+        told = own.model_copy(update={"content": f"{own.content}\n\n{params.instructions}"})
+        agent.system_message = told
+        agent.conversation_history[:1] = [told]
+    return agent
+
+
+async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent) -> Outcome:
+    """Let the agent work as a part of the parent's query, which is charged with its usage."""
+    query = Query(
+        agent=agent,
+        messages=(),
+        recorder=parent.recorder,
+        parent=parent,
+        path=handle.path,
+        task=TaskOfQuery(swarm, handle),
+    )
+    query.scope = QueryScope(swarm, query)
+    next_query.set(query)
+    try:
+        response = await agent.execute_query_async(first_message(handle))
+    except BudgetExhaustedError:
+        raise
+    except Exception as error:
+        if error is query.escaped:
+            swarm.break_with(error)
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+    finally:
+        parent.usage += query.usage
+    return outcome_of(response)
+
+
+def first_message(handle: SubagentHandle) -> str:
+    """What the agent of a task is asked: its prompt, and where its files are."""
+    return (
+        f"{handle.prompt}\n\nYour own folder is {folder_of(handle.task_id)}/ "
+        "(input, output, scratch); /global/ is for reading."
+    )
+
+
+def outcome_of(response: AssistantResponse) -> Outcome:
+    """How a task ended, by the response of its agent. Pure."""
+    reached = response.error_code == "max_iterations" and response.content
+    if response.error is not None and not reached:
+        return Outcome(
+            SubagentStatus.FAILED,
+            error=response.error,
+            error_code=response.error_code or "agent_failed",
+            stop_reason=response.stop_reason,
+        )
+    return Outcome(
+        SubagentStatus.COMPLETED,
+        output=response.content or EMPTY,
+        stop_reason=response.stop_reason,
+    )

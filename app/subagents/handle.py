@@ -1,0 +1,229 @@
+"""A task of an asynchronous sub-agent, and the parent that dispatched it (spec page 3, S1)."""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import UUID
+
+from app.agents.messages import Usage
+from app.subagents.ledger import Account
+from app.subagents.limits import SubagentLimits
+from app.subagents.queue import Entry
+from app.subagents.states import SubagentStatus
+
+MAX_PARTIAL_OUTPUT = 10_000
+
+Path = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchParams:
+    """What a task is to do.
+
+    Attributes:
+        agent: who does it; ``named``: one that its parent has under this name.
+        timeout: in seconds; ``None`` is the default.
+    """
+
+    prompt: str
+    agent: str
+    named: bool = False
+    instructions: str | None = None
+    priority: int = 5
+    timeout: float | None = None
+    token_budget: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task's work ended.
+
+    Attributes:
+        status: a final one.
+        error_code: stable; the text is in ``error``.
+    """
+
+    status: SubagentStatus
+    output: str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of a task from before a crash. Times in seconds, wall time.
+
+    Attributes:
+        outcome: if it had ended.
+        waited: since its dispatch.
+        remaining: of its timeout, if it ever ran.
+        attempt: the one that begins now.
+        spent: tokens that finished tasks used.
+    """
+
+    params: DispatchParams
+    attempt: int
+    waited: float
+    remaining: float | None = None
+    outcome: Outcome | None = None
+    duration_ms: int | None = None
+    spent: Usage = Usage()
+
+
+class Listener(Protocol):
+    """Is told what happens to tasks. Must not block, nor raise."""
+
+    def happened(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
+        """``event`` is the part of its type behind ``subagent.`` (spec page 3, S20)."""
+
+    def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
+        """A dispatch was refused."""
+
+
+@dataclass(slots=True, eq=False)
+class Parent:
+    """One that dispatches tasks: a query of an agent.
+
+    Attributes:
+        agent: its name.
+        path: its place in the run's tree; its tasks' begin with it.
+        limits: that its tasks are kept to.
+        account: what all its tasks may spend together.
+        accounts: that pay for its tasks' model calls, that one first.
+        owner: the task that it is part of, if it is.
+        remaining: seconds that it has left; ``None``: no end is set.
+        alive: whether it can still ask for anything; ``None``: as long as it is not ended.
+        ancestors: of an agent, in the run's graph.
+        active: of its tasks, by agent; only where there is a graph.
+    """
+
+    parent_id: UUID
+    agent: str
+    run_id: UUID
+    tenant_id: UUID | None
+    path: Path
+    limits: SubagentLimits
+    account: Account
+    accounts: tuple[Account, ...]
+    listener: Listener
+    owner: "SubagentHandle | None" = None
+    remaining: Callable[[], float | None] = lambda: None
+    alive: Callable[[], bool] = lambda: True
+    ancestors: Callable[[str], frozenset[str]] | None = None
+    children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
+    active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
+    queued: int = 0
+    ended: bool = False
+
+    @property
+    def depth(self) -> int:
+        return len(self.path)
+
+
+@dataclass(slots=True, eq=False)
+class SubagentHandle:
+    """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
+
+    Attributes:
+        kind: tasks of one kind share a circuit breaker.
+        work: does what the task is there for; run by the scheduler.
+        attempt: 1, and one more each time it is rebuilt after a crash.
+        deadline: set when it first runs.
+        partial_output: the last 10,000 characters of what its model said.
+        token_usage: also of tasks that failed.
+        received: its parent has read how it ended.
+        scopes: parents within it.
+        holds: other tasks that must be over before it may run.
+        blocks: tasks that it holds back.
+        suspended: given up without an end, to be rebuilt by another process.
+        waiting_below: descendants that wait for a slot that they could take.
+    """
+
+    task_id: UUID
+    parent: Parent
+    path: Path
+    agent: str
+    prompt: str
+    instructions: str | None
+    priority: int
+    timeout: float
+    token_budget: int | None
+    metadata: Mapping[str, Any]
+    kind: str
+    created_at: float
+    status_changed_at: float
+    work: Callable[["SubagentHandle"], Awaitable[Outcome]]
+    account: Account
+    context: contextvars.Context
+    status: SubagentStatus = SubagentStatus.QUEUED
+    attempt: int = 1
+    started_at: float | None = None
+    deadline: float | None = None
+    partial_output: str = ""
+    final_output: str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    stop_reason: str | None = None
+    token_usage: Usage = Usage()
+    fixed_duration_ms: int | None = None
+    received: bool = False
+    scopes: list[Parent] = field(default_factory=list)
+    waiters: "set[Waiter] | None" = None
+    holds: "set[SubagentHandle] | None" = None
+    blocks: "list[SubagentHandle] | None" = None
+    held_by_breaker: bool = False
+    suspended: bool = False
+    # The scheduler's
+    entry: Entry | None = None
+    timer: asyncio.TimerHandle | None = None
+    running: "asyncio.Task[None] | None" = None
+    holds_slot: bool = False
+    slot: "asyncio.Future[None] | None" = None
+    awaits: int = 0
+    calls: int = 0
+    polling: bool = False
+    waiting_below: int = 0
+
+    @property
+    def parent_id(self) -> UUID:
+        return self.parent.parent_id
+
+    @property
+    def run_id(self) -> UUID:
+        return self.parent.run_id
+
+    @property
+    def tenant_id(self) -> UUID | None:
+        return self.parent.tenant_id
+
+    @property
+    def depth(self) -> int:
+        """0 for the root's tasks."""
+        return len(self.path) - 1
+
+    def duration_ms(self, now: float) -> int:
+        """Since its dispatch, or between that and its end."""
+        if self.fixed_duration_ms is not None:
+            return self.fixed_duration_ms
+        return max(0, round((now - self.created_at) * 1000))
+
+    def hear(self, text: str) -> None:
+        """Add to what its model said so far."""
+        self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """Somebody who waits until ``missing`` more of some tasks are over."""
+
+    future: "asyncio.Future[None]"
+    missing: int
+
+    def one_more(self) -> None:
+        self.missing -= 1
+        if self.missing <= 0 and not self.future.done():
+            self.future.set_result(None)

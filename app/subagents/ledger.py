@@ -1,0 +1,116 @@
+"""Token budgets that many tasks spend from at once (spec page 3, S14).
+
+Before a model call its tokens are reserved in every account that pays for it, and what was not
+used goes back. So together they overspend by no more than one call's estimate was wrong.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from app.agents.recording import Query
+from app.errors import BudgetExhaustedError
+
+MAX_OUTPUT = 4096
+"""Tokens that an answer is expected to have at most. A model is held to it, and to less, only where
+an account has no more to give."""
+MIN_OUTPUT = 16
+_CHARACTERS_PER_TOKEN = 3
+_PER_MESSAGE = 4
+_PER_TOOL = 100
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """Tokens that somebody may spend; ``limit`` ``None``: as many as wanted.
+
+    Attributes:
+        name: in texts.
+        reserved: by model calls that are under way.
+    """
+
+    name: str
+    limit: int | None = None
+    spent: int = 0
+    reserved: int = 0
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def left(self) -> int | None:
+        """Neither spent nor reserved."""
+        return None if self.limit is None else self.limit - self.spent - self.reserved
+
+    @property
+    def is_exhausted(self) -> bool:
+        """All of it was spent."""
+        return self.limit is not None and self.spent >= self.limit
+
+    def give_back(self, tokens: int) -> None:
+        """What was reserved is not any more."""
+        self.reserved -= tokens
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def changed(self) -> None:
+        """Return when something was given back."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+
+def estimate(query: Query) -> int:
+    """About how many tokens the next model call of a query sends."""
+    history = query.agent.conversation_history
+    text = sum(len(message.content) for message in history)
+    return (
+        text // _CHARACTERS_PER_TOKEN
+        + _PER_MESSAGE * len(history)
+        + _PER_TOOL * len(query.agent.registered_tools)
+    )
+
+
+def grant(accounts: Sequence[Account], sent: int) -> int | Account:
+    """How many tokens a call may produce that sends ``sent``, or the account to wait for. Pure.
+
+    Raises:
+        BudgetExhaustedError: however long it waited, an account has not enough.
+    """
+    wanted = sent + MAX_OUTPUT
+    tightest: Account | None = None
+    for account in accounts:
+        if account.limit is None:
+            continue
+        if account.limit - account.spent < sent + MIN_OUTPUT:
+            raise BudgetExhaustedError(
+                f"{account.name} is used up: {account.spent} of {account.limit} tokens are spent, "
+                f"and the next model call takes about {sent}"
+            )
+        left = account.limit - account.spent - account.reserved
+        if left < wanted:
+            wanted, tightest = left, account
+    if tightest is not None and wanted < sent + MIN_OUTPUT:
+        return tightest
+    return wanted - sent
+
+
+@asynccontextmanager
+async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int | None]:
+    """Hold tokens for a model call; answers how many it may produce, ``None``: as it likes.
+
+    Waits while it is only others' reservations that leave too little.
+
+    Raises:
+        BudgetExhaustedError: as :func:`grant`.
+    """
+    while isinstance(most := grant(accounts, sent), Account):
+        await most.changed()
+    for account in accounts:
+        account.reserved += sent + most
+    try:
+        yield None if most == MAX_OUTPUT else most
+    finally:
+        for account in accounts:
+            account.give_back(sent + most)

@@ -1,0 +1,334 @@
+"""The asynchronous sub-agents of one run, and the queries of it that dispatch them."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from app.agents.current import current_call
+from app.agents.messages import Usage
+from app.agents.recording import Query
+from app.agents.tools import ToolBase
+from app.errors import InvalidInputError
+from app.subagents.file_tools import file_tools
+from app.subagents.files import VirtualFileSystem
+from app.subagents.handle import Listener, Parent, Past, Path, SubagentHandle
+from app.subagents.ledger import Account, estimate, reserved
+from app.subagents.limits import SubagentLimits
+from app.subagents.plugins import PluginContext, TaskOutcome, after_complete
+from app.subagents.registry import SubagentRegistry
+from app.subagents.shared_context import SharedContext, Workspace
+from app.subagents.states import SubagentStatus
+from app.subagents.waiting import Mode
+
+Lookup = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, dict[str, Any]]]]
+"""Answers for tasks that were collected: per id what ``poll_subagent`` says of it."""
+
+
+class NoListener:
+    """Hears nothing."""
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None: ...
+
+
+class Swarm:
+    """The asynchronous sub-agents of one run.
+
+    Args:
+        run_id: what the ids of its tasks are derived from.
+        listener: told what happens.
+        remaining: seconds that the run has left; ``None``: no end is set.
+        outer: accounts that pay for all of the run, and are charged by others.
+        plugins: asked before a task is dispatched, and told when it is over.
+        past: tasks from before a crash.
+        waits: by (task, model call, tool call) of a wait from before a crash, how many seconds of
+            it were over.
+        lookup: for tasks that were collected; without it they are not found.
+        broke: told what ended a task's query that must end the run too.
+
+    Attributes:
+        suspended: it is given up without an end; another process goes on with it.
+        broken: the first error that must end the run.
+    """
+
+    def __init__(
+        self,
+        registry: SubagentRegistry,
+        run_id: UUID | None = None,
+        *,
+        tenant_id: UUID | None = None,
+        task_root: UUID | None = None,
+        listener: Listener | None = None,
+        remaining: Callable[[], float | None] = lambda: None,
+        outer: tuple[Account, ...] = (),
+        plugins: Sequence[Any] = (),
+        past: Mapping[UUID, Past] | None = None,
+        waits: Mapping[tuple[Any, ...], float] | None = None,
+        lookup: Lookup | None = None,
+        broke: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.registry = registry
+        self.run_id = run_id or uuid4()
+        self.tenant_id = tenant_id
+        self.remaining = remaining
+        self.outer = outer
+        self.plugins = tuple(plugins)
+        self.past = past or {}
+        self.waits = waits or {}
+        self.lookup = lookup
+        self.context = SharedContext()
+        self.suspended = False
+        self.broken: Exception | None = None
+        self.listener: Listener = _Told(self, listener or NoListener())
+        self._broke = broke
+        self._task_root = task_root or self.run_id
+        self._files: dict[UUID, VirtualFileSystem] = {}
+        self._parents: list[Parent] = []
+        self._told: set[asyncio.Task[None]] = set()
+
+    def id_at(self, path: Path) -> UUID:
+        """The id of the query at a place of the tree: of the root that of the run."""
+        return task_id_at(self._task_root, path) if path else self.run_id
+
+    def task_id(self, path: Path) -> UUID:
+        """The id of the task at a place of the tree (S1)."""
+        return task_id_at(self._task_root, path)
+
+    def files_of(self, task_id: UUID) -> VirtualFileSystem:
+        """The private files of a query."""
+        if task_id not in self._files:
+            self._files[task_id] = self.context.private_files()
+        return self._files[task_id]
+
+    def forget_files(self, task_id: UUID) -> None:
+        """A query is over: its private files go."""
+        if files := self._files.pop(task_id, None):
+            files.clear()
+
+    def open(self, parent: Parent) -> None:
+        """A query may dispatch tasks from now on."""
+        self._parents.append(parent)
+        if parent.owner is not None:
+            parent.owner.scopes.append(parent)
+
+    def closed(self, parent: Parent) -> None:
+        """A query dispatches no more, and none of its tasks runs."""
+        self._parents.remove(parent)
+        if parent.owner is not None:
+            parent.owner.scopes.remove(parent)
+
+    def break_with(self, error: Exception) -> None:
+        """A task met an error that is nobody's to read: a lost run, or a bug around an agent."""
+        if self.broken is None and not self.suspended:
+            self.broken = error
+            self._broke(error)
+
+    def tell_plugins(self, handle: SubagentHandle) -> None:
+        """A task is over."""
+        parent = handle.parent
+        context = PluginContext(
+            run_id=handle.run_id,
+            tenant_id=handle.tenant_id,
+            parent_id=parent.parent_id,
+            depth=handle.depth,
+            agent=parent.agent,
+        )
+        outcome = TaskOutcome(
+            task_id=handle.task_id,
+            status=handle.status,
+            output=handle.final_output,
+            error=handle.error,
+            duration_ms=handle.duration_ms(self.registry.scheduler.now()),
+        )
+        telling = asyncio.ensure_future(after_complete(self.plugins, context, outcome))
+        self._told.add(telling)
+        telling.add_done_callback(self._told.discard)
+
+    async def close(self) -> None:
+        """The run is over, or suspended: return when nothing of it runs here any more."""
+        running = {
+            child.running
+            for parent in self._parents
+            for child in parent.children.values()
+            if child.running is not None
+        }
+        for parent in list(self._parents):
+            if not self.suspended:
+                self.registry.end_parent(parent, "parent-ended")
+        self.registry.discard(self._parents)
+        await self.registry.scheduler.stopped(running)
+        if self._told:
+            await asyncio.wait(list(self._told))
+
+
+def task_id_at(root: UUID, path: Path) -> UUID:
+    """A UUIDv5 of (parent, model call, index of the tool call) for each step of the path."""
+    for call, index in path:
+        root = uuid5(root, f"{call}:{index}")
+    return root
+
+
+class _Told:
+    """Tells a run's plugins, too, when a task is over."""
+
+    def __init__(self, swarm: Swarm, listener: Listener) -> None:
+        self._swarm = swarm
+        self._listener = listener
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        self._listener.happened(handle, event, data)
+        if handle.status.is_final and event == handle.status and self._swarm.plugins:
+            self._swarm.tell_plugins(handle)
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        self._listener.refused(parent, data)
+
+
+class TaskOfQuery:
+    """The task that a query, and those below it, are the work of (``Query.task``)."""
+
+    def __init__(self, swarm: Swarm, handle: SubagentHandle) -> None:
+        self.swarm = swarm
+        self.handle = handle
+
+    @asynccontextmanager
+    async def model_call(self, query: Query) -> AsyncIterator[int | None]:
+        handle = self.handle
+        accounts = (handle.account, *handle.parent.accounts)
+        async with (
+            self.swarm.registry.scheduler.calling(handle),
+            reserved(accounts, estimate(query)) as most,
+        ):
+            yield most
+
+    def spent(self, usage: Usage) -> None:
+        handle = self.handle
+        handle.token_usage += usage
+        accounts = (handle.account, *handle.parent.accounts)
+        for account in accounts[: len(accounts) - len(self.swarm.outer)]:
+            account.spent += usage.total_tokens
+
+    def heard(self, text: str) -> None:
+        handle = self.handle
+        if handle.status.is_final:
+            return
+        if handle.status is SubagentStatus.RUNNING:
+            self.swarm.registry.transition(handle, SubagentStatus.STREAMING)
+        handle.hear(text)
+        handle.parent.listener.happened(handle, "output_chunk", {"text": text})
+
+
+class QueryScope:
+    """What one query may dispatch, and the files it works with (``Query.scope``)."""
+
+    def __init__(self, swarm: Swarm, query: Query, limits: SubagentLimits | None = None) -> None:
+        owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
+        self.swarm = swarm
+        self.own_id = swarm.id_at(query.path)
+        self.task_id = self.own_id if query.path else None
+        self.dispatched: set[UUID] = set()
+        self.workspace = Workspace(
+            swarm.context,
+            swarm.files_of(self.own_id),
+            self.own_id if query.parent is not None else None,
+            self.dispatched.__contains__,
+        )
+        limits = limits or swarm.registry.limits
+        account = Account("what your tasks may spend together", limits.max_total_tokens)
+        paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
+        graph = query.agent.memory_graph
+        self.parent = Parent(
+            parent_id=self.own_id,
+            agent=query.agent.agent_id or query.agent.agent_name,
+            run_id=swarm.run_id,
+            tenant_id=swarm.tenant_id,
+            path=query.path,
+            limits=limits,
+            account=account,
+            accounts=(account, *paying),
+            listener=swarm.listener,
+            owner=owner,
+            remaining=swarm.remaining if owner is None else _left(swarm, owner),
+            alive=lambda: owner is None or not owner.status.is_final,
+            ancestors=None if graph is None else graph.ancestors,
+        )
+        swarm.open(self.parent)
+
+    async def wait(
+        self, handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, timeout: float
+    ) -> bool:
+        """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile."""
+        registry, owner = self.swarm.registry, self.parent.owner
+        parked: AbstractAsyncContextManager[None] = (
+            nullcontext() if owner is None else registry.scheduler.parking(owner)
+        )
+        async with parked:
+            return await registry.wait_for_completion(
+                handles, mode=mode, quorum=quorum, timeout=timeout
+            )
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """See :class:`app.agents.recording.Scope`.
+
+        Raises:
+            Exception: what a task met that must end the run.
+        """
+        swarm, parent = self.swarm, self.parent
+        if swarm.suspended:
+            return  # whoever suspends the run waits for all of it
+        cancelled = isinstance(error, asyncio.CancelledError)
+        registry = swarm.registry
+        children = list(parent.children.values())
+        registry.end_parent(parent, "parent-cancelled" if cancelled else "parent-ended")
+        await registry.scheduler.stopped({child.running for child in children if child.running})
+        swarm.closed(parent)
+        swarm.forget_files(self.own_id)
+        if swarm.broken is not None and error is None:
+            raise swarm.broken
+
+
+def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
+    """Seconds that a task has left."""
+
+    def left() -> float | None:
+        return None if owner.deadline is None else owner.deadline - swarm.registry.scheduler.now()
+
+    return left
+
+
+def scope_of(
+    query: Query, registry: SubagentRegistry, limits: SubagentLimits | None = None
+) -> QueryScope:
+    """The scope of a query; made when it is first asked for."""
+    if isinstance(query.scope, QueryScope):
+        return query.scope
+    scope = QueryScope(_swarm_of(query, registry), query, limits)
+    query.scope = scope
+    return scope
+
+
+def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
+    if isinstance(query.task, TaskOfQuery):
+        return query.task.swarm
+    if isinstance(query.recorder.swarm, Swarm):
+        return query.recorder.swarm
+    if query.parent is not None:
+        return scope_of(query.parent, registry).swarm
+    return Swarm(registry)
+
+
+@functools.cache
+def own_file_tools() -> tuple[ToolBase, ...]:
+    """The tools for files; they work on those of whichever query calls them."""
+
+    def workspace() -> Workspace:
+        call = current_call.get()
+        if call is None or not isinstance(call.query.scope, QueryScope):
+            raise InvalidInputError("this tool works only within the query of an agent of a swarm")
+        return call.query.scope.workspace
+
+    return file_tools(workspace)

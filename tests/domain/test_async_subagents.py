@@ -1,0 +1,90 @@
+"""Asynchronous sub-agents through a real agent loop, in virtual time (spec page 3)."""
+
+from typing import Any
+
+import pytest
+
+from app.agents import BaseAgent
+from app.subagents.registry import SubagentRegistry
+from tests.domain.subagents import (
+    Model,
+    after,
+    await_all,
+    coordinator,
+    dispatch,
+    poll_all,
+    registry,
+    results,
+)
+from tests.domain.virtual import run_virtual
+
+
+def test_tasks_of_one_message_run_side_by_side_and_are_awaited() -> None:
+    async def run() -> None:
+        model = Model(
+            go=[[dispatch("a"), dispatch("b")], await_all, "both"],
+            a=[after(2, "found a")],
+            b=[after(3, "found b")],
+        )
+        async with registry() as where:
+            lead = coordinator(model, where)
+            response = await lead.execute_query_async("go")
+            assert response.error is None, response
+            assert response.content == "both"
+            first, second, waited = results(lead.conversation_history)
+            assert first["queue_position"] == 0
+            assert second["queue_position"] == 1
+            assert waited["status"] == "done"
+            assert waited["wait_timed_out"] is False
+            assert [task["final_output"] for task in waited["tasks"]] == ["found a", "found b"]
+            assert [task["duration_ms"] for task in waited["tasks"]] == [2000, 3000]
+            assert response.usage.model_calls == 5
+            assert response.usage.tokens.total_tokens == 75
+        assert where.total_count == 0
+
+    run_virtual(run())
+
+
+def nested(kind: Any, depth: int) -> Model:
+    scripts: dict[str, list[Any]] = {}
+    names = ["go", *(f"level{n}" for n in range(depth))]
+    for name, below in zip(names, [*names[1:], None], strict=True):
+        if below is None:
+            scripts[name] = [after(1, "deepest")]
+        elif kind is await_all:
+            scripts[name] = [after(1, dispatch(below, agent="helper")), await_all, f"{name} done"]
+        else:
+            scripts[name] = [
+                after(1, dispatch(below, agent="helper")),
+                *[after(1, poll_until_done)] * 30,
+            ]
+    return Model(**scripts)
+
+
+def poll_until_done(messages: Any) -> Any:
+    last = results(messages)[-1]
+    if "summary" in last and last["summary"]["completed"] == 1:
+        return "polled"
+    return poll_all(messages)
+
+
+def chain(model: Model, where: SubagentRegistry, length: int) -> BaseAgent:
+    """A coordinator over a coordinator and so on, each called ``helper``."""
+    below = [BaseAgent("You help.", provider=model, agent_name="helper", description="helps")]
+    for _ in range(length):
+        agent = coordinator(model, where, *below, description="helps", max_iterations=40)
+        agent.agent_name = "helper"
+        below = [agent]
+    return below[0]
+
+
+@pytest.mark.parametrize("kind", [await_all, poll_all])
+def test_nesting_needs_no_second_slot(kind: Any) -> None:
+    async def run() -> None:
+        model = nested(kind, 3)
+        async with registry(min_workers=1, max_workers=1) as where:
+            response = await chain(model, where, 3).execute_query_async("go")
+            assert response.error is None, response
+            assert where.scheduler.busy == 0
+
+    run_virtual(run())
