@@ -95,6 +95,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     from app.runs.build import Workshop
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
+    from app.runs.heartbeat import Snapshot, heartbeats
     from app.runs.leases import leases
     from app.runs.live_text import LiveText
     from app.runs.plugins import configure_agent
@@ -124,7 +125,9 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             known=known,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
+        snapshot = lambda: Snapshot({"runs": len(executor.under_way())})  # noqa: E731
         async with (
+            heartbeats(database.pool, snapshot),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
             background(notifier.run, live_text.run, watch.run),
             _by_the_clock(service, egress),

@@ -24,6 +24,7 @@ from app.api import (
     operations,
     run_control,
     runs,
+    scheduler,
     schedules,
     sessions,
     stream,
@@ -84,6 +85,7 @@ def create_app(service: Service) -> FastAPI:
         sessions,
         keys,
         audit,
+        scheduler,
         operations,
     ):
         app.include_router(routes.router)

@@ -1,9 +1,10 @@
 """Routes for operators: is it alive, is it ready, what is it."""
 
 import asyncio
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 import app
 from app.api.deps import ReadTenant, ServiceDep
@@ -11,6 +12,7 @@ from app.api.errors import problem_response, problems
 from app.api.schemas.base import Answer
 from app.db.migrate import require_current
 from app.errors import BottegaError
+from app.runs.heartbeat import any_alive
 
 router = APIRouter(tags=["operations"])
 
@@ -27,7 +29,10 @@ class Readiness(Answer):
     """The service can do its work."""
 
     status: Literal["ready"] = "ready"
-    worker: Literal["here", "elsewhere"]
+    worker: Annotated[
+        Literal["here", "elsewhere", "none"],
+        Field(description="Where runs are executed; `none`: no worker is up, and runs wait."),
+    ]
 
 
 class Info(Answer):
@@ -62,13 +67,16 @@ async def ready(service: ServiceDep) -> Readiness | Response:
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await require_current(service.database.pool)
+            elsewhere = await any_alive(service.database.pool)
     except TimeoutError:
         return problem_response(503, "database_unavailable", "the database does not answer")
     except BottegaError as error:
         return problem_response(503, error.code, error.detail)
     if service.feed.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
-    return Readiness(worker="here" if service.working else "elsewhere")
+    if service.working:
+        return Readiness(worker="here")
+    return Readiness(worker="elsewhere" if elsewhere else "none")
 
 
 @router.get(

@@ -65,13 +65,14 @@ _CARRIED = """        INSERT INTO tasks (
 
 # --- Heartbeats of workers ----------------------------------------------------------------------
 
-# A worker is alive, and how busy: on the whole, and with each of the tenants it works for. It may
-# name some that are gone by now.
+# A worker is alive, for how long, and how busy: on the whole, and with each of the tenants it works
+# for. It may name some that are gone by now.
 BEAT = """
 CREATE FUNCTION beat(
-    p_worker uuid, p_started timestamptz, p_pool jsonb, p_tenants uuid[], p_states jsonb[]
+    p_worker uuid, p_age_s double precision, p_pool jsonb, p_tenants uuid[], p_states jsonb[]
 ) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    INSERT INTO workers (id, started_at, seen_at, pool) VALUES (p_worker, p_started, now(), p_pool)
+    INSERT INTO workers (id, started_at, seen_at, pool)
+    VALUES (p_worker, now() - make_interval(secs => p_age_s), now(), p_pool)
     ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, pool = excluded.pool;
     DELETE FROM worker_tenants WHERE worker_id = p_worker AND tenant_id <> ALL (p_tenants);
     INSERT INTO worker_tenants (tenant_id, worker_id, state, seen_at)

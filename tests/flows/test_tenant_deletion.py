@@ -80,6 +80,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         " SELECT tenant_id, id, 'https://a.example/', 'failed' FROM runs WHERE id = $1",
         run["id"],
     )
+    await owner.execute(
+        "SELECT beat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
+        " FROM tenants WHERE name = $1",
+        tenant,
+    )
     await owner.close()
     empty = [table for table, count in (await counts(url, tenant)).items() if not count]
     assert empty == [], "leave a row of the tenant's in these tables, too"

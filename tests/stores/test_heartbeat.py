@@ -1,0 +1,159 @@
+"""Heartbeats of workers: who is there, how busy, and who has gone."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from pydantic_core import from_json
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database
+from app.runs import queue
+from app.runs.heartbeat import Snapshot, alive, any_alive, heartbeats
+from tests.stores.test_turns import tenants
+
+SOON = 0.01
+SILENT = "UPDATE {} SET seen_at = now() - interval '31 seconds'"
+
+
+class Busy:
+    """A worker's state, which a test changes.
+
+    Attributes:
+        asked: how often somebody looked at it.
+    """
+
+    def __init__(self, pool: Mapping[str, Any], *own: UUID) -> None:
+        self.pool = pool
+        self.tenants = {tenant: {"running": 1} for tenant in own}
+        self.error: Exception | None = None
+        self.asked = 0
+
+    def __call__(self) -> Snapshot:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return Snapshot(self.pool, dict(self.tenants))
+
+
+async def told(owner: asyncpg.Pool) -> list[Any]:
+    return [from_json(row["pool"]) for row in await owner.fetch("SELECT pool FROM workers")]
+
+
+async def until_told(owner: asyncpg.Pool, *pools: Mapping[str, Any]) -> None:
+    while await told(owner) != list(pools):
+        pass
+
+
+async def test_a_worker_is_there_while_it_works(database: Database, owner: asyncpg.Pool) -> None:
+    assert not await any_alive(database.pool)
+    busy = Busy({"runs": 1}, DEFAULT_TENANT)
+    async with heartbeats(database.pool, busy, SOON):
+        assert await told(owner) == [{"runs": 1}]
+        assert await any_alive(database.pool)
+        (first,) = await owner.fetch("SELECT * FROM workers")
+        busy.pool = {"runs": 2}
+        await until_told(owner, {"runs": 2})
+        (then,) = await owner.fetch("SELECT * FROM workers")
+        assert (then["id"], then["started_at"]) == (first["id"], first["started_at"])
+        assert then["seen_at"] > first["seen_at"] > first["started_at"]
+        async with database.begin(DEFAULT_TENANT) as tx:
+            (row,) = await alive(tx, DEFAULT_TENANT)
+        assert row["state"] == {"running": 1}
+    assert await told(owner) == []
+    assert await owner.fetch("SELECT FROM worker_tenants") == []
+    assert not await any_alive(database.pool)
+
+
+async def test_it_is_as_old_as_it_says_though_it_was_forgotten(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    worker = uuid4()
+    for age in (100, 102):
+        await owner.execute("DELETE FROM workers")
+        await database.pool.execute("SELECT beat($1, $2, '{}', '{}', '{}')", worker, age)
+        found = await owner.fetchval("SELECT seen_at - started_at FROM workers")
+        assert found.total_seconds() == age
+
+
+async def test_only_tenants_that_it_works_for_have_a_part(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    one, other = await tenants(owner, 2)
+    busy = Busy({"runs": 0}, one, other, uuid4())  # the last one was deleted meanwhile
+    async with (
+        heartbeats(database.pool, busy, SOON),
+        heartbeats(database.pool, Busy({}, one), 600),
+    ):
+        of_tenants = "SELECT tenant_id FROM worker_tenants ORDER BY tenant_id"
+        found = [row["tenant_id"] for row in await owner.fetch(of_tenants)]
+        assert found == sorted([one, one, other])
+        busy.tenants = {other: {"running": 1}}
+        while [row["tenant_id"] for row in await owner.fetch(of_tenants)] != sorted([one, other]):
+            pass  # the other worker's part is still there
+        await owner.execute("DELETE FROM tenants WHERE id = $1", other)
+        await owner.execute("DELETE FROM worker_tenants")
+        asked = busy.asked
+        while busy.asked < asked + 2:
+            await owner.fetch(of_tenants)
+        assert await owner.fetch(of_tenants) == []
+
+
+async def test_it_goes_on_whatever_becomes_of_a_heartbeat(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    busy = Busy({"runs": 1})
+    async with heartbeats(database.pool, busy, SOON):
+        await owner.execute("ALTER TABLE workers RENAME TO away")
+        await owner.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        asked = busy.asked
+        while busy.asked < asked + 3:
+            await owner.fetchval("SELECT 1")
+        await owner.execute("ALTER TABLE away RENAME TO workers")
+        await owner.execute("DELETE FROM workers")
+        await until_told(owner, {"runs": 1})
+        busy.error = ValueError("a bug")
+        asked = busy.asked
+        while busy.asked < asked + 3:
+            await owner.fetchval("SELECT 1")
+        busy.pool, busy.error = {"runs": 2}, None
+        await until_told(owner, {"runs": 2})
+
+
+async def test_a_worker_that_cannot_say_so_begins_all_the_same(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("ALTER TABLE workers RENAME TO away")
+    async with heartbeats(database.pool, Busy({"runs": 1}), SOON):
+        await owner.execute("ALTER TABLE away RENAME TO workers")
+        await until_told(owner, {"runs": 1})
+        await owner.execute("ALTER TABLE workers RENAME TO away")
+
+
+async def test_of_whom_nothing_was_heard_is_gone(database: Database, owner: asyncpg.Pool) -> None:
+    beat = "SELECT beat($1, 0, '{}', $2, $3)"
+    silent, lively = uuid4(), uuid4()
+    await database.pool.execute(beat, silent, [DEFAULT_TENANT], ["{}"])
+    for table in ("workers", "worker_tenants"):
+        await owner.execute(SILENT.format(table))
+    assert not await any_alive(database.pool)
+    await database.pool.execute(beat, lively, [DEFAULT_TENANT], ["{}"])
+    assert await any_alive(database.pool)
+    async with database.begin(DEFAULT_TENANT) as tx:
+        assert [row["id"] for row in await alive(tx, DEFAULT_TENANT)] == [lively]
+    assert len(await owner.fetch("SELECT FROM workers")) == 2
+    await queue.sweep(database.pool)
+    for table, column in (("workers", "id"), ("worker_tenants", "worker_id")):
+        rows = await owner.fetch(f"SELECT {column} AS id FROM {table}")
+        assert [row["id"] for row in rows] == [lively], table
+
+
+async def test_the_application_sees_sums_and_cannot_change_them(database: Database) -> None:
+    for change in ("UPDATE workers SET pool = '{}'", "DELETE FROM workers"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await database.pool.execute(change)
