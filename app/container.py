@@ -24,6 +24,7 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
     from app.memory.embeddings import BuiltinEmbedder
+    from app.runs.subagents import Bench
     from app.tools.egress import Egress
 
 
@@ -89,13 +90,24 @@ def _embedder() -> "BuiltinEmbedder":
     return BuiltinEmbedder()
 
 
+def _bench(settings: Settings) -> "Bench":
+    """The one pool of this process for the asynchronous sub-agents of all its runs."""
+    from app.runs.plugins import subagent_plugins
+    from app.runs.subagents import Bench
+    from app.subagents.registry import SubagentRegistry
+    from app.subagents.scheduler import SubagentScheduler
+
+    scheduler = SubagentScheduler(settings.subagent_options)
+    return Bench(SubagentRegistry(settings.subagent_limits, scheduler), subagent_plugins())
+
+
 @asynccontextmanager
 async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.runs.build import Workshop
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
-    from app.runs.heartbeat import Snapshot, heartbeats
+    from app.runs.heartbeat import heartbeats
     from app.runs.leases import leases
     from app.runs.live_text import LiveText
     from app.runs.plugins import configure_agent
@@ -106,6 +118,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     known = redactor(settings)
     notifier = Notifier(database.connect)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
+    bench = _bench(settings)
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
         executor = Executor(
             pool=database.pool,
@@ -123,13 +136,14 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             takeover_s=settings.takeover_s,
             live_text=live_text,
             known=known,
+            bench=bench,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
-        snapshot = lambda: Snapshot({"runs": len(executor.under_way())})  # noqa: E731
         async with (
-            heartbeats(database.pool, snapshot),
+            heartbeats(database.pool, lambda: bench.snapshot(len(executor.under_way()))),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
             background(notifier.run, live_text.run, watch.run),
+            bench.registry,
             _by_the_clock(service, egress),
         ):
             working = asyncio.ensure_future(

@@ -124,7 +124,7 @@ class _Calls:
         def execute() -> Awaitable[ToolResult]:
             return _given(skipped) if skipped else execute_tool(tool, call, self.tools)
 
-        token = current_call.set(CurrentCall(self.query, index))
+        token = current_call.set(CurrentCall(self.query, index, call.id))
         try:
             return await self.query.recorder.tool_call(self.query, call, tool, execute)
         finally:

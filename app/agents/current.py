@@ -17,10 +17,12 @@ class CurrentCall:
     Attributes:
         query: whose model asked for it.
         index: its place among the calls of that message.
+        id: the model's own, for the call.
     """
 
     query: Query
     index: int
+    id: str = ""
 
 
 current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)

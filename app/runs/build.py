@@ -21,6 +21,8 @@ from app.agents.recall import Embedder
 from app.definitions.graphs import to_graph
 from app.errors import InvalidInputError
 from app.graph.shared_memory import Publication
+from app.subagents.registry import SubagentRegistry
+from app.subagents.tools import use_async_subagents
 from app.tools.builtin import ToolDeps, builtin_tool
 from app.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
 from app.tools.secrets import variable
@@ -63,13 +65,16 @@ class Team:
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
 
-def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
+def build(
+    claim: Mapping[str, Any], workshop: Workshop, registry: SubagentRegistry | None = None
+) -> Team:
     """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
     Args:
         claim: ``tenant`` (its name), ``mode``, ``agent`` (the root's name), ``agents`` (pinned
             definitions by name), ``graph`` (the pinned graph's definition or ``None``) and
             ``session_base``.
+        registry: of asynchronous sub-agents, if there can be any.
 
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``.
@@ -97,7 +102,12 @@ def build(claim: Mapping[str, Any], workshop: Workshop) -> Team:
     def create(name: str) -> BaseAgent:
         subagents = definitions[name]["subagents"]
         children = [subagent(child) for child in subagents["names"]] if subagents else []
-        agent = factory.create(name, subagents=children)
+        if subagents and subagents["mode"] == "async" and registry is not None:
+            agent = factory.create(name)
+            limits = registry.limits.lowered(**(subagents.get("limits") or {}))
+            use_async_subagents(agent, registry, children, limits=limits)
+        else:
+            agent = factory.create(name, subagents=children)
         if recall := definitions[name]["recall"]:
             agent.recall = Recall(workshop.embedder(), recall["k"])
         for configure in workshop.configure:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,16 +14,17 @@ from pydantic_core import from_json
 from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
-from app.events.types import EventType, RunStatus
+from app.events.types import Event, EventType, RunStatus
 from app.redaction import Redactor
 from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
-from app.runs.fold import Fold, fold
+from app.runs.fold import fold
 from app.runs.journal import End, Journal
 from app.runs.leases import Held, lease_s
 from app.runs.live_text import LiveText
 from app.runs.recorder import JournalRecorder
+from app.runs.subagents import Bench, beside, uses_subagents
 
 logger = structlog.get_logger(__name__)
 
@@ -61,6 +62,7 @@ class Executor:
         takeover_s: how long a claim holds without a renewal.
         live_text: shows the models' text while it comes in.
         known: of secrets that no log may hold.
+        bench: of asynchronous sub-agents; without it runs that use them fail.
     """
 
     pool: asyncpg.Pool
@@ -70,6 +72,7 @@ class Executor:
     takeover_s: float
     live_text: LiveText | None = None
     known: Redactor = Redactor(())
+    bench: Bench | None = None
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -88,6 +91,8 @@ class Executor:
         if task_id is not None:
             if entry.recorder is not None:
                 entry.recorder.tasks.cancel(task_id)
+                if self.bench is not None:
+                    self.bench.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
             # One that is being handed back ends there.
             entry.cancelled = True
@@ -145,7 +150,7 @@ class Executor:
         entry.held = Held(tenant_id, run_id, journal.attempt)
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
         try:
-            await self._take_to_its_end(entry.recorder, claim)
+            await self._take_to_its_end(entry.recorder, claim, entry)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
@@ -171,7 +176,9 @@ class Executor:
         answer = await log.persist(lambda: self.pool.fetchval(_CLAIM, *claim))
         return None if answer is None else from_json(answer)
 
-    async def _take_to_its_end(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+    async def _take_to_its_end(
+        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
+    ) -> None:
         journal = recorder.journal
         if claim["cancel"]:
             await self._end_cancelled(recorder)
@@ -180,7 +187,7 @@ class Executor:
             error = {"code": "crashed", "message": detail}
             await journal.finish(End(RunStatus.FAILED, error=error))
         else:
-            await _execute(recorder, claim, self.workshop, self._fold)
+            await self._go_on(recorder, claim, entry)
 
     async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
         """Leave the run to the next worker, with all that is known of it so far."""
@@ -195,31 +202,39 @@ class Executor:
         with contextlib.suppress(FencedError):
             await recorder.journal.finish(end)
 
-    async def _fold(self, journal: Journal) -> Fold:
+    async def _go_on(
+        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
+    ) -> None:
+        """Take the claimed run to its final event."""
+        journal = recorder.journal
+        limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
+
+        def suspended() -> bool:
+            """Whether what cancels the run now is not its end."""
+            return entry.lost or not (
+                entry.cancelled or limit.expired() or not entry.task.cancelling()
+            )
+
+        try:
+            past = await self._past(journal)
+            journal.folded = fold(past, journal.carried_seq)
+            async with limit:
+                if self.bench is not None and uses_subagents(claim):
+                    async with beside(self.bench, recorder, claim, past, self.pool, suspended):
+                        end = await _work(recorder, claim, self.workshop, self.bench)
+                else:
+                    end = await _work(recorder, claim, self.workshop, self.bench)
+            await journal.finish(end)
+        except FencedError:
+            raise
+        except Exception as error:
+            await journal.finish(_broken(recorder, claim, error, timed_out=limit.expired()))
+
+    async def _past(self, journal: Journal) -> list[Event]:
+        """What earlier attempts wrote down."""
         if not journal.has_past:
-            return Fold()
-        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
-        return fold(events, journal.carried_seq)
-
-
-async def _execute(
-    recorder: JournalRecorder,
-    claim: dict[str, Any],
-    workshop: Workshop,
-    fold_journal: Callable[[Journal], Awaitable[Fold]],
-) -> None:
-    """Take the claimed run to its final event."""
-    journal = recorder.journal
-    limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
-    try:
-        journal.folded = await fold_journal(journal)
-        async with limit:
-            end = await _work(recorder, claim, workshop)
-        await journal.finish(end)
-    except FencedError:
-        raise
-    except Exception as error:
-        await journal.finish(_broken(recorder, claim, error, timed_out=limit.expired()))
+            return []
+        return await log.read_all(self.pool, journal.tenant_id, journal.run_id)
 
 
 def _broken(
@@ -238,9 +253,11 @@ def _broken(
     return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
 
 
-async def _work(recorder: JournalRecorder, claim: dict[str, Any], workshop: Workshop) -> End:
+async def _work(
+    recorder: JournalRecorder, claim: dict[str, Any], workshop: Workshop, bench: Bench | None
+) -> End:
     """Let the run's agents work; answers how it ended."""
-    team = build(claim, workshop)
+    team = build(claim, workshop, None if bench is None else bench.registry)
     for code, message in team.warnings:
         recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
     question = query_of(claim["input"])

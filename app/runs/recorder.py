@@ -28,6 +28,7 @@ from app.runs.fold import Key
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
 from app.runs.tasks import CANCELLED, Tasks, name_of
+from app.subagents.ledger import Account
 
 
 class JournalRecorder(Recorder):
@@ -42,6 +43,8 @@ class JournalRecorder(Recorder):
     Attributes:
         tasks: of the run.
         answer_seq: of the root's accepted answer, once there is one.
+        answered: of tasks that run beside their parent, by id, where the answer is in the log.
+        accounts: what the run may spend, and how much of it is.
         spent: by all agents of the run, in all its attempts.
     """
 
@@ -58,7 +61,12 @@ class JournalRecorder(Recorder):
         self.journal = journal
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
+        self.answered: dict[UUID | None, int] = {}
         self._budget = budget or Budget()
+        self.accounts = (
+            Account("the run's token_budget", self._budget.of_run),
+            Account("what the tenant may spend today", self._budget.of_day),
+        )
         self.tasks = Tasks(journal, task_root, cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
@@ -89,7 +97,9 @@ class JournalRecorder(Recorder):
         )
         if query.parent is None:
             self.answer_seq = seq
-        elif query.tool_call is not None:
+        elif query.tool_call is None:  # it runs beside its parent
+            self.answered[self.tasks.id_at(query.path)] = seq
+        else:
             call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
         self.tasks.set(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
@@ -192,6 +202,8 @@ class JournalRecorder(Recorder):
     def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
         """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
         if budgeted:
+            for account in self.accounts:
+                account.spent += message.usage.total_tokens
             self.journal.tokens += message.usage.total_tokens
         self.spent += AgentUsage(
             tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)

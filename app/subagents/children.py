@@ -20,6 +20,7 @@ DEFAULT_INSTRUCTIONS = (
     "You carry out one task for another agent, which reads your answer and nothing else of you. "
     "Answer with what it asked for, complete and to the point."
 )
+CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 
@@ -53,8 +54,14 @@ class Child:
         if past is None:
             return None
         self.scope.dispatched.add(self.task_id)
+        graph = self.query.agent.memory_graph
+        if past.publication is not None and graph is not None:
+            graph.restore(past.publication)
         work = self._work(past.params)
-        return registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
+        handle = registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
+        if self.task_id in self.scope.swarm.cancelled:
+            registry.cancel(self.task_id, CANCELLED)
+        return handle
 
     def dispatch(self, params: DispatchParams) -> SubagentHandle:
         """Dispatch it now.

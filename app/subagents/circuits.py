@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from app.subagents.breaker import Breakers
 from app.subagents.counts import Kind
@@ -23,6 +24,7 @@ class Circuits:
         self.breakers = Breakers(scheduler.options)
         self.timer: asyncio.TimerHandle | None = None
         self._scheduler = scheduler
+        self._agents: dict[Kind, str] = {}
 
     def enqueued(self, handle: SubagentHandle) -> None:
         """A task is about to wait; its kind's breaker may hold it back."""
@@ -48,6 +50,29 @@ class Circuits:
             self._opened(kind, handle)
         self._keep_time()
 
+    def open(self) -> list[tuple[UUID | None, dict[str, Any]]]:
+        """The breakers that are not closed: each with its tenant, and what to show of it."""
+        return [
+            (
+                breaker.key[0],
+                {
+                    "kind": breaker.key[1],
+                    "agent": self._agents.get(breaker.key),
+                    "state": breaker.state,
+                    "failures": breaker.failures,
+                    "retry_after_ms": round(breaker.retry_after * 1000),
+                },
+            )
+            for breaker in self.breakers.open(self._scheduler.now())
+        ]
+
+    def forget(self) -> None:
+        """Forget those that are closed and clean."""
+        now = self._scheduler.now()
+        self.breakers.forget(now)
+        kept = {breaker.key for breaker in self.breakers.open(now)}
+        self._agents = {kind: agent for kind, agent in self._agents.items() if kind in kept}
+
     def _opened(self, kind: Kind, handle: SubagentHandle) -> None:
         """Tasks of the kind that wait stay queued, not ready."""
         options = self._scheduler.options
@@ -59,6 +84,7 @@ class Circuits:
         registry = self._scheduler.registry
         registry.telemetry.count("subagent.circuit_breaker.open")
         handle.parent.listener.happened(handle, "circuit_opened", data)
+        self._agents[kind] = handle.agent
         for other in registry.counts.queued_of_kind(kind):
             if not other.held_by_breaker:
                 admitted = self.breakers.admit(kind, other, self._scheduler.now())

@@ -1,6 +1,7 @@
 """How many tasks are in which state; kept up to date, never counted anew (spec page 3, S5)."""
 
 from collections import Counter
+from typing import Any
 from uuid import UUID
 
 from app.subagents.handle import SubagentHandle
@@ -16,6 +17,8 @@ class Counts:
     def __init__(self) -> None:
         self._by_status: Counter[SubagentStatus] = Counter()
         self._queued_of: Counter[UUID | None] = Counter()
+        self._active_of: Counter[UUID | None] = Counter()
+        self._priorities: dict[UUID | None, Counter[int]] = {}
         self._queued: dict[Kind, dict[UUID, SubagentHandle]] = {}
 
     @property
@@ -29,6 +32,17 @@ class Counts:
     def queued_of_tenant(self, tenant: UUID | None) -> int:
         return self._queued_of.get(tenant, 0)
 
+    def active_of_tenant(self, tenant: UUID | None) -> int:
+        return self._active_of.get(tenant, 0)
+
+    def tenants(self) -> set[UUID | None]:
+        """Those that have tasks which are not over."""
+        return {*self._active_of, *self._queued_of}
+
+    def queued_by_priority(self, tenant: UUID | None) -> dict[int, int]:
+        """How many of a tenant's tasks wait, by the priority that they were given."""
+        return dict(self._priorities.get(tenant, {}))
+
     def queued_of_kind(self, kind: Kind) -> list[SubagentHandle]:
         """In the order of their dispatch."""
         return list(self._queued.get(kind, {}).values())
@@ -36,23 +50,37 @@ class Counts:
     def enter(self, handle: SubagentHandle) -> None:
         """A task is in its state now."""
         self._by_status[handle.status] += 1
+        tenant = handle.tenant_id
         if handle.status is SubagentStatus.QUEUED:
-            self._queued_of[handle.tenant_id] += 1
-            kind = (handle.tenant_id, handle.kind)
+            self._queued_of[tenant] += 1
+            self._priorities.setdefault(tenant, Counter())[handle.priority] += 1
+            kind = (tenant, handle.kind)
             self._queued.setdefault(kind, {})[handle.task_id] = handle
             handle.parent.queued += 1
+        elif not handle.status.is_final:
+            self._active_of[tenant] += 1
 
     def leave(self, handle: SubagentHandle) -> None:
         """A task leaves its state."""
         self._by_status[handle.status] -= 1
-        if handle.status is not SubagentStatus.QUEUED:
-            return
         tenant = handle.tenant_id
+        if handle.status is not SubagentStatus.QUEUED:
+            if not handle.status.is_final:
+                _take_one(self._active_of, tenant)
+            return
         handle.parent.queued -= 1
-        self._queued_of[tenant] -= 1
-        if not self._queued_of[tenant]:
-            del self._queued_of[tenant]
+        _take_one(self._queued_of, tenant)
+        _take_one(self._priorities[tenant], handle.priority)
+        if not self._priorities[tenant]:
+            del self._priorities[tenant]
         of_kind = self._queued[tenant, handle.kind]
         del of_kind[handle.task_id]
         if not of_kind:
             del self._queued[tenant, handle.kind]
+
+
+def _take_one(counter: Counter[Any], key: Any) -> None:
+    """Count down; what has none left is not kept."""
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

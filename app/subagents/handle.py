@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from app.agents.messages import Usage
+from app.graph.shared_memory import Publication
 from app.subagents.ledger import Account
 from app.subagents.limits import SubagentLimits
 from app.subagents.queue import Entry
@@ -63,6 +64,7 @@ class Past:
         remaining: of its timeout, if it ever ran.
         attempt: the one that begins now.
         spent: tokens that finished tasks used.
+        publication: what a finished task published to the run's graph.
     """
 
     params: DispatchParams
@@ -72,6 +74,7 @@ class Past:
     outcome: Outcome | None = None
     duration_ms: int | None = None
     spent: Usage = Usage()
+    publication: Publication | None = None
 
 
 class Listener(Protocol):
@@ -129,6 +132,7 @@ class SubagentHandle:
     """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
 
     Attributes:
+        named: its agent is one of its parent's; else it is nobody in particular.
         kind: tasks of one kind share a circuit breaker.
         work: does what the task is there for; run by the scheduler.
         attempt: 1, and one more each time it is rebuilt after a crash.
@@ -147,6 +151,7 @@ class SubagentHandle:
     parent: Parent
     path: Path
     agent: str
+    named: bool
     prompt: str
     instructions: str | None
     priority: int

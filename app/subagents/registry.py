@@ -99,8 +99,9 @@ class SubagentRegistry:
         self._check(parent, kind)
         handle = self._add(parent, params, kind, work, task_id, place)
         self.telemetry.count("subagent.dispatch.count")
-        handle.parent.listener.happened(handle, "dispatched", {})
         self.scheduler.enqueue(handle)
+        position = self.scheduler.position(handle)
+        handle.parent.listener.happened(handle, "dispatched", {"queue_position": position})
         return handle
 
     def restore(
@@ -161,6 +162,7 @@ class SubagentRegistry:
             parent=parent,
             path=(*parent.path, place),
             agent=params.agent,
+            named=params.named,
             prompt=params.prompt,
             instructions=params.instructions,
             priority=params.priority,

@@ -71,6 +71,10 @@ class SubagentScheduler:
         """Slots that are held."""
         return self._queue.holding()
 
+    def busy_for(self, tenant: UUID | None) -> int:
+        """Slots that a tenant's tasks hold."""
+        return self._queue.holding(tenant)
+
     @property
     def parked(self) -> int:
         """Tasks that run and hold no slot: they wait, for others or for a slot."""
@@ -147,7 +151,7 @@ class SubagentScheduler:
 
     def tidy(self) -> None:
         """Forget what is over."""
-        self.circuits.breakers.forget(self.now())
+        self.circuits.forget()
 
     async def shutdown(self) -> None:
         """Return when no task runs any more; all are over, or suspended."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from uuid import UUID, uuid4, uuid5
@@ -47,11 +47,13 @@ class Swarm:
         past: tasks from before a crash.
         waits: by (task, model call, tool call) of a wait from before a crash, how many seconds of
             it were over.
+        cancelled: tasks that somebody cancelled before the crash.
         lookup: for tasks that were collected; without it they are not found.
+        is_suspended: whether what ends the run's queries now is no end of the run: another process
+            goes on with it.
         broke: told what ended a task's query that must end the run too.
 
     Attributes:
-        suspended: it is given up without an end; another process goes on with it.
         broken: the first error that must end the run.
     """
 
@@ -68,8 +70,10 @@ class Swarm:
         plugins: Sequence[Any] = (),
         past: Mapping[UUID, Past] | None = None,
         waits: Mapping[tuple[Any, ...], float] | None = None,
+        cancelled: Container[UUID] = (),
         lookup: Lookup | None = None,
-        broke: Callable[[Exception], None] = lambda error: None,
+        is_suspended: Callable[[], bool] = lambda: False,
+        broke: Callable[[Exception], object] = lambda error: None,
     ) -> None:
         self.registry = registry
         self.run_id = run_id or uuid4()
@@ -79,16 +83,22 @@ class Swarm:
         self.plugins = tuple(plugins)
         self.past = past or {}
         self.waits = waits or {}
+        self.cancelled = cancelled
         self.lookup = lookup
         self.context = SharedContext()
-        self.suspended = False
         self.broken: Exception | None = None
         self.listener: Listener = _Told(self, listener or NoListener())
         self._broke = broke
+        self._is_suspended = is_suspended
         self._task_root = task_root or self.run_id
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: list[Parent] = []
         self._told: set[asyncio.Task[None]] = set()
+
+    @property
+    def suspended(self) -> bool:
+        """It is given up without an end; another process goes on with it."""
+        return self.broken is None and self._is_suspended()
 
     def id_at(self, path: Path) -> UUID:
         """The id of the query at a place of the tree: of the root that of the run."""

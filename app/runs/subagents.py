@@ -1,0 +1,304 @@
+"""The asynchronous sub-agents of a run of the service: journalled, and taken up again."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json
+
+from app.agents.current import current_call
+from app.clock import monotonic
+from app.db.engine import acting_as
+from app.events.types import Event, EventType
+from app.runs.heartbeat import Snapshot
+from app.runs.past import Memory, remember
+from app.runs.recorder import JournalRecorder
+from app.runs.tasks import CANCELLED
+from app.subagents.handle import Parent, SubagentHandle
+from app.subagents.registry import SubagentRegistry
+from app.subagents.states import SubagentStatus
+from app.subagents.swarm import Swarm
+
+_LOOK_UP = """
+SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
+       coalesce((t.usage #>> '{tokens,input_tokens}')::bigint, 0) AS input,
+       coalesce((t.usage #>> '{tokens,output_tokens}')::bigint, 0) AS output_tokens
+FROM tasks t LEFT JOIN run_events e
+  ON e.tenant_id = t.tenant_id AND e.run_id = t.run_id AND e.seq = t.answer_seq
+WHERE t.tenant_id = $1 AND t.run_id = $2 AND t.id = ANY($3)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs of this worker share for their asynchronous sub-agents.
+
+    Attributes:
+        plugins: asked before each dispatch, and told of each end.
+    """
+
+    registry: SubagentRegistry
+    plugins: Sequence[object] = ()
+
+    def snapshot(self, runs: int) -> Snapshot:
+        """What this worker does now; ``runs`` are under way."""
+        registry, scheduler = self.registry, self.registry.scheduler
+        counts, options = registry.counts, scheduler.options
+        tenants: dict[UUID, dict[str, Any]] = {}
+        total: Counter[int] = Counter()
+        for tenant in counts.tenants():
+            queue, running = counts.queued_by_priority(tenant), counts.active_of_tenant(tenant)
+            total.update(queue)
+            if tenant is not None:
+                tenants[tenant] = {
+                    "running": running,
+                    "parked": max(0, running - scheduler.busy_for(tenant)),
+                    "queued": counts.queued_of_tenant(tenant),
+                    "queue": queue,
+                    "breakers": [],
+                }
+        for tenant, breaker in scheduler.circuits.open():
+            if tenant is not None:
+                idle = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
+                tenants.setdefault(tenant, idle)["breakers"].append(breaker)
+        pool = {
+            "size": scheduler.capacity,
+            "min": options.min_workers,
+            "max": options.max_workers,
+            "busy": scheduler.busy,
+            "parked": scheduler.parked,
+            "queued": registry.queued_count,
+            "queue": dict(total),
+            "runs": runs,
+        }
+        return Snapshot(pool, tenants)
+
+    def cancel(self, run_id: UUID, task_id: UUID) -> None:
+        """End a task, and all below it, if it is one of these."""
+        handle = self.registry.get(task_id)
+        if handle is not None and handle.run_id == run_id:
+            self.registry.cancel(task_id, CANCELLED["message"])
+
+
+def uses_subagents(claim: Mapping[str, Any]) -> bool:
+    """Whether an agent of a claimed run dispatches asynchronous sub-agents."""
+    return any(
+        (definition["subagents"] or {}).get("mode") == "async"
+        for definition in claim["agents"].values()
+    )
+
+
+@asynccontextmanager
+async def beside(
+    bench: Bench,
+    recorder: JournalRecorder,
+    claim: Mapping[str, Any],
+    events: Sequence[Event],
+    pool: asyncpg.Pool,
+    is_suspended: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Run the asynchronous sub-agents of a run beside the block; none outlives it.
+
+    Args:
+        events: of the run's earlier attempts.
+        is_suspended: whether what ends the block is not the end of the run.
+
+    Raises:
+        Exception: what broke in a sub-agent and must end the run.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    memory = remember(events, database_now(claim))
+    journal = recorder.journal
+    began, left = monotonic(), float(claim["remaining_s"])
+    swarm = Swarm(
+        bench.registry,
+        journal.run_id,
+        tenant_id=journal.tenant_id,
+        task_root=recorder.tasks.root,
+        listener=JournalListener(recorder),
+        remaining=lambda: left - (monotonic() - began),
+        outer=recorder.accounts,
+        plugins=bench.plugins,
+        past=memory.tasks,
+        waits=memory.waits,
+        cancelled=recorder.tasks.cancelled,
+        lookup=lambda ids: _look_up(pool, journal.tenant_id, journal.run_id, ids),
+        is_suspended=is_suspended,
+        broke=lambda error: me.cancel(),
+    )
+    for task_id, path, content in memory.writes:
+        if path.startswith(("/global/", "/subagent/")):
+            swarm.context.restore(path, content)
+        else:
+            swarm.files_of(task_id or journal.run_id).restore(path, content)
+    recorder.swarm = swarm
+    _resume(recorder, memory)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if swarm.broken is None:
+            raise
+        me.uncancel()
+        raise swarm.broken from None
+    finally:
+        await swarm.close()
+
+
+def database_now(claim: Mapping[str, Any]) -> datetime:
+    """When the run was claimed, by the clock of the database, whose times events have."""
+    ran = claim["timeout_s"] - claim["remaining_s"]
+    return datetime.fromisoformat(claim["started_at"]) + timedelta(seconds=ran)
+
+
+def _resume(recorder: JournalRecorder, memory: Memory) -> None:
+    """Say of each task that goes on that it waits for its turn again."""
+    journal = recorder.journal
+    for task_id in memory.unfinished():
+        past, parent = memory.tasks[task_id], memory.parents[task_id]
+        depth = len(list(memory.line(task_id))) - 1
+        seq = journal.add(
+            EventType.SUBAGENT_RESUMED,
+            {"attempt": past.attempt},
+            task_id=task_id,
+            parent_task_id=parent,
+            agent=past.params.agent,
+            depth=depth,
+        )
+        if journal.is_new(seq):
+            journal.task(
+                task_id,
+                parent_id=parent,
+                agent=past.params.agent,
+                depth=depth,
+                status=SubagentStatus.QUEUED,
+                attempt=past.attempt,
+            )
+
+
+class JournalListener:
+    """Writes what happens to tasks into the run's journal, and into their rows."""
+
+    def __init__(self, recorder: JournalRecorder) -> None:
+        self._recorder = recorder
+        self._journal = recorder.journal
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        if event == "output_chunk":
+            return  # shown as llm.delta
+        final = handle.status.is_final
+        if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
+            self._stopped(handle)
+        kind = EventType.WARNING if event == "warning" else EventType(f"subagent.{event}")
+        fields: dict[str, Any] = {}
+        match kind:
+            case EventType.SUBAGENT_DISPATCHED:
+                data = _dispatched(handle) | data
+                fields = _first_row(handle)
+            case EventType.SUBAGENT_STATUS_CHANGED:
+                fields = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
+            case EventType.SUBAGENT_COMPLETED:
+                data, fields = self._completed(handle, data)
+            case EventType() if final and "duration_ms" in data:
+                fields = {"error": data["error"], "duration_ms": data["duration_ms"]}
+            case _:
+                self._add(handle, kind, data)
+                return
+        seq = self._add(handle, kind, data)
+        if fields.get("answer_seq") == 0:
+            fields["answer_seq"] = seq
+        if self._journal.is_new(seq):
+            self._row(handle, **fields)
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        call = current_call.get()
+        assert call is not None
+        about = {"call": call.query.model_calls, "tool_call_id": call.id}
+        self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
+
+    def _completed(
+        self, handle: SubagentHandle, data: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The answer is in the log, in agent.completed, unless the query had none of its own."""
+        fields = {"duration_ms": data["duration_ms"], "error": None}
+        answer = self._recorder.answered.pop(handle.task_id, None)
+        if answer is not None:
+            return data | {"answer_seq": answer}, fields
+        return data | {"output": handle.final_output}, fields | {"answer_seq": 0}
+
+    def _stopped(self, handle: SubagentHandle) -> None:
+        """Whatever of the task is under way comes to no end of its own."""
+        error = {"code": handle.error_code or "failed", "message": handle.error or ""}
+        self._recorder.tasks.stopped(handle.path, error)
+
+    def _add(self, handle: SubagentHandle, kind: EventType, data: dict[str, Any]) -> int:
+        path = handle.path
+        return self._journal.add(
+            kind,
+            data,
+            task_id=handle.task_id,
+            parent_task_id=self._recorder.tasks.id_at(path[:-1]),
+            agent=handle.agent,
+            depth=len(path) - 1,
+        )
+
+    def _row(self, handle: SubagentHandle, **fields: Any) -> None:
+        self._journal.task(
+            handle.task_id,
+            parent_id=self._recorder.tasks.id_at(handle.path[:-1]),
+            agent=handle.agent,
+            depth=len(handle.path) - 1,
+            status=handle.status,
+            **fields,
+        )
+
+
+def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
+    """All that it takes to dispatch the task again."""
+    call = current_call.get()
+    return {
+        "call": handle.path[-1][0],
+        "tool_call_id": call.id if call else None,
+        "agent": handle.agent if handle.named else None,
+        "prompt": handle.prompt,
+        "instructions": handle.instructions,
+        "priority": handle.priority,
+        "timeout_ms": round(handle.timeout * 1000),
+        "token_budget": handle.token_budget,
+        "metadata": dict(handle.metadata),
+    }
+
+
+def _first_row(handle: SubagentHandle) -> dict[str, Any]:
+    return {
+        "mode": "async",
+        "priority": handle.priority,
+        "timeout_ms": round(handle.timeout * 1000),
+        "attempt": handle.attempt,
+        "metadata": dict(handle.metadata) or None,
+    }
+
+
+async def _look_up(
+    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, dict[str, Any]]:
+    """What ``poll_subagent`` says of tasks that are not in memory any more, by their rows."""
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_LOOK_UP, tenant_id, run_id, list(ids))
+    found: dict[UUID, dict[str, Any]] = {}
+    for row in rows:
+        view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
+        if row["output"] is not None:
+            view["final_output"] = row["output"]
+        if row["error"] is not None:
+            view["error"] = from_json(row["error"])["message"]
+        view["duration_ms"] = row["duration_ms"] or 0
+        view["token_usage"] = {"input": row["input"], "output": row["output_tokens"]}
+        found[row["id"]] = view
+    return found
