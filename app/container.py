@@ -24,7 +24,9 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
     from app.memory.embeddings import BuiltinEmbedder
+    from app.runs.build import Workshop
     from app.runs.subagents import Bench
+    from app.tools.builtin import ToolDeps
     from app.tools.egress import Egress
 
 
@@ -90,6 +92,24 @@ def _embedder() -> "BuiltinEmbedder":
     return BuiltinEmbedder()
 
 
+def _workshop(
+    settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
+) -> "Workshop":
+    """What the agents of all runs are built with."""
+    from app.runs.build import Workshop
+    from app.runs.plugins import configure_agent
+
+    return Workshop(
+        provider_for=lambda definition: providers(
+            definition["provider"] or settings.model_api
+        ).for_model(definition["model"] or settings.default_model),
+        tool_deps=deps,
+        secrets=secrets().of,
+        embedder=_embedder,
+        configure=configure_agent(),
+    )
+
+
 def _bench(settings: Settings) -> "Bench":
     """The one pool of this process for the asynchronous sub-agents of all its runs."""
     from app.runs.plugins import subagent_plugins
@@ -104,13 +124,11 @@ def _bench(settings: Settings) -> "Bench":
 @asynccontextmanager
 async def _worker(service: Service) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
-    from app.runs.build import Workshop
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
     from app.runs.heartbeat import heartbeats
     from app.runs.leases import leases
     from app.runs.live_text import LiveText
-    from app.runs.plugins import configure_agent
     from app.tools.builtin import ToolDeps
     from app.tools.egress import Egress
 
@@ -122,15 +140,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
         executor = Executor(
             pool=database.pool,
-            workshop=Workshop(
-                provider_for=lambda definition: providers(
-                    definition["provider"] or settings.model_api
-                ).for_model(definition["model"] or settings.default_model),
-                tool_deps=ToolDeps(egress, known=known),
-                secrets=secrets().of,
-                embedder=_embedder,
-                configure=configure_agent(),
-            ),
+            workshop=_workshop(settings, providers, ToolDeps(egress, known=known)),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,
