@@ -31,7 +31,7 @@ DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
     r"_(after|before|at): Input should be (greater|less)": "no keyword bounds a date and time",
-    r"mode '\w+' needs": "`mode` decides which other fields there must be",
+    r"mode '\w+' needs|belong to mode": "`mode` decides which other fields there must be",
     r"exactly one message must have the role": "a count of members with a value",
     r"is no type of event": "a list with commas in a query parameter",
     r"a cron expression|this cron expression": "cron's grammar is no pattern",

@@ -1,27 +1,127 @@
 """Agents on the wire."""
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body, Metadata, Name
 from app.tools.http import HttpToolDefinition
 from app.tools.json_values import WHOLE
 
+TASK_TOOLS = (
+    *("dispatch_subagent", "poll_subagent", "await_subagent"),
+    *("read_file", "write_file", "list_files"),
+)
+"""What the model of an agent in mode ``async`` has besides the agent's own tools."""
+
+_Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+_Seconds = Annotated[float, Field(gt=0, le=604_800)]
+
+
+class SubAgentLimits(Body):
+    """What the tasks of an agent in mode `async` are kept to. Each only lowers the operator's own;
+    null is that one. Times are seconds."""
+
+    max_concurrent: Annotated[
+        _Count | None, Field(description="Tasks that run at a time; others wait.")
+    ] = None
+    max_queued: Annotated[_Count | None, Field(description="Tasks that may wait.")] = None
+    max_total_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
+        Field(description="Tokens that all its tasks together may spend."),
+    ] = None
+    max_depth: Annotated[
+        Annotated[int, Field(ge=1, le=20), WHOLE] | None,
+        Field(description="How many tasks may stand one below the other, from the run on."),
+    ] = None
+    default_timeout: Annotated[
+        _Seconds | None, Field(description="Of a task that asks for no other time.")
+    ] = None
+    max_timeout: Annotated[
+        _Seconds | None, Field(description="The most that a task may ask for.")
+    ] = None
+    max_steps_per_subagent: Annotated[
+        Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
+        Field(description="Model calls of one task."),
+    ] = None
+
 
 class SubAgents(Body):
-    """Which agents this one may call, as tools."""
+    """Which agents this one may call, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"names": ["requirements", "designer"]},
+                {
+                    "mode": "async",
+                    "names": ["researcher", "critic"],
+                    "limits": {"max_concurrent": 3, "max_total_tokens": 200_000},
+                },
+            ]
+        }
+    )
 
     mode: Annotated[
-        Literal["sync"], Field(description="`sync`: a call waits for the sub-agent's answer.")
+        Literal["sync", "async"],
+        Field(
+            description=(
+                "`sync`: each is a tool, and a call waits for its answer. `async`: the model "
+                f"has the tools {', '.join(f'`{name}`' for name in TASK_TOOLS)}, and its tasks "
+                "run beside it."
+            )
+        ),
     ] = "sync"
     names: Annotated[
         list[Name],
-        Field(max_length=50, description="They may be created later, but before the first run."),
-    ]
+        Field(
+            max_length=50,
+            json_schema_extra={"uniqueItems": True},
+            description=(
+                "They may be created later, but before the first run. In mode `async` a task may "
+                "be given to none of them, too: it is then whatever the model says it is."
+            ),
+        ),
+    ] = Field(default_factory=list)
+    limits: Annotated[
+        SubAgentLimits | None,
+        Field(description="Of mode `async`. They only lower what the operator allows."),
+    ] = None
+
+    @field_validator("names")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise PydanticCustomError(
+                "duplicate_subagent", f"named more than once: {', '.join(twice)}"
+            )
+        return names
+
+    @field_validator("limits")
+    @classmethod
+    def _of_tasks(cls, limits: SubAgentLimits | None, info: ValidationInfo) -> Any:
+        if limits is not None and info.data.get("mode") == "sync":
+            raise PydanticCustomError(
+                "limits", "limits belong to mode 'async': leave them out, or change the mode"
+            )
+        return limits
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """Names of the tools that the model has for them."""
+        return TASK_TOOLS if self.mode == "async" else self.names
 
 
 class BuiltinTool(Body):
@@ -120,7 +220,7 @@ class AgentContent(Body):
     @model_validator(mode="after")
     def _tools_fit(self) -> Self:
         names = [tool.name for tool in self.tools]
-        names += self.subagents.names if self.subagents else []
+        names += self.subagents.tools if self.subagents else []
         if twice := sorted(name for name, times in Counter(names).items() if times > 1):
             raise PydanticCustomError(
                 "duplicate_tool", f"tools and sub-agents share a name: {', '.join(twice)}"
@@ -129,8 +229,8 @@ class AgentContent(Body):
         if unknown := sorted(set(needed) - set(names)):
             raise PydanticCustomError(
                 "unknown_tool",
-                "exit_on_success and tool_policy name what is neither a tool nor a sub-agent of "
-                f"this agent: {', '.join(unknown)}",
+                "exit_on_success and tool_policy name what this agent's model has no tool of: "
+                + ", ".join(unknown),
             )
         return self
 

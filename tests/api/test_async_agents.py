@@ -1,0 +1,152 @@
+"""Definitions of agents whose sub-agents run beside them."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.agents import BaseAgent
+from app.api.schemas.agents import TASK_TOOLS
+from app.db.base import DEFAULT_TENANT
+from app.subagents.limits import SubagentLimits
+from app.subagents.registry import SubagentRegistry
+from app.subagents.tools import use_async_subagents
+from tests.api.test_definitions import agent, create
+from tests.domain.scripted import ScriptedModel
+from tests.service import Running
+
+LIMITS = {
+    "max_concurrent": 2,
+    "max_queued": 3,
+    "max_total_tokens": 1000,
+    "max_depth": 1,
+    "default_timeout": 5,
+    "max_timeout": 0.5,
+    "max_steps_per_subagent": 4,
+}
+CALCULATOR = {"type": "builtin", "name": "calculator"}
+
+
+def orchestrator(**subagents: Any) -> dict[str, Any]:
+    return agent("boss", subagents={"mode": "async", **subagents})
+
+
+def http_tool(name: str) -> dict[str, Any]:
+    return {"type": "http", "name": name, "description": "x", "url": "https://api.example.com/"}
+
+
+async def refusal(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await client.post("/v1/agents", json=body)
+    assert answer.status_code == 422, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_it_need_not_name_anybody(client: httpx2.AsyncClient) -> None:
+    await create(client, orchestrator())
+    stored = (await client.get("/v1/agents/boss")).json()["subagents"]
+    assert stored == {"mode": "async", "names": [], "limits": None}
+
+
+async def test_its_limits_are_kept_and_can_lower_the_operator_s(
+    client: httpx2.AsyncClient,
+) -> None:
+    await create(client, orchestrator(names=["a"], limits=LIMITS))
+    stored = (await client.get("/v1/agents/boss")).json()["subagents"]
+    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS}
+    lowered = SubagentLimits().lowered(**stored["limits"])
+    assert {name: getattr(lowered, name) for name in LIMITS} == LIMITS
+    await create(client, {**orchestrator(limits={"max_depth": 2}), "name": "other"})
+    some = (await client.get("/v1/agents/other")).json()["subagents"]["limits"]
+    assert SubagentLimits().lowered(**some).max_depth == 2
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("value", [0, -1, 1e15, "2", True, [1]])
+async def test_each_limit_has_bounds(client: httpx2.AsyncClient, name: str, value: Any) -> None:
+    refused = await refusal(client, orchestrator(limits={name: value}))
+    assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
+
+
+async def test_limits_that_are_not_there_are_refused(client: httpx2.AsyncClient) -> None:
+    for name in ("max_concurrent_global", "gc_ttl"):
+        refused = await refusal(client, orchestrator(limits={name: 1}))
+        assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
+
+
+async def test_limits_of_calls_that_are_waited_for_are_refused(client: httpx2.AsyncClient) -> None:
+    refused = await refusal(client, agent("boss", subagents={"names": ["a"], "limits": LIMITS}))
+    assert refused["errors"][0]["pointer"] == "/subagents/limits"
+    assert "mode 'async'" in refused["detail"]
+    await create(client, agent("boss", subagents={"names": ["a"], "limits": None}))
+
+
+@pytest.mark.parametrize("name", TASK_TOOLS)
+async def test_the_names_of_its_tools_are_taken(client: httpx2.AsyncClient, name: str) -> None:
+    body = {**orchestrator(), "tools": [http_tool(name)]}
+    assert name in (await refusal(client, body))["detail"]
+    await create(client, {**body, "subagents": {"names": ["a"]}})  # whose they are not
+
+
+def test_these_are_the_tools_that_it_gets() -> None:
+    boss = BaseAgent(system_message="x", provider=ScriptedModel())
+    use_async_subagents(boss, SubagentRegistry())
+    assert sorted(tool.name for tool in boss.registered_tools) == sorted(TASK_TOOLS)
+
+
+async def test_rules_may_name_its_tools_and_not_its_sub_agents(client: httpx2.AsyncClient) -> None:
+    rule = {"tool_name": "await_subagent", "require_success": True}
+    good = {**orchestrator(names=["critic"]), "tools": [CALCULATOR], "tool_policy": [rule]}
+    await create(client, {**good, "exit_on_success": ["dispatch_subagent", "calculator"]})
+    for change in (
+        {"exit_on_success": ["critic"]},
+        {"tool_policy": [{"tool_name": "critic"}]},
+    ):
+        assert (await refusal(client, {**good, **change}))["detail"].endswith("critic")
+    sync = {**good, "name": "sync", "subagents": {"names": ["critic"]}}
+    await create(client, {**sync, "exit_on_success": ["critic"], "tool_policy": []})
+    assert "await_subagent" in (await refusal(client, {**sync, "name": "bad"}))["detail"]
+
+
+async def test_a_sub_agent_may_be_called_like_a_tool(client: httpx2.AsyncClient) -> None:
+    """Its model names it in a dispatch, and has no tool of that name."""
+    await create(client, {**orchestrator(names=["calculator"]), "tools": [CALCULATOR]})
+
+
+async def test_circles_are_refused_and_what_is_missing_is_named(client: httpx2.AsyncClient) -> None:
+    await create(client, agent("a", "b"), orchestrator(names=["a"]))
+    body = {"system_message": "x", "subagents": {"mode": "async", "names": ["boss"]}}
+    await create(client, {**body, "name": "b", "subagents": None})
+    answer = await client.put("/v1/agents/b", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (409, "cycle")
+    assert "b -> boss -> a -> b" in answer.json()["detail"]
+    run = {"agent": "boss", "input": "x"}
+    assert (await client.post("/v1/runs", json=run)).json()["code"] == "missing_description"
+    await client.delete("/v1/agents/b")
+    refused = (await client.post("/v1/runs", json=run)).json()
+    assert (refused["code"], "'b' (sub-agent of a)" in refused["detail"]) == ("unknown_agent", True)
+
+
+async def test_a_run_pins_all_that_it_may_dispatch_to(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    await create(client, agent("a"), orchestrator(names=["a"]))
+    answer = await client.post("/v1/runs", json={"agent": "boss", "input": "x"})
+    assert answer.status_code == 202, answer.text
+    pinned = await server_.owner.fetchval("SELECT pinned ->> 'agents' FROM runs")
+    assert pinned == '{"a": 1, "boss": 1}'
+
+
+async def test_definitions_of_earlier_versions_are_read_as_before(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    await create(client, agent("a"), agent("boss", "a"))
+    stored = """
+        UPDATE agent_versions SET definition = jsonb_set(definition, '{subagents}',
+            (definition -> 'subagents') - 'limits') WHERE tenant_id = $1 AND name = 'boss'
+    """
+    await server_.owner.execute(stored, DEFAULT_TENANT)
+    shown = (await client.get("/v1/agents/boss")).json()["subagents"]
+    assert shown == {"mode": "sync", "names": ["a"], "limits": None}
+    answer = await client.post("/v1/runs", json={"agent": "boss", "input": "x"})
+    assert answer.status_code == 202
