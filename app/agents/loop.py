@@ -230,7 +230,7 @@ class QueryLoop:
         recorded = query.recorder.delta_listener(query)
         if query.task is None:
             return recorded
-        heard = query.task.heard
+        heard = partial(query.task.heard, query)
         if recorded is None:
             return heard
 

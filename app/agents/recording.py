@@ -41,8 +41,8 @@ class BackgroundTask(Protocol):
     def spent(self, usage: Usage) -> None:
         """A model call was answered, be it from a record."""
 
-    def heard(self, text: str) -> None:
-        """A piece of text came in."""
+    def heard(self, query: "Query", text: str) -> None:
+        """A piece of text of a query came in."""
 
 
 class Scope(Protocol):

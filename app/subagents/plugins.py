@@ -197,7 +197,7 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
         raise RuntimeError(f"SystemExit: {error}") from None
 
 
-def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
     """A copy that the plugin has no hand on."""
     try:
         encoded = json.dumps(value, allow_nan=False)
@@ -216,7 +216,7 @@ class _Said(BaseModel):
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)] | None = None
     priority: Annotated[int, Field(ge=1, le=10)] | None = None
-    metadata: Annotated[dict[str, Any], AfterValidator(_metadata)] | None = None
+    metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] | None = None
     skip: Literal[True] | None = None
     result: Annotated[str, Field(max_length=MAX_RESULT)] | None = None
 

@@ -92,7 +92,7 @@ class Swarm:
         self._is_suspended = is_suspended
         self._task_root = task_root or self.run_id
         self._files: dict[UUID, VirtualFileSystem] = {}
-        self._parents: list[Parent] = []
+        self._parents: dict[Parent, None] = {}
         self._told: set[asyncio.Task[None]] = set()
 
     @property
@@ -121,13 +121,13 @@ class Swarm:
 
     def open(self, parent: Parent) -> None:
         """A query may dispatch tasks from now on."""
-        self._parents.append(parent)
+        self._parents[parent] = None
         if parent.owner is not None:
             parent.owner.scopes.append(parent)
 
     def closed(self, parent: Parent) -> None:
         """A query dispatches no more, and none of its tasks runs."""
-        self._parents.remove(parent)
+        del self._parents[parent]
         if parent.owner is not None:
             parent.owner.scopes.remove(parent)
 
@@ -222,9 +222,9 @@ class TaskOfQuery:
         for account in accounts[: len(accounts) - len(self.swarm.outer)]:
             account.spent += usage.total_tokens
 
-    def heard(self, text: str) -> None:
+    def heard(self, query: Query, text: str) -> None:
         handle = self.handle
-        if handle.status.is_final:
+        if handle.status.is_final or query.path != handle.path:
             return
         if handle.status is SubagentStatus.RUNNING:
             self.swarm.registry.transition(handle, SubagentStatus.STREAMING)
@@ -235,7 +235,7 @@ class TaskOfQuery:
 class QueryScope:
     """What one query may dispatch, and the files it works with (``Query.scope``)."""
 
-    def __init__(self, swarm: Swarm, query: Query, limits: SubagentLimits | None = None) -> None:
+    def __init__(self, swarm: Swarm, query: Query) -> None:
         owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
         self.swarm = swarm
         self.own_id = swarm.id_at(query.path)
@@ -247,7 +247,7 @@ class QueryScope:
             self.own_id if query.parent is not None else None,
             self.dispatched.__contains__,
         )
-        limits = limits or swarm.registry.limits
+        limits = swarm.registry.limits
         account = Account("what your tasks may spend together", limits.max_total_tokens)
         paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
         graph = query.agent.memory_graph
@@ -313,11 +313,12 @@ def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
 def scope_of(
     query: Query, registry: SubagentRegistry, limits: SubagentLimits | None = None
 ) -> QueryScope:
-    """The scope of a query; made when it is first asked for."""
-    if isinstance(query.scope, QueryScope):
-        return query.scope
-    scope = QueryScope(_swarm_of(query, registry), query, limits)
-    query.scope = scope
+    """The scope of a query, with the limits of its agent; made when it is first asked for."""
+    scope = query.scope
+    if not isinstance(scope, QueryScope):
+        scope = query.scope = QueryScope(_swarm_of(query, registry), query)
+    if limits is not None:
+        scope.parent.limits, scope.parent.account.limit = limits, limits.max_total_tokens
     return scope
 
 

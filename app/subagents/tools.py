@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from app.agents.awareness import awareness_message
 from app.agents.base import BaseAgent
@@ -15,7 +15,14 @@ from app.errors import CycleError, InvalidInputError, SubagentRefusedError
 from app.subagents.children import ANONYMOUS, Child
 from app.subagents.handle import DispatchParams, SubagentHandle
 from app.subagents.limits import SubagentLimits
-from app.subagents.plugins import DispatchRequest, PluginContext, Refused, Skip, before_dispatch
+from app.subagents.plugins import (
+    DispatchRequest,
+    PluginContext,
+    Refused,
+    Skip,
+    before_dispatch,
+    checked_metadata,
+)
 from app.subagents.registry import SubagentRegistry
 from app.subagents.states import SubagentStatus
 from app.subagents.swarm import QueryScope, own_file_tools, scope_of
@@ -40,7 +47,9 @@ class DispatchArguments(_Arguments):
     priority: int = Field(default=5, ge=1, le=10, description="1 goes first, 10 last.")
     timeout_ms: int | None = Field(default=None, ge=5_000, le=600_000)
     token_budget: int | None = Field(default=None, ge=1, description="Tokens it may spend.")
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] = Field(
+        default_factory=dict
+    )
 
 
 class PollArguments(_Arguments):
