@@ -19,6 +19,7 @@ from app.db.tables import run_events, tasks
 from app.errors import NotFoundError
 from app.events.types import EventType
 from app.runs import read
+from app.subagents.children import first_message
 
 _TOLD = (
     EventType.LLM_COMPLETED,
@@ -162,7 +163,14 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
 async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
-    """What the caller's model asked a sub-agent: the arguments of the call that became the task."""
+    """What the caller's model asked a sub-agent: the prompt that a task was dispatched with, or the
+    arguments of the call that became the task."""
+    dispatched = select(run_events.c.data["prompt"].astext).where(
+        *_events_of(run["tenant_id"], run["id"], task_id),
+        run_events.c.type == EventType.SUBAGENT_DISPATCHED,
+    )
+    if prompt := await connection.scalar(dispatched.limit(1)):
+        return [{"role": "user", "content": first_message(task_id, prompt)}]
     calls = _events_of(run["tenant_id"], run["id"], parent)
     answers = select(
         run_events.c.data["call"].as_integer(), run_events.c.data["message"]["tool_calls"]

@@ -10,7 +10,7 @@ from uuid import UUID
 from app.agents.messages import AssistantMessage, HumanMessage, ToolMessage, ToolResult, Usage
 from app.events.types import Event, EventType
 from app.graph.shared_memory import Publication
-from app.subagents.children import ANONYMOUS
+from app.subagents.children import ANONYMOUS, first_message
 from app.subagents.handle import DispatchParams, Outcome, Past
 from app.subagents.states import SubagentStatus
 
@@ -172,13 +172,16 @@ def _publication(task: _Task, published: Event) -> Publication:
     if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
         said = said[:-1]  # the answer
     results = [m.tool_results[0] for m in said if isinstance(m, ToolMessage)]
+    dispatched = task.dispatched
+    assert dispatched.task_id is not None
+    asked = first_message(dispatched.task_id, dispatched.data["prompt"])
     return Publication(
         agent_id=published.agent or "",
         content=published.data.get("content", task.output or ""),
         version=published.data["version"],
         timestamp=published.at,
         tool_results=tuple(results),
-        messages=(HumanMessage(content=task.dispatched.data["prompt"]), *said),
+        messages=(HumanMessage(content=asked), *said),
     )
 
 

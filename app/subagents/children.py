@@ -127,7 +127,7 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
     query.scope = QueryScope(swarm, query)
     next_query.set(query)
     try:
-        response = await agent.execute_query_async(first_message(handle))
+        response = await agent.execute_query_async(first_message(handle.task_id, handle.prompt))
     except BudgetExhaustedError:
         raise
     except Exception as error:
@@ -140,10 +140,10 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
     return outcome_of(response)
 
 
-def first_message(handle: SubagentHandle) -> str:
+def first_message(task_id: UUID, prompt: str) -> str:
     """What the agent of a task is asked: its prompt, and where its files are."""
     return (
-        f"{handle.prompt}\n\nYour own folder is {folder_of(handle.task_id)}/ "
+        f"{prompt}\n\nYour own folder is {folder_of(task_id)}/ "
         "(input, output, scratch); /global/ is for reading."
     )
 

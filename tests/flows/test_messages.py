@@ -1,12 +1,17 @@
 """What was said in a run, read back as messages."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
-from tests.fake_model import FakeModel, calls, gated, http_error, text
-from tests.service import Running
+from app.settings import Settings
+from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
+from tests.flows.test_agent_data import create
+from tests.service import Running, running
 from tests.team import define, define_graph, start
 
 
@@ -100,6 +105,57 @@ async def test_a_sub_agent_of_a_sub_agent_and_failures(bottega: Running, model: 
     (middle,) = [task["id"] for task in tasks if task["agent"] == "b"]
     roles = [message["role"] for message in await said(client, run["id"], task_id=middle)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+
+
+def boss(request: dict[str, Any]) -> Reply:
+    """Dispatches two tasks, awaits both, and is done; they find something."""
+    messages = request["messages"]
+    if messages[0]["content"] != "You are boss.":
+        return text("found")
+    told = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
+    if not told:
+        looked = {"prompt": "Look.", "agent": "leaf"}
+        return calls(("dispatch_subagent", looked), ("dispatch_subagent", {"prompt": "Listen."}))
+    ids = [result["task_id"] for result in told if "task_id" in result]
+    return text("done") if len(told) > 2 else calls(("await_subagent", {"task_ids": ids}))
+
+
+async def test_a_task_that_runs_beside_its_parent_was_asked_what_it_was_dispatched_with(
+    settings: Settings,
+    database_url: str,
+    model: FakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which is not always what the model wrote."""
+    (tmp_path / "brief_plugin.py").write_text(
+        "def before_dispatch(ctx, params):\n    return {'prompt': params.prompt + ' Be brief.'}\n"
+    )
+    info = tmp_path / "brief-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brief\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[bottega.plugins]\nbrief = brief_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model.decide = boss
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url, worker=True) as bottega:
+        await create(bottega, "leaf")
+        await create(bottega, "boss", subagents={"mode": "async", "names": ["leaf"]})
+        run_id = await start(bottega.client, agent="boss", graph=None)
+        await bottega.frames(f"/v1/runs/{run_id}/ws")
+        tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+        heard = {
+            task["agent"]: shown(await said(bottega.client, run_id, task_id=task["id"]))
+            for task in tasks
+        }
+    asked = {request["messages"][-1]["content"] for request in model.requests}
+    for agent, prompt in (("leaf", "Look. Be brief."), ("subagent", "Listen. Be brief.")):
+        (task_id,) = [task["id"] for task in tasks if task["agent"] == agent]
+        (role, question), answer = heard[agent]
+        assert (role, answer) == ("user", ("assistant", "found"))
+        assert question.startswith(prompt)
+        assert f"/subagent/{task_id}/" in question
+        assert question in asked
 
 
 async def test_a_retry_has_what_it_carried_over(bottega: Running, model: FakeModel) -> None:
