@@ -116,9 +116,12 @@ def _bench(settings: Settings) -> "Bench":
     from app.runs.subagents import Bench
     from app.subagents.registry import SubagentRegistry
     from app.subagents.scheduler import SubagentScheduler
+    from app.subagents.telemetry import Totals
 
     scheduler = SubagentScheduler(settings.subagent_options)
-    return Bench(SubagentRegistry(settings.subagent_limits, scheduler), subagent_plugins())
+    totals = Totals()
+    registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
+    return Bench(registry, subagent_plugins(), totals)
 
 
 @asynccontextmanager

@@ -32,6 +32,14 @@ class Pool(Answer):
     queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
     queue: ByPriority = Field(default_factory=dict)
     runs: Annotated[int, Field(description="Runs that it executes.")] = 0
+    totals: Annotated[
+        dict[str, float],
+        Field(
+            description="What was counted since it began, by name; of a histogram its count, its "
+            "sum, and how many were at most so much (le_). Times in milliseconds.",
+            examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
+        ),
+    ] = Field(default_factory=dict)
 
 
 class Breaker(Answer):

@@ -24,6 +24,7 @@ from app.subagents.handle import Parent, SubagentHandle
 from app.subagents.registry import SubagentRegistry
 from app.subagents.states import SubagentStatus
 from app.subagents.swarm import Swarm
+from app.subagents.telemetry import Totals
 
 _LOOK_UP = """
 SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
@@ -41,10 +42,12 @@ class Bench:
 
     Attributes:
         plugins: asked before each dispatch, and told of each end.
+        totals: what was counted since the worker began.
     """
 
     registry: SubagentRegistry
-    plugins: Sequence[object] = ()
+    plugins: Sequence[object]
+    totals: Totals
 
     def snapshot(self, runs: int) -> Snapshot:
         """What this worker does now; ``runs`` are under way."""
@@ -76,6 +79,7 @@ class Bench:
             "queued": registry.queued_count,
             "queue": dict(total),
             "runs": runs,
+            "totals": self.totals.shown(),
         }
         return Snapshot(pool, tenants)
 
