@@ -1,11 +1,18 @@
 """What asynchronous sub-agents cost.
 
-    python -m benchmarks.subagents queue
+    python -m benchmarks.subagents scale
 
 Parts:
   queue   operations of the queue of tasks, beside a heap that is built anew at each take, which is
           what ageing asks of a plain heap: microseconds of CPU per operation, and the ratio.
           What waits for the heap is a mere set until then, so putting in and out is dearer here.
+  scale   10,000 tasks queued and 1,000 running in one process, by one coordinator and by 100, with
+          a model that takes 1 s and no CPU: time inside a dispatch, CPU per task beside the same
+          queries asked directly, memory per queued task; every answer is checked
+  fanout  1,000 tasks at once, model latency 1 s: wall beside the ideal, with a model in this
+          process and through the openai client with one in another
+  saturate  how many tasks a second go through the openai client, and what each costs, beside the
+          same queries asked directly
 
 Absolute figures belong to the machine, ratios carry over.
 """
@@ -23,6 +30,7 @@ from heapq import heapify, heappop
 
 from app.container import GC_THRESHOLD
 from app.subagents.queue import Entry, TakeQueue, effective_priority
+from benchmarks.swarms import measure_fan_out, measure_saturation, measure_scale
 
 SIZES = (100, 1_000, 10_000, 100_000)
 AGEING_INTERVAL_S = 5.0
@@ -188,7 +196,12 @@ def measure_queue() -> None:
 
 
 def main() -> None:
-    parts = {"queue": measure_queue}
+    parts = {
+        "queue": measure_queue,
+        "scale": measure_scale,
+        "fanout": measure_fan_out,
+        "saturate": measure_saturation,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
