@@ -1,7 +1,7 @@
 """How busy the workers are, by their heartbeats."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -18,7 +18,9 @@ ByPriority = Annotated[
     dict[str, int],
     Field(description="Tasks that wait, by their priority.", examples=[{"1": 2, "5": 9}]),
 ]
-Parked = Annotated[int, Field(description="Tasks that wait for others, and hold no slot.")]
+Parked = Annotated[
+    int, Field(description="Tasks under way that hold no slot: they wait for others, or for one.")
+]
 
 
 class Pool(Answer):
@@ -47,7 +49,10 @@ class Breaker(Answer):
 
     kind: Annotated[str, Field(description="A hash of the agent's name and its instructions.")]
     agent: str | None = None
-    state: str
+    state: Annotated[
+        Literal["open", "half_open"],
+        Field(description="`open`: none is dispatched. `half_open`: one is tried."),
+    ]
     failures: int
     retry_after_ms: Annotated[
         int | None, Field(description="Of an open one: until one task is let through.")
@@ -57,13 +62,13 @@ class Breaker(Answer):
 class OwnTasks(Answer):
     """A worker's tasks of the tenant that asks."""
 
-    running: int = 0
+    running: Annotated[int, Field(description="Tasks under way, those that are parked too.")] = 0
     parked: Parked = 0
-    queued: int = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
     queue: ByPriority = Field(default_factory=dict)
-    breakers: Annotated[
-        list[Breaker], Field(description="Those that have seen failures lately.")
-    ] = Field(default_factory=list)
+    breakers: Annotated[list[Breaker], Field(description="Those that are not closed.")] = Field(
+        default_factory=list
+    )
 
 
 class Worker(Answer):

@@ -18,7 +18,7 @@ POOL: dict[str, Any] = {
     "queued": 4,
     "runs": 9,
 }
-POOL |= {"queue": {"1": 1, "5": 3}}
+POOL |= {"queue": {"1": 1, "5": 3}, "totals": {"subagent.dispatch.count": 12}}
 NOTHING = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
 OPEN = {"kind": "5f1c", "agent": "critic", "state": "open", "failures": 3, "retry_after_ms": 9000}
 BUSY: dict[str, Any] = {**NOTHING, "running": 6, "queued": 1, "queue": {"5": 1}, "breakers": [OPEN]}
