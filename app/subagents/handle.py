@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -125,6 +125,13 @@ class Parent:
     @property
     def depth(self) -> int:
         return len(self.path)
+
+    def paying(self) -> Iterator[Account]:
+        """Of its accounts those that are charged here; what is outside the run is charged there."""
+        yield self.account
+        if self.owner is not None:
+            yield self.owner.account
+            yield from self.owner.parent.paying()
 
 
 @dataclass(slots=True, eq=False)

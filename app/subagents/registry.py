@@ -1,14 +1,13 @@
 """The single source of truth about tasks; executes nothing (spec page 3, S1 to S5)."""
 
-import asyncio
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
 from app.errors import SubagentRefusedError
 from app.subagents.breaker import kind_of
+from app.subagents.collecting import Collector
 from app.subagents.counts import Counts
 from app.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle
 from app.subagents.ledger import Account
@@ -19,11 +18,8 @@ from app.subagents.states import SubagentStatus, check_move
 from app.subagents.telemetry import NoTelemetry, Telemetry
 from app.subagents.waiting import Mode, needed, wait_for
 
-logger = logging.getLogger(__name__)
-
-ORPHANED = "orphan-cleanup"
 SHUTDOWN = "registry-shutdown"
-_MANY = 10
+_PARENT_CANCELLED = "parent-cancelled"
 Work = Callable[[SubagentHandle], Awaitable[Outcome]]
 
 
@@ -52,7 +48,7 @@ class SubagentRegistry:
         self._handles: dict[UUID, SubagentHandle] = {}
         self._parents: dict[UUID, Parent] = {}
         self.counts = Counts()
-        self._collecting: asyncio.TimerHandle | None = None
+        self._collector = Collector(self)
 
     # Looking
 
@@ -76,6 +72,14 @@ class SubagentRegistry:
         ours = handle.run_id == within.run_id and handle.path[: within.depth] == within.path
         return handle if ours and len(handle.path) > within.depth else None
 
+    def handles(self) -> list[SubagentHandle]:
+        """All tasks."""
+        return list(self._handles.values())
+
+    def parents(self) -> list[Parent]:
+        """All that have tasks, parents before those of their tasks."""
+        return list(self._parents.values())
+
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
         parent = self._parents.get(parent_id)
         return list(parent.children.values()) if parent else []
@@ -98,6 +102,7 @@ class SubagentRegistry:
         kind = kind_of(params.agent, params.instructions)
         self._check(parent, kind)
         handle = self._add(parent, params, kind, work, task_id, place)
+        self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
         self.scheduler.enqueue(handle)
         position = self.scheduler.position(handle)
@@ -119,10 +124,11 @@ class SubagentRegistry:
         if past.remaining is not None:
             handle.deadline = now + past.remaining
         if past.outcome is None:
+            self._hold_back(handle)
             self.scheduler.enqueue(handle)
             return handle
         handle.token_usage = past.spent
-        for account in (handle.account, *parent.accounts[:1]):
+        for account in (handle.account, *parent.paying()):
             account.spent += past.spent.total_tokens
         handle.fixed_duration_ms = past.duration_ms
         self._set(handle, past.outcome.status)
@@ -180,7 +186,6 @@ class SubagentRegistry:
         self._parents.setdefault(parent.parent_id, parent)
         parent.children[task_id] = handle
         self.counts.enter(handle)
-        self._hold_back(handle)
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
@@ -305,7 +310,7 @@ class SubagentRegistry:
                 if not child.status.is_final:
                     child.suspended = True
                     self.scheduler.ended(child)
-                self._remove(child)
+                self.remove(child)
             self._parents.pop(parent.parent_id, None)
 
     # Waiting
@@ -317,38 +322,35 @@ class SubagentRegistry:
         mode: Mode = "all",
         quorum: int | None = None,
         timeout: float,
+        gone: int = 0,
     ) -> bool:
         """Wait until all, any, or a quorum of the tasks are over; answers whether they are.
 
         The wait's timeout changes nothing about the tasks: they go on.
+
+        Args:
+            gone: more tasks that are waited for, over and collected.
         """
-        return await wait_for(handles, needed(mode, quorum, len(handles)), timeout)
+        count = needed(mode, quorum, len(handles) + gone) - gone
+        return await wait_for(handles, count, timeout)
 
     # Life
 
     def start(self) -> None:
         """Collect regularly, until :meth:`shutdown`."""
-        loop = asyncio.get_running_loop()
-        self._collecting = loop.call_later(self.limits.gc_interval, self._collect_again)
-
-    def _collect_again(self) -> None:
-        self.start()
-        try:
-            self.collect()
-        except Exception:
-            logger.exception("collecting finished tasks failed")
+        self._collector.start()
 
     async def shutdown(self) -> None:
         """Cancel all tasks, and return when nothing of them runs any more."""
-        if self._collecting is not None:
-            self._collecting.cancel()
-            self._collecting = None
-        for handle in list(self._handles.values()):
-            self.cancel(handle.task_id, SHUTDOWN)
-        await self.scheduler.shutdown()
-        for handle in list(self._handles.values()):
-            self._remove(handle)
-        self._parents.clear()
+        self._collector.stop()
+        while self._handles:
+            for parent in self.parents():
+                self.end_parent(parent, SHUTDOWN)
+            await self.scheduler.idle()
+            for handle in self.handles():
+                if handle.status.is_final:
+                    self.remove(handle)
+        self.scheduler.stop()
 
     async def __aenter__(self) -> "SubagentRegistry":
         self.start()
@@ -360,28 +362,10 @@ class SubagentRegistry:
     def collect(self) -> int:
         """Remove what nobody will ask for, end what lost its parent or its timer; answers how many
         tasks were removed. The one operation that looks at all tasks."""
-        now = self.scheduler.now()
-        for parent in list(self._parents.values()):
-            if not parent.ended and not parent.alive():
-                for child in list(parent.children.values()):
-                    self.cancel(child.task_id, ORPHANED)
-                self.end_parent(parent, ORPHANED)
-        removed = 0
-        crowded = self.total_count > _MANY * self.limits.max_concurrent_global
-        for handle in list(self._handles.values()):
-            if not handle.status.is_final:
-                self.scheduler.watch_over(handle)
-            elif handle.parent.ended or handle.received:
-                old = now - handle.status_changed_at >= self.limits.gc_ttl
-                if old or (crowded and handle.received):
-                    self._remove(handle)
-                    removed += 1
-        self.scheduler.tidy()
-        if removed:
-            self.telemetry.count("subagent.gc.collected", removed)
-        return removed
+        return self._collector.collect()
 
-    def _remove(self, handle: SubagentHandle) -> None:
+    def remove(self, handle: SubagentHandle) -> None:
+        """Forget a task."""
         if self._handles.pop(handle.task_id, None) is None:
             return
         self.counts.leave(handle)
@@ -392,7 +376,8 @@ class SubagentRegistry:
 
 
 def _reason(handle: SubagentHandle) -> str:
-    """Why the tasks below one that is over are cancelled."""
-    if handle.status is SubagentStatus.CANCELLED:
-        return f"parent-cancelled:{handle.error}"
-    return f"parent-{handle.status}"
+    """Why the tasks below one that is over are cancelled: in all of a subtree by one reason."""
+    if handle.status is not SubagentStatus.CANCELLED:
+        return f"parent-{handle.status}"
+    reason = handle.error or ""
+    return reason if reason.startswith(_PARENT_CANCELLED) else f"{_PARENT_CANCELLED}:{reason}"

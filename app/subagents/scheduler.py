@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PARENTS_TIME_IS_UP = "parent-timeout"
 _OVERDUE = 2
 _SMOOTHING = 0.2
 
@@ -88,7 +89,11 @@ class SubagentScheduler:
         """How many more of a parent's tasks would get a slot at once."""
         others = len(self._queue) - self._queue.waiting(parent)
         free = self.capacity - self.busy - others
-        return max(0, min(free, parent.limits.max_concurrent - self._queue.holding_of(parent)))
+        own = parent.limits.max_concurrent - self._queue.holding_of(parent)
+        of_tenant = self.registry.limits.tenant_max_concurrent
+        if parent.tenant_id is not None and of_tenant is not None:
+            own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
+        return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
         """How many of its tenant's ready tasks go before it."""
@@ -153,12 +158,16 @@ class SubagentScheduler:
         """Forget what is over."""
         self.circuits.forget()
 
-    async def shutdown(self) -> None:
-        """Return when no task runs any more; all are over, or suspended."""
+    async def idle(self) -> None:
+        """Return when no task runs any more."""
+        await self.stopped(self._running)
+
+    def stop(self) -> None:
+        """Leave no timer."""
         for timer in (self._pumping, self._resizing, self.circuits.timer):
             if timer is not None:
                 timer.cancel()
-        await self.stopped(self._running)
+        self._pumping = self._resizing = self.circuits.timer = None
 
     async def stopped(self, tasks: set[asyncio.Task[None]]) -> None:
         """Return when these run no more, however often the caller is cancelled meanwhile."""
@@ -182,7 +191,12 @@ class SubagentScheduler:
         if self._pumping is not None:
             self._pumping.cancel()
             self._pumping = None
-        self._resize()
+        self._give_out()
+        if self._resize():
+            self._give_out()
+        self._measure()
+
+    def _give_out(self) -> None:
         while self.busy < self.capacity:
             entry = self._queue.take(self.now())
             if entry is None:
@@ -195,7 +209,6 @@ class SubagentScheduler:
                 handle.slot = None
             else:
                 self._start(handle)
-        self._measure()
 
     def push(self, handle: SubagentHandle, priority: int | None = None) -> None:
         """Make a task ready, if nothing holds it back."""
@@ -220,9 +233,13 @@ class SubagentScheduler:
 
     def _start(self, handle: SubagentHandle) -> None:
         loop = asyncio.get_running_loop()
-        now = handle.started_at = loop.time()
+        now = loop.time()
+        remaining = handle.parent.remaining()
+        if remaining is not None and remaining <= 0:
+            self.registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
+            return
+        handle.started_at = now
         if handle.deadline is None:
-            remaining = handle.parent.remaining()
             timeout = handle.timeout if remaining is None else min(handle.timeout, remaining)
             handle.deadline = now + max(0.0, timeout)
         data = {
@@ -329,10 +346,12 @@ class SubagentScheduler:
 
     # The pool's size
 
-    def _resize(self) -> None:
-        options = self.options
+    def _resize(self) -> bool:
+        """Change the pool's size if it should; answers whether it did. To be called with the free
+        slots given out, or the end of many tasks at once would look like too few of them."""
+        options, before = self.options, self.size
         if options.min_workers >= options.max_workers:
-            return
+            return False
         loop = asyncio.get_running_loop()
         if loop.time() - self._resized_at >= options.resize_cooldown:
             size = resized(self.size, self.busy, options)
@@ -340,6 +359,7 @@ class SubagentScheduler:
                 self.size, self._resized_at = size, loop.time()
         if self._resizing is None and (self.busy or self.size > options.min_workers):
             self._resizing = loop.call_later(options.resize_cooldown, self._resize_later)
+        return self.size != before
 
     def _resize_later(self) -> None:
         self._resizing = None

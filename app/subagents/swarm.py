@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
@@ -127,6 +128,8 @@ class Swarm:
 
     def closed(self, parent: Parent) -> None:
         """A query dispatches no more, and none of its tasks runs."""
+        if parent not in self._parents:
+            return
         del self._parents[parent]
         if parent.owner is not None:
             parent.owner.scopes.remove(parent)
@@ -160,16 +163,17 @@ class Swarm:
 
     async def close(self) -> None:
         """The run is over, or suspended: return when nothing of it runs here any more."""
+        parents = list(self._parents)
         running = {
             child.running
-            for parent in self._parents
+            for parent in parents
             for child in parent.children.values()
             if child.running is not None
         }
-        for parent in list(self._parents):
+        for parent in parents:
             if not self.suspended:
                 self.registry.end_parent(parent, "parent-ended")
-        self.registry.discard(self._parents)
+        self.registry.discard(parents)
         await self.registry.scheduler.stopped(running)
         if self._told:
             await asyncio.wait(list(self._told))
@@ -218,8 +222,7 @@ class TaskOfQuery:
     def spent(self, usage: Usage) -> None:
         handle = self.handle
         handle.token_usage += usage
-        accounts = (handle.account, *handle.parent.accounts)
-        for account in accounts[: len(accounts) - len(self.swarm.outer)]:
+        for account in (handle.account, *handle.parent.paying()):
             account.spent += usage.total_tokens
 
     def heard(self, query: Query, text: str) -> None:
@@ -232,10 +235,27 @@ class TaskOfQuery:
         handle.parent.listener.happened(handle, "output_chunk", {"text": text})
 
 
+class DispatchingTool(ToolBase):
+    """A tool that starts tasks for the agent that has it.
+
+    Attributes:
+        limits: that they are kept to.
+    """
+
+    limits: SubagentLimits
+
+    @abstractmethod
+    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
+        """Per name of a sub-agent, those above it in the graph; ``None``: there is no graph."""
+
+
 class QueryScope:
     """What one query may dispatch, and the files it works with (``Query.scope``)."""
 
     def __init__(self, swarm: Swarm, query: Query) -> None:
+        tools = query.agent.registered_tools
+        tool = next((each for each in tools if isinstance(each, DispatchingTool)), None)
+        limits = swarm.registry.limits if tool is None else tool.limits
         owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
         self.swarm = swarm
         self.own_id = swarm.id_at(query.path)
@@ -247,10 +267,8 @@ class QueryScope:
             self.own_id if query.parent is not None else None,
             self.dispatched.__contains__,
         )
-        limits = swarm.registry.limits
         account = Account("what your tasks may spend together", limits.max_total_tokens)
         paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
-        graph = query.agent.memory_graph
         self.parent = Parent(
             parent_id=self.own_id,
             agent=query.agent.agent_id or query.agent.agent_name,
@@ -264,12 +282,17 @@ class QueryScope:
             owner=owner,
             remaining=swarm.remaining if owner is None else _left(swarm, owner),
             alive=lambda: owner is None or not owner.status.is_final,
-            ancestors=None if graph is None else graph.ancestors,
+            ancestors=None if tool is None else tool.ancestors(),
         )
         swarm.open(self.parent)
 
     async def wait(
-        self, handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, timeout: float
+        self,
+        handles: Sequence[SubagentHandle],
+        mode: Mode,
+        quorum: int | None,
+        timeout: float,
+        gone: int = 0,
     ) -> bool:
         """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile."""
         registry, owner = self.swarm.registry, self.parent.owner
@@ -278,7 +301,7 @@ class QueryScope:
         )
         async with parked:
             return await registry.wait_for_completion(
-                handles, mode=mode, quorum=quorum, timeout=timeout
+                handles, mode=mode, quorum=quorum, timeout=timeout, gone=gone
             )
 
     async def close(self, error: BaseException | None = None) -> None:
@@ -310,15 +333,12 @@ def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
     return left
 
 
-def scope_of(
-    query: Query, registry: SubagentRegistry, limits: SubagentLimits | None = None
-) -> QueryScope:
-    """The scope of a query, with the limits of its agent; made when it is first asked for."""
-    scope = query.scope
-    if not isinstance(scope, QueryScope):
-        scope = query.scope = QueryScope(_swarm_of(query, registry), query)
-    if limits is not None:
-        scope.parent.limits, scope.parent.account.limit = limits, limits.max_total_tokens
+def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
+    """The scope of a query; made when it is first asked for."""
+    if isinstance(query.scope, QueryScope):
+        return query.scope
+    scope = QueryScope(_swarm_of(query, registry), query)
+    query.scope = scope
     return scope
 
 

@@ -1,8 +1,7 @@
 """``dispatch_subagent``, ``poll_subagent``, ``await_subagent`` (spec page 3, S11 to S13)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -10,9 +9,10 @@ from app.agents.awareness import awareness_message
 from app.agents.base import BaseAgent
 from app.agents.current import CurrentCall, current_call
 from app.agents.messages import ToolCall, ToolResult
-from app.agents.tools import ToolBase, error_result, explain, success_result
+from app.agents.tools import error_result, explain, success_result
 from app.errors import CycleError, InvalidInputError, SubagentRefusedError
 from app.subagents.children import ANONYMOUS, Child
+from app.subagents.file_tools import file_tools
 from app.subagents.handle import DispatchParams, SubagentHandle
 from app.subagents.limits import SubagentLimits
 from app.subagents.plugins import (
@@ -24,8 +24,9 @@ from app.subagents.plugins import (
     checked_metadata,
 )
 from app.subagents.registry import SubagentRegistry
-from app.subagents.states import SubagentStatus
-from app.subagents.swarm import QueryScope, own_file_tools, scope_of
+from app.subagents.reports import as_id, find, report
+from app.subagents.shared_context import Workspace
+from app.subagents.swarm import DispatchingTool, QueryScope, scope_of
 from app.subagents.waiting import Mode
 
 TaskIds = Annotated[
@@ -89,7 +90,28 @@ class AsyncSubagents:
         call = current_call.get()
         if call is None:
             raise InvalidInputError("this tool works only within an agent's query")
-        return call, scope_of(call.query, self.registry, self.limits)
+        return call, scope_of(call.query, self.registry)
+
+    def workspace(self) -> Workspace:
+        """The files of that query."""
+        return self.scope()[1].workspace
+
+    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
+        """See :meth:`DispatchingTool.ancestors`."""
+        graphs = (agent.memory_graph for agent in self.agents.values())
+        return None if all(graph is None for graph in graphs) else self._ancestors
+
+    def _ancestors(self, name: str) -> frozenset[str]:
+        agent = self.agents.get(name)
+        graph = None if agent is None else agent.memory_graph
+        if agent is None or graph is None or agent.agent_id is None:
+            return frozenset()
+        ids = graph.ancestors(agent.agent_id)
+        return frozenset(
+            other
+            for other, sibling in self.agents.items()
+            if sibling.memory_graph is graph and sibling.agent_id in ids
+        )
 
 
 def use_async_subagents(
@@ -128,7 +150,8 @@ def use_async_subagents(
             names = [member.agent_id or member.agent_name for member in (agent, *path)]
             raise CycleError(names, what="sub-agent")
     shared = AsyncSubagents(registry, agents, limits or registry.limits)
-    for tool in (DispatchTool(shared), PollTool(shared), AwaitTool(shared), *own_file_tools()):
+    files = file_tools(shared.workspace)
+    for tool in (DispatchTool(shared), PollTool(shared), AwaitTool(shared), *files):
         agent.register_tool(tool)
     if agent.memory_graph is not None:
         ids = {child.agent_id: name for name, child in agents.items() if child.agent_id}
@@ -136,7 +159,7 @@ def use_async_subagents(
             agent.conversation_history.insert(1, message)
 
 
-class _SubagentTool(ToolBase):
+class _SubagentTool(DispatchingTool):
     """One of the three."""
 
     timeout_s = None
@@ -145,6 +168,10 @@ class _SubagentTool(ToolBase):
 
     def __init__(self, shared: AsyncSubagents) -> None:
         self.shared = shared
+        self.limits = shared.limits
+
+    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
+        return self.shared.ancestors()
 
 
 class DispatchTool(_SubagentTool):
@@ -282,11 +309,13 @@ class AwaitTool(_SubagentTool):
         call, scope = self.shared.scope()
         if problem := _bad_quorum(arguments, len(ids)):
             return error_result(tool_call, problem)
-        known = [handle for each in dict.fromkeys(ids) if (handle := find(scope, each))]
+        found = {each: find(scope, each) for each in ids}
+        known = [handle for handle in found.values() if handle]
+        gone = sum(not handle and as_id(each) in scope.dispatched for each, handle in found.items())
         key = (scope.task_id, call.query.model_calls, tool_call.id)
         seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.waits.get(key, 0.0))
         mode: Mode = arguments.mode
-        met = await scope.wait(known, mode, arguments.quorum, seconds)
+        met = await scope.wait(known, mode, arguments.quorum, seconds, gone)
         answer = await report(scope, ids, 0)
         status = "done" if met else "pending"
         if len(ids) == 1:
@@ -301,66 +330,6 @@ def _bad_quorum(arguments: AwaitArguments, tasks: int) -> str | None:
     if arguments.quorum is None or arguments.quorum > tasks:
         return f"invalid arguments: quorum must say how many of the {tasks} tasks, at least 1"
     return None
-
-
-def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
-    """The task of this id, if it is among the caller's own descendants."""
-    try:
-        return scope.swarm.registry.get(UUID(task_id), scope.parent)
-    except ValueError:
-        return None
-
-
-async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) -> dict[str, Any]:
-    """What ``poll_subagent`` answers. Whoever reads it has received the results in it."""
-    now = scope.swarm.registry.scheduler.now()
-    views: dict[str, dict[str, Any] | None] = {}
-    for each in ids:
-        handle = find(scope, each)
-        views[each] = None if handle is None else _view(handle, now, longest_partial)
-        if handle is not None and handle.status.is_final:
-            handle.received = True
-    if scope.swarm.lookup is not None and None in views.values():
-        await _look_up(scope, views)
-    tasks = [
-        view or {"task_id": each, "status": "not_found", "error": "no task of yours has this id"}
-        for each, view in views.items()
-    ]
-    counts = {str(status): 0 for status in SubagentStatus} | {"not_found": 0}
-    for view in tasks:
-        counts[view["status"]] += 1
-    return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
-
-
-async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
-    """Answer for tasks that were collected, from what is stored of them."""
-    assert scope.swarm.lookup is not None
-    gone = {task: each for each, view in views.items() if view is None and (task := _id(each))}
-    mine = [task for task in gone if task in scope.dispatched]
-    if mine:
-        for task, view in (await scope.swarm.lookup(mine)).items():
-            views[gone[task]] = view
-
-
-def _id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
-def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str, Any]:
-    usage = handle.token_usage
-    view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
-    if longest_partial and handle.partial_output and not handle.status.is_final:
-        view["partial_output"] = handle.partial_output[-longest_partial:]
-    if handle.final_output is not None:
-        view["final_output"] = handle.final_output
-    if handle.error is not None:
-        view["error"] = handle.error
-    view["duration_ms"] = handle.duration_ms(now)
-    view["token_usage"] = {"input": usage.input_tokens, "output": usage.output_tokens}
-    return view
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID, uuid4, uuid5
 
 from app.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
-from app.subagents.handle import Parent, SubagentHandle
+from app.subagents.handle import DispatchParams, Outcome, Parent, SubagentHandle
+from app.subagents.ledger import Account
 from app.subagents.limits import SchedulerOptions, SubagentLimits
 from app.subagents.registry import SubagentRegistry
 from app.subagents.scheduler import SubagentScheduler
+from app.subagents.states import SubagentStatus
 from app.subagents.tools import use_async_subagents
 from tests.domain.scripted import COST, ScriptedModel, call
 
@@ -30,6 +33,9 @@ class Heard:
 
     def of(self, event: str) -> list[str]:
         return [prompt for prompt, kind, _ in self.events if kind == event]
+
+    def data(self, event: str) -> list[dict[str, Any]]:
+        return [data for _, kind, data in self.events if kind == event]
 
     def moves(self, prompt: str) -> list[str]:
         return [
@@ -122,6 +128,113 @@ def coordinator(
     made = BaseAgent("You coordinate.", provider=model, agent_name="lead", **config)
     use_async_subagents(made, where, agents, limits=limits)
     return made
+
+
+def by_hand(
+    where: SubagentRegistry,
+    heard: Heard | None = None,
+    *,
+    owner: SubagentHandle | None = None,
+    **about: Any,
+) -> Parent:
+    """A parent without an agent: of a run of its own, or part of the task ``owner``."""
+    limits = about.pop("limits", where.limits)
+    account = Account("all tasks together", limits.max_total_tokens)
+    paying = () if owner is None else (owner.account, *owner.parent.accounts)
+    parent = Parent(
+        **{
+            "parent_id": uuid4() if owner is None else owner.task_id,
+            "agent": "by hand",
+            "run_id": uuid4() if owner is None else owner.run_id,
+            "tenant_id": None if owner is None else owner.tenant_id,
+            "path": () if owner is None else owner.path,
+            "limits": limits,
+            "account": account,
+            "accounts": (account, *paying),
+            "listener": heard or Heard(),
+            "owner": owner,
+            **about,
+        }
+    )
+    if owner is not None:
+        owner.scopes.append(parent)
+    return parent
+
+
+class Job:
+    """The work of one task: it ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.started = self.cancelled = False
+        self.end: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, handle: SubagentHandle) -> Outcome:
+        self.started = True
+        try:
+            return await self.end
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    async def finish(self, output: str = "done") -> None:
+        self.end.set_result(Outcome(SubagentStatus.COMPLETED, output=output))
+        await settled()
+
+    async def fail(self, code: str = "agent_failed") -> None:
+        self.end.set_result(Outcome(SubagentStatus.FAILED, error="it broke", error_code=code))
+        await settled()
+
+
+def put(
+    where: SubagentRegistry, parent: Parent, prompt: str = "task", work: Any = None, **params: Any
+) -> SubagentHandle:
+    """Dispatch a task by hand; the same prompt is the same task."""
+    return where.dispatch(
+        parent,
+        DispatchParams(**{"prompt": prompt, "agent": "helper", **params}),
+        work or Job(),
+        task_id=id_of(parent, prompt),
+        place=(1, len(parent.children)),
+    )
+
+
+def job(handle: SubagentHandle) -> Job:
+    assert isinstance(handle.work, Job)
+    return handle.work
+
+
+def status(handle: SubagentHandle) -> SubagentStatus:
+    """What it is now (asked by a call, so that a type checker does not think it stays so)."""
+    return handle.status
+
+
+def id_of(parent: Parent, prompt: str) -> UUID:
+    return uuid5(parent.parent_id, prompt)
+
+
+async def settled() -> None:
+    """Return when nothing is ready to run: everything waits for a timer, or for the test."""
+    ready: Any = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    while ready:
+        await asyncio.sleep(0)
+
+
+def timers() -> list[float]:
+    """When the timers of this loop are due that are not cancelled."""
+    scheduled: Any = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    return sorted(handle.when() for handle in scheduled if not handle.cancelled())
+
+
+def is_empty(where: SubagentRegistry) -> bool:
+    """Nothing is left of any task, and nothing of whoever dispatched it."""
+    queue, counts = where.scheduler._queue, where.counts
+    left = (
+        where._handles, where._parents, counts._queued, counts._queued_of, queue._entries,
+        queue._parents, queue._tenants, queue._turns, queue._waiting, where.scheduler._running,
+        +counts._by_status,
+    )  # fmt: skip
+    return not any(left) and not where.scheduler.busy
 
 
 def shown(value: Any) -> Any:
