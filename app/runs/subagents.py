@@ -17,6 +17,7 @@ from app.clock import monotonic
 from app.db.engine import acting_as
 from app.events.types import Event, EventType
 from app.runs.heartbeat import Snapshot
+from app.runs.journal import Journal
 from app.runs.past import Memory, remember
 from app.runs.recorder import JournalRecorder
 from app.runs.tasks import CANCELLED
@@ -26,13 +27,22 @@ from app.subagents.states import SubagentStatus
 from app.subagents.swarm import Swarm
 from app.subagents.telemetry import Totals
 
+# A task counts that is below the one that asks; below the root all are.
 _LOOK_UP = """
+WITH RECURSIVE up AS (
+    SELECT t.id AS task, t.parent_id FROM tasks t
+    WHERE t.tenant_id = $1 AND t.run_id = $2 AND t.id = ANY($3) AND t.mode = 'async'
+    UNION ALL
+    SELECT up.task, t.parent_id FROM up JOIN tasks t ON t.id = up.parent_id
+    WHERE t.tenant_id = $1 AND t.run_id = $2
+)
 SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
        coalesce((t.usage #>> '{tokens,input_tokens}')::bigint, 0) AS input,
        coalesce((t.usage #>> '{tokens,output_tokens}')::bigint, 0) AS output_tokens
 FROM tasks t LEFT JOIN run_events e
   ON e.tenant_id = t.tenant_id AND e.run_id = t.run_id AND e.seq = t.answer_seq
-WHERE t.tenant_id = $1 AND t.run_id = $2 AND t.id = ANY($3)
+WHERE t.tenant_id = $1 AND t.run_id = $2
+  AND t.id IN (SELECT up.task FROM up WHERE up.parent_id IS NOT DISTINCT FROM $4)
 """
 
 
@@ -133,7 +143,7 @@ async def beside(
         past=memory.tasks,
         waits=memory.waits,
         cancelled=recorder.tasks.cancelled,
-        lookup=lambda ids: _look_up(pool, journal.tenant_id, journal.run_id, ids),
+        lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
     )
@@ -290,11 +300,12 @@ def _first_row(handle: SubagentHandle) -> dict[str, Any]:
 
 
 async def _look_up(
-    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, ids: Sequence[UUID]
+    pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
     """What ``poll_subagent`` says of tasks that are not in memory any more, by their rows."""
+    tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
-        rows = await connection.fetch(_LOOK_UP, tenant_id, run_id, list(ids))
+        rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
     found: dict[UUID, dict[str, Any]] = {}
     for row in rows:
         view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}

@@ -40,10 +40,10 @@ async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -
     """Answer for tasks that were collected, from what is stored of them."""
     assert scope.swarm.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
-    mine = [task for task in gone if task in scope.dispatched]
-    if mine:
-        for task, view in (await scope.swarm.lookup(mine)).items():
-            views[gone[task]] = view
+    if not gone:
+        return
+    for task, view in (await scope.swarm.lookup(list(gone), scope.task_id)).items():
+        views[gone[task]] = view
 
 
 def as_id(text: str) -> UUID | None:

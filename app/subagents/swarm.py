@@ -24,8 +24,9 @@ from app.subagents.shared_context import SharedContext, Workspace
 from app.subagents.states import SubagentStatus
 from app.subagents.waiting import Mode
 
-Lookup = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, dict[str, Any]]]]
-"""Answers for tasks that were collected: per id what ``poll_subagent`` says of it."""
+Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
+"""Answers for tasks that were collected, by their ids and who asks (``None``: the root): per id
+what ``poll_subagent`` says of it; those that are not below that one are left out."""
 
 
 class NoListener:

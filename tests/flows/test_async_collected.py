@@ -1,0 +1,56 @@
+"""What was collected is still answered for, from its row."""
+
+import asyncio
+import json
+from typing import Any
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, calls, gated, text
+from tests.service import running, watch
+
+
+def answers(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the tools answered so far."""
+    return [json.loads(m["content"]) for m in request["messages"] if m["role"] == "tool"]
+
+
+async def test_a_collected_task_is_answered_from_its_row(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    collected = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Any:
+        if request["messages"][0]["content"] != "You lead.":
+            return text("found it")
+        seen = answers(request)
+        if not seen:
+            return calls(("dispatch_subagent", {"prompt": "look"}))
+        task = {"task_ids": [seen[0]["task_id"]]}
+        if len(seen) == 1:
+            return calls(("await_subagent", task))
+        if len(seen) == 2:
+            return gated(collected, calls(("poll_subagent", task)))
+        return text("done")
+
+    model.decide = decide
+    configured = settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "subagent_gc_ttl": 0.0,
+            "subagent_gc_interval": 0.05,
+        }
+    )
+    async with running(configured, database_url, worker=True) as server:
+        lead = {"name": "lead", "system_message": "You lead.", "subagents": {"mode": "async"}}
+        assert (await server.client.post("/v1/agents", json=lead)).status_code == 201
+        run = (await server.client.post("/v1/runs", json={"agent": "lead", "input": "go"})).json()
+        while not collected.is_set():
+            (worker,) = (await server.client.get("/v1/scheduler")).json()["workers"]
+            if worker["pool"]["totals"].get("subagent.gc.collected"):
+                collected.set()
+        frames = await watch(server.port, run["id"])
+    assert frames[-1]["type"] == "run.completed"
+    awaited, polled = answers(model.requests[-1])[1:]
+    assert awaited["tasks"] == polled["tasks"]
+    assert polled["tasks"][0]["final_output"] == "found it"
+    assert polled["summary"]["completed"] == 1
