@@ -13,6 +13,8 @@ Parts:
           process and through the openai client with one in another
   saturate  how many tasks a second go through the openai client, and what each costs, beside the
           same queries asked directly
+  service  the same through API, worker process and journal: CPU of worker and database, writing
+          transactions and database log per task
 
 Absolute figures belong to the machine, ratios carry over.
 """
@@ -30,6 +32,7 @@ from heapq import heapify, heappop
 
 from app.container import GC_THRESHOLD
 from app.subagents.queue import Entry, TakeQueue, effective_priority
+from benchmarks.journalled import measure_service
 from benchmarks.swarms import measure_fan_out, measure_saturation, measure_scale
 
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -201,6 +204,7 @@ def main() -> None:
         "scale": measure_scale,
         "fanout": measure_fan_out,
         "saturate": measure_saturation,
+        "service": measure_service,
     }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
