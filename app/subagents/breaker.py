@@ -8,12 +8,14 @@ import json
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
 
 from app.subagents.limits import SchedulerOptions
 
 
+@lru_cache(maxsize=128)  # most dispatches are of a kind that was dispatched a moment ago
 def kind_of(agent: str | None, instructions: str | None) -> str:
     """What tasks of the same agent with the same instructions have in common: a short hash."""
     return blake2b(json.dumps([agent, instructions]).encode(), digest_size=8).hexdigest()

@@ -43,7 +43,7 @@ class Child:
         self.query = query
         self.place = place
         self.agents = agents
-        self.task_id: UUID = scope.swarm.task_id((*query.path, place))
+        self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
         """The task, if it was dispatched before: here, or before a crash."""
@@ -126,7 +126,6 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         path=handle.path,
         task=TaskOfQuery(swarm, handle),
     )
-    query.scope = QueryScope(swarm, query)
     next_query.set(query)
     try:
         response = await agent.execute_query_async(first_message(handle.task_id, handle.prompt))
@@ -138,6 +137,7 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         text = f"{type(error).__name__}: {error}"
         return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
     finally:
+        swarm.forget_files(handle.task_id)
         parent.usage += query.usage
     return outcome_of(response)
 

@@ -92,7 +92,7 @@ class Swarm:
         self.listener: Listener = _Told(self, listener or NoListener())
         self._broke = broke
         self._is_suspended = is_suspended
-        self._task_root = task_root or self.run_id
+        self.task_root = task_root or self.run_id
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
         self._told: set[asyncio.Task[None]] = set()
@@ -104,11 +104,7 @@ class Swarm:
 
     def id_at(self, path: Path) -> UUID:
         """The id of the query at a place of the tree: of the root that of the run."""
-        return task_id_at(self._task_root, path) if path else self.run_id
-
-    def task_id(self, path: Path) -> UUID:
-        """The id of the task at a place of the tree (S1)."""
-        return task_id_at(self._task_root, path)
+        return task_id_at(self.task_root, path) if path else self.run_id
 
     def files_of(self, task_id: UUID) -> VirtualFileSystem:
         """The private files of a query."""
@@ -259,7 +255,8 @@ class QueryScope:
         limits = swarm.registry.limits if tool is None else tool.limits
         owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
         self.swarm = swarm
-        self.own_id = swarm.id_at(query.path)
+        is_task = owner is not None and owner.path == query.path
+        self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
         self.task_id = self.own_id if query.path else None
         self.dispatched: set[UUID] = set()
         self.workspace = Workspace(
@@ -286,6 +283,10 @@ class QueryScope:
             ancestors=None if tool is None else tool.ancestors(),
         )
         swarm.open(self.parent)
+
+    def id_below(self, place: tuple[int, int]) -> UUID:
+        """The id of the task that a tool call of this query dispatches (S1)."""
+        return task_id_at(self.task_id or self.swarm.task_root, (place,))
 
     async def wait(
         self,
@@ -343,11 +344,15 @@ def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
     return scope
 
 
-def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
+def _known_swarm(query: Query) -> Swarm | None:
     if isinstance(query.task, TaskOfQuery):
         return query.task.swarm
-    if isinstance(query.recorder.swarm, Swarm):
-        return query.recorder.swarm
+    return query.recorder.swarm if isinstance(query.recorder.swarm, Swarm) else None
+
+
+def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
+    if (swarm := _known_swarm(query)) is not None:
+        return swarm
     if query.parent is not None:
         return scope_of(query.parent, registry).swarm
     return Swarm(registry)
@@ -359,8 +364,11 @@ def own_file_tools() -> tuple[ToolBase, ...]:
 
     def workspace() -> Workspace:
         call = current_call.get()
-        if call is None or not isinstance(call.query.scope, QueryScope):
-            raise InvalidInputError("this tool works only within the query of an agent of a swarm")
-        return call.query.scope.workspace
+        query = None if call is None else call.query
+        if query is not None and isinstance(query.scope, QueryScope):
+            return query.scope.workspace
+        if query is not None and (swarm := _known_swarm(query)) is not None:
+            return scope_of(query, swarm.registry).workspace
+        raise InvalidInputError("this tool works only within the query of an agent of a swarm")
 
     return file_tools(workspace)

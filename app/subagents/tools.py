@@ -207,7 +207,7 @@ class DispatchTool(_SubagentTool):
         call, scope = self.shared.scope()
         child = self._child(call, scope, tool_call)
         if (handle := child.known()) is None:
-            decided = await self._decided(scope, arguments)
+            decided = await self._decided(scope, arguments) if scope.swarm.plugins else arguments
             if isinstance(decided, Skip):
                 skipped = {"status": "skipped", "result": decided.result}
                 return success_result(tool_call, skipped)
@@ -237,8 +237,6 @@ class DispatchTool(_SubagentTool):
             priority=arguments.priority,
             metadata=arguments.metadata,
         )
-        if not scope.swarm.plugins:
-            return request
         context = PluginContext(
             run_id=scope.swarm.run_id,
             tenant_id=scope.swarm.tenant_id,
@@ -249,7 +247,9 @@ class DispatchTool(_SubagentTool):
         return await before_dispatch(scope.swarm.plugins, context, request)
 
 
-def _params(request: DispatchRequest, arguments: DispatchArguments) -> DispatchParams:
+def _params(
+    request: DispatchRequest | DispatchArguments, arguments: DispatchArguments
+) -> DispatchParams:
     return DispatchParams(
         prompt=request.prompt,
         agent=arguments.agent or ANONYMOUS,
