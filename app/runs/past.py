@@ -43,12 +43,16 @@ class Memory:
         parents: of each task of whatever sort; the root is ``None``.
         writes: (task or ``None``, path, content) of files, in order.
         waits: by (task, call, tool call) of a wait, seconds that are over.
+        spent: by the tasks that had ended; their model calls are not made again, nor recalled.
+        paid: of that what this run paid for, not one that it repeats.
     """
 
     tasks: dict[UUID, Past]
     parents: dict[UUID, UUID | None]
     writes: list[tuple[UUID | None, str, str]]
     waits: dict[tuple[Any, ...], float]
+    spent: Usage
+    paid: Usage
 
     def unfinished(self) -> Iterable[UUID]:
         """Tasks to go on with: those of a finished one were cancelled with it."""
@@ -64,11 +68,12 @@ class Memory:
             task_id = self.parents.get(task_id)
 
 
-def remember(events: Sequence[Event], now: datetime) -> Memory:
+def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Memory:
     """Fold a run's log.
 
     Args:
         now: by the clock that the events' times are of.
+        carried_seq: up to here the log was carried over from the run that this one repeats.
     """
     tasks: dict[UUID, _Task] = {}
     resumed: Counter[UUID] = Counter()
@@ -92,6 +97,7 @@ def remember(events: Sequence[Event], now: datetime) -> Memory:
             if event.type == EventType.SUBAGENT_RESUMED:
                 resumed[task_id] += 1
             _note(tasks[task_id], event)
+    ended = [task.ended for task in tasks.values() if task.ended is not None]
     return Memory(
         tasks={
             task_id: _past(task, 1 + resumed[task_id] + (task.ended is None), now)
@@ -100,6 +106,8 @@ def remember(events: Sequence[Event], now: datetime) -> Memory:
         parents={e.task_id: e.parent_task_id for e in events if e.task_id is not None},
         writes=writes,
         waits=waits,
+        spent=sum(map(_spent, ended), Usage()),
+        paid=sum((_spent(end) for end in ended if end.seq > carried_seq), Usage()),
     )
 
 
@@ -148,7 +156,6 @@ def _past(task: _Task, attempt: int, now: datetime) -> Past:
         return Past(params, attempt, waited, remaining)
     end = task.ended.data
     error = end.get("error") or {}
-    spent = end["token_usage"]
     return Past(
         params,
         attempt,
@@ -161,9 +168,14 @@ def _past(task: _Task, attempt: int, now: datetime) -> Past:
             error_code=error.get("code"),
         ),
         duration_ms=end["duration_ms"],
-        spent=Usage(input_tokens=spent["input"], output_tokens=spent["output"]),
+        spent=_spent(task.ended),
         publication=None if task.published is None else _publication(task, task.published),
     )
+
+
+def _spent(ended: Event) -> Usage:
+    usage = ended.data["token_usage"]
+    return Usage(input_tokens=usage["input"], output_tokens=usage["output"])
 
 
 def _publication(task: _Task, published: Event) -> Publication:

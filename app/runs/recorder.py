@@ -14,6 +14,7 @@ from app.agents.messages import (
     ToolCall,
     ToolResult,
     ToolStatus,
+    Usage,
 )
 from app.agents.provider import FailedTry, OnDelta
 from app.agents.recording import Invoke, Query, Recorder
@@ -201,13 +202,15 @@ class JournalRecorder(Recorder):
 
     def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
         """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
-        if budgeted:
-            for account in self.accounts:
-                account.spent += message.usage.total_tokens
-            self.journal.tokens += message.usage.total_tokens
-        self.spent += AgentUsage(
-            tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls)
-        )
+        self.count(message.usage, paid=message.usage if budgeted else Usage())
+        self.spent += AgentUsage(model_calls=1, tool_calls=len(message.tool_calls))
+
+    def count(self, spent: Usage, *, paid: Usage) -> None:
+        """Count tokens, and of them those that this run paid for."""
+        self.spent += AgentUsage(tokens=spent)
+        self.journal.tokens += paid.total_tokens
+        for account in self.accounts:
+            account.spent += paid.total_tokens
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         self._failed_tries[query] = failed.number

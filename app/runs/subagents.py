@@ -128,8 +128,9 @@ async def beside(
     """
     me = asyncio.current_task()
     assert me is not None
-    memory = remember(events, database_now(claim))
     journal = recorder.journal
+    memory = remember(events, database_now(claim), journal.carried_seq)
+    recorder.count(memory.spent, paid=memory.paid)
     began, left = monotonic(), float(claim["remaining_s"])
     swarm = Swarm(
         bench.registry,
