@@ -14,12 +14,13 @@ from app.subagents.children import ANONYMOUS, first_message
 from app.subagents.handle import DispatchParams, Outcome, Past
 from app.subagents.states import SubagentStatus
 
-_ENDS = {
+ENDS = {
     EventType.SUBAGENT_COMPLETED: SubagentStatus.COMPLETED,
     EventType.SUBAGENT_FAILED: SubagentStatus.FAILED,
     EventType.SUBAGENT_TIMEOUT: SubagentStatus.TIMEOUT,
     EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
 }
+"""What each last event of a task says of it."""
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ def _note(task: _Task, event: Event) -> None:
                 error=data["error"],
             )
             task.said.append(ToolMessage(content=result.text, tool_results=(result,)))
-        case kind if kind in _ENDS:
+        case kind if kind in ENDS:
             task.ended = event
 
 
@@ -162,7 +163,7 @@ def _past(task: _Task, attempt: int, now: datetime) -> Past:
         waited,
         remaining,
         Outcome(
-            _ENDS[EventType(task.ended.type)],
+            ENDS[EventType(task.ended.type)],
             output=end.get("output", task.output),
             error=error.get("message"),
             error_code=error.get("code"),

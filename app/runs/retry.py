@@ -13,14 +13,18 @@ from app.errors import ConflictError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
 from app.runs import read
+from app.runs.past import ENDS
 from app.runs.submit import Carried, accept
 from app.runs.tasks import CANCELLED
+from app.subagents.states import SubagentStatus
 
 Parents = Mapping[UUID | None, UUID | None]
 """Of each task the one that asked for it; none: the root."""
 
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
+_GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
 _TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+_LOOKS = ("poll_subagent", "await_subagent")
 _KEPT = (
     "mode",
     "agent",
@@ -113,35 +117,110 @@ def _is_final_failure(event: Event) -> bool:
 
 
 def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
-    """Indexes of the failures after which no agent above made a step, and of what came of them.
+    """Indexes of the failures that nothing was built upon, and of what came of them.
 
-    A failure that a model was told of, and answered, is part of what was done.
+    A failure that a model was told of, and answered, is part of what was done. A task that is done
+    again is as it was when it was dispatched, but for the steps that it made; so is one that came
+    to no end. What an agent learnt of its tasks and did not answer, it asks again.
     """
-    last_answer = {
-        event.task_id: index
-        for index, event in enumerate(events)
-        if event.type == EventType.LLM_COMPLETED
-    }
+    log = _Log(events, parents)
     failed: dict[UUID | None, int] = {}  # from when on nothing of a task counts
-    reopened: dict[UUID | None, int] = {}  # from when on its end does not
+    again: set[UUID | None] = set()  # their ends do not
     for index, event in enumerate(events):
-        if _is_final_failure(event) or _was_cancelled(event):
-            above = list(_above(event.task_id, parents))
-            if not any(last_answer.get(agent, -1) > index for agent in above):
-                failed.setdefault(event.task_id, index)
-                for agent in above:
-                    reopened.setdefault(agent, index)
+        if _is_failure(event) and not log.built_upon(event.task_id, index):
+            failed.setdefault(event.task_id, index)
+            again |= {event.task_id, *_above(event.task_id, parents)}
     asked = _asked(events, task_root)
-    again = {asked[task] for task in {*failed, *reopened} if task in asked}
+    calls = {asked[task] for task in again - log.beside if task in asked}
+    done = log.ended.keys() - again
     never = len(events)
     return {
         index
         for index, event in enumerate(events)
         if index >= failed.get(event.task_id, never)
-        or (event.type in _ENDS and index > reopened.get(event.task_id, never))
-        or (event.type in _TOOL_ENDS and _call_of(event) in again)
+        or (event.type in _ENDS and event.task_id in again)
+        or (_is_of_attempt(event) and event.task_id not in done)
+        or (event.type in _TOOL_ENDS and _call_of(event) in calls)
+        or (_is_look(event) and log.is_last(event.task_id, index) and event.task_id not in done)
         or (event.type == EventType.AGENT_FAILED and _code(event) == "predecessor_failed")
     }
+
+
+class _Log:
+    """A log by its tasks.
+
+    Attributes:
+        beside: tasks that run beside their parent.
+        ended: indexes of the tasks' last events.
+    """
+
+    def __init__(self, events: Sequence[Event], parents: Parents) -> None:
+        self._events = events
+        self._parents = parents
+        self._answered: dict[UUID | None, int] = {}
+        self._told: dict[UUID, list[tuple[UUID | None, int]]] = {}
+        self.beside: set[UUID | None] = set()
+        self.ended: dict[UUID | None, int] = {}
+        for index, event in enumerate(events):
+            if event.type == EventType.LLM_COMPLETED:
+                self._answered[event.task_id] = index
+            elif event.type == EventType.SUBAGENT_DISPATCHED:
+                self.beside.add(event.task_id)
+            elif event.type in ENDS or event.type in _ENDS[:2]:
+                self.ended[event.task_id] = index
+            elif event.type in _TOOL_ENDS and _is_look(event):
+                for task in _ends_told(event):
+                    self._told.setdefault(task, []).append((event.task_id, index))
+
+    def is_last(self, task: UUID | None, index: int) -> bool:
+        """Whether the model of a task made no step after this."""
+        return self._answered.get(task, -1) < index
+
+    def built_upon(self, task: UUID | None, index: int) -> bool:
+        """Whether an agent above made a step that knew of a task's failure, or ended well after it.
+
+        Who waits for a task knows of its end; of one that runs beside it, when it has looked.
+        """
+        while task is not None:
+            index = max(index, self.ended.get(task, index))
+            parent = self._parents[task]
+            known = self._told.get(task, []) if task in self.beside else [(parent, index)]
+            if any(not self.is_last(agent, since) for agent, since in known):
+                return True
+            if parent not in self.ended:
+                return False
+            if self._events[self.ended[parent]].type in _GOOD_ENDS:
+                return True
+            task = parent
+        return False
+
+
+def _ends_told(look: Event) -> Iterator[UUID]:
+    """The tasks of which somebody was told, by a look at them, that they are over."""
+    result = look.data["result"]
+    for told in result.get("tasks", ()) if isinstance(result, Mapping) else ():
+        if told["status"] in ENDS.values():
+            yield UUID(told["task_id"])
+
+
+def _is_failure(event: Event) -> bool:
+    """Whether a task came to a bad end by this."""
+    beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
+    return beside or _is_final_failure(event) or _was_cancelled(event)
+
+
+def _is_of_attempt(event: Event) -> bool:
+    """Whether it tells how an attempt at a task went."""
+    return event.type.startswith("subagent.") and event.type not in (
+        EventType.SUBAGENT_DISPATCHED,
+        EventType.SUBAGENT_BACKPRESSURE,  # of its own dispatches
+    )
+
+
+def _is_look(event: Event) -> bool:
+    """Whether an agent looks at its tasks, or is told of them."""
+    is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
+    return is_call and event.data["name"] in _LOOKS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
@@ -214,15 +293,34 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
                 "status": RunStatus.RUNNING,
             },
         )
-        if event.type == EventType.AGENT_STARTED:
-            task["began"] = True
-        elif event.type == EventType.AGENT_COMPLETED:
-            usage = event.data["usage"]
-            task |= {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": usage}
-        elif event.type == EventType.AGENT_FAILED:
-            status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
-            task |= {"status": status, **event.data}
+        task |= _changed(event, seq, row["data"])
     return list(tasks.values())
+
+
+def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event changes of its task's row."""
+    match event.type:
+        case EventType.AGENT_STARTED:
+            return {"began": True}
+        case EventType.AGENT_COMPLETED:
+            return {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": data["usage"]}
+        case EventType.AGENT_FAILED:
+            status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
+            return {"status": status, **data}
+        case EventType.SUBAGENT_DISPATCHED:
+            kept = {name: data[name] for name in ("priority", "timeout_ms")}
+            about = {"mode": "async", "attempt": 1, "metadata": data["metadata"] or None}
+            return {"status": SubagentStatus.QUEUED, **kept, **about}
+        case EventType.SUBAGENT_RESUMED:
+            return {"attempt": data["attempt"]}
+        case EventType.SUBAGENT_COMPLETED:
+            answer = data.get("answer_seq", seq)
+            end = {"answer_seq": answer, "duration_ms": data["duration_ms"]}
+            return {"status": SubagentStatus.COMPLETED, **end}
+        case kind if kind in ENDS:
+            end = {name: data[name] for name in ("error", "duration_ms")}
+            return {"status": ENDS[EventType(kind)], **end}
+    return {}
 
 
 def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

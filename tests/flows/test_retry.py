@@ -1,13 +1,14 @@
 """Repeating finished runs."""
 
 import asyncio
+import json
 from typing import Any
 
 import websockets
 from pydantic_core import from_json
 
 from app.settings import Settings
-from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import DIAMOND, named, says
 from tests.flows.test_resume import configured
@@ -239,3 +240,124 @@ async def test_a_budget_counts_what_the_run_itself_spends(
     model.script(text("step by step"))
     third, _ = await ended(bottega, (await again(bottega, second["id"], "last_step"))["id"])
     assert (third["output"], len(model.requests)) == ("step by step", 3)
+
+
+class Swarm:
+    """Plays a boss who dispatches tasks, awaits those that end, and then, if it may, the others.
+
+    Attributes:
+        works: whether all goes well: slow tasks answer, broken ones too, and the boss.
+        slow: set when a slow task's model was asked.
+    """
+
+    def __init__(self, *prompts: str) -> None:
+        self.prompts = prompts
+        self.works = False
+        self.slow = asyncio.Event()
+
+    def __call__(self, request: dict[str, Any]) -> Reply:
+        messages = request["messages"]
+        if named(request) != "boss":
+            return self._task(messages[-1]["content"])
+        told = [json.loads(m["content"]) for m in messages if m["role"] == "tool"]
+        ids = [result["task_id"] for result in told if "task_id" in result]
+        looks = len(told) - len(ids)
+        if not ids:
+            return calls(*[("dispatch_subagent", {"prompt": prompt}) for prompt in self.prompts])
+        if not looks:
+            ending = [i for i, prompt in zip(ids, self.prompts, strict=True) if prompt != "slow"]
+            return calls(("await_subagent", {"task_ids": ending}))
+        if not self.works:
+            return gated(self.slow, http_error(400))
+        return calls(("await_subagent", {"task_ids": ids})) if looks == 1 else text("all done")
+
+    def _task(self, asked: str) -> Reply:
+        if asked.startswith("slow"):
+            self.slow.set()
+            return text("slow but sure") if self.works else gated(asyncio.Event(), text("never"))
+        if asked.startswith("broken"):
+            return text("mended") if self.works else http_error(400)
+        return text("quick")
+
+
+async def test_tasks_that_ended_are_kept_and_those_cut_by_the_failure_done_again(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "boss", subagents={"mode": "async", "names": []})
+    model.decide = swarm = Swarm("one", "two", "broken", "slow")
+    body = {"agent": "boss", "input": "x"}
+    failed = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    assert (failed["status"], len(model.requests)) == ("failed", 7)
+    rows = await tasks_of(bottega, failed["id"])
+    assert [row["status"] for row in rows] == ["completed", "completed", "failed", "cancelled"]
+    swarm.works = True
+    run, frames = await ended(bottega, (await again(bottega, failed["id"], "last_step"))["id"])
+    assert (run["status"], run["output"]) == ("completed", "all done")
+    asked = [named(request) for request in model.requests[7:]]
+    assert asked.count("boss") == 2
+    assert len(asked) == 4  # what was broken, and what was slow
+    # The boss had not read of the failure: now it reads that there was none.
+    assert "mended" in model.requests[-1]["messages"][-1]["content"]
+    kept = await tasks_of(bottega, run["id"])
+    assert kept[:2] == [{**row, **times_of(new)} for row, new in zip(rows[:2], kept, strict=False)]
+    assert [row["id"] for row in kept] == [row["id"] for row in rows]
+    assert [row["status"] for row in kept] == ["completed"] * 4
+    assert [row["attempt"] for row in kept] == [1, 1, 2, 2]
+    assert {row["mode"] for row in kept} == {"async"}
+    for row in kept:
+        mine = [frame["type"] for frame in frames if frame["task_id"] == row["id"]]
+        assert mine.count("subagent.dispatched") == mine.count("subagent.completed") == 1
+        assert not {"subagent.failed", "subagent.cancelled", "agent.failed"} & set(mine)
+        assert mine.count("subagent.resumed") == row["attempt"] - 1
+    third, _ = await ended(bottega, (await again(bottega, run["id"], "last_step"))["id"])
+    assert (third["output"], len(model.requests)) == ("all done", 11)
+
+
+async def test_a_task_s_failure_that_its_parent_went_on_from_is_kept(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "boss", subagents={"mode": "async", "names": []})
+    works = False
+
+    def decide(request: dict[str, Any]) -> Reply:
+        told = [json.loads(m["content"]) for m in request["messages"] if m["role"] == "tool"]
+        if named(request) != "boss":
+            return http_error(400)
+        if not told:
+            return calls(("dispatch_subagent", {"prompt": "go"}))
+        if len(told) < 3:
+            return calls(("await_subagent", {"task_id": told[0]["task_id"]}))
+        return text("without it") if works else http_error(400)
+
+    model.decide = decide
+    body = {"agent": "boss", "input": "x"}
+    first = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    assert (first["status"], len(model.requests)) == ("failed", 5)
+    works = True
+    run, frames = await ended(bottega, (await again(bottega, first["id"], "last_step"))["id"])
+    assert (run["output"], len(model.requests)) == ("without it", 6)
+    assert parsed(model.requests[5]) == parsed(model.requests[4])
+    assert [frame["type"] for frame in frames].count("subagent.failed") == 1
+    (old,), (new,) = await tasks_of(bottega, first["id"]), await tasks_of(bottega, run["id"])
+    assert new == {**old, **times_of(new)}
+    assert (new["status"], new["attempt"]) == ("failed", 1)
+
+
+def parsed(request: dict[str, Any]) -> list[Any]:
+    """A request's messages, with what tools answered as JSON."""
+    return [
+        {**message, "content": json.loads(message["content"])}
+        if message["role"] == "tool"
+        else message
+        for message in request["messages"]
+    ]
+
+
+async def tasks_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
+    answer = await bottega.client.get(f"/v1/runs/{run_id}/tasks")
+    rows: list[dict[str, Any]] = answer.json()["items"]
+    return rows
+
+
+def times_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("created_at", "started_at", "ended_at")}
