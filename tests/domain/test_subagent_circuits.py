@@ -1,0 +1,245 @@
+"""Circuit breakers at work, as models and events see them (spec page 3, S8)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.agents import ModelError
+from app.subagents.limits import SubagentLimits
+from app.subagents.states import SubagentStatus
+from app.subagents.swarm import Swarm
+from tests.domain.scripted import Notes
+from tests.domain.subagents import (
+    Heard,
+    Model,
+    await_all,
+    by_hand,
+    coordinator,
+    dispatch,
+    is_empty,
+    job,
+    passed,
+    put,
+    registry,
+    results,
+    settled,
+    status,
+    timers,
+)
+from tests.domain.virtual import run_virtual
+
+S = SubagentStatus
+WIDE = SubagentLimits(max_concurrent=100, max_queued=100, max_queue_size=200)
+ERROR = ModelError("the model is gone")
+
+
+def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
+    async def run() -> None:
+        model = Model(
+            go=[
+                [dispatch("a"), dispatch("b"), dispatch("c")],
+                await_all,
+                [dispatch("again"), dispatch("another", instructions="Otherwise.")],
+                "gave up",
+            ],
+            a=[ERROR],
+            b=[ERROR],
+            c=[ERROR],
+            another=["fine"],
+        )
+        async with registry() as where:
+            recorder = Notes()
+            recorder.swarm = Swarm(where, listener=(heard := Heard()))
+            lead = coordinator(model, where)
+            response = await lead.execute_query_async("go", recorder=recorder)
+            assert response.content == "gave up"
+            assert response.error is None
+            *_, refused, accepted = results(lead.conversation_history)
+            assert "failed repeatedly" in refused["error"]
+            assert "try later" in refused["error"]
+            assert refused["retry_after_ms"] == 30_000
+            assert accepted["status"] == "queued"
+            assert heard.of("circuit_opened") == ["c"]
+            assert heard.data("circuit_opened") == [
+                {"attempt": 1, "failures": 3, "retry_after_ms": 30_000}
+            ]
+            (told,) = heard.data("backpressure")
+            assert told["code"] == "subagent_circuit_open"
+            assert told["message"] == refused["error"]
+            assert told["retry_after_ms"] == 30_000
+
+    run_virtual(run())
+
+
+async def opened(where: Any, heard: Heard, waiting: int) -> tuple[Any, list[Any]]:
+    """A parent, and its tasks that wait behind a breaker which just opened."""
+    parent = by_hand(where, heard)
+    first = [put(where, parent, f"first{n}") for n in range(3)]
+    await settled()
+    rest = [put(where, parent, f"rest{n}") for n in range(waiting)]
+    for handle in first:
+        await job(handle).fail()
+    return parent, rest
+
+
+def test_fifty_queued_ones_wait_and_one_probe_goes_through() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent, rest = await opened(where, heard := Heard(), 52)
+            running = [handle for handle in rest if status(handle) == S.RUNNING]
+            assert len(running) == 2  # they took the places of the first two, before it opened
+            for handle in running:
+                where.cancel(handle.task_id, "out of the way")
+            held = [handle for handle in rest if handle not in running]
+            assert len(held) == 50
+            await passed(29)
+            assert {status(handle) for handle in held} == {S.QUEUED}
+            assert heard.of("failed") == ["first0", "first1", "first2"]
+            await passed(2)
+            assert [status(handle) for handle in held] == [S.RUNNING] + [S.QUEUED] * 49
+            await passed(200)
+            assert [status(handle) for handle in held[1:]] == [S.QUEUED] * 49
+            other = put(where, parent, "other kind", instructions="Otherwise.")
+            await settled()
+            assert status(other) == S.RUNNING  # of all that waits, only this kind is held back
+            await job(held[0]).finish()
+            assert [status(handle) for handle in held[1:4]] == [S.RUNNING, S.RUNNING, S.QUEUED]
+            for handle in held[1:]:
+                await job(handle).finish()
+            assert {status(handle) for handle in held} == {S.COMPLETED}
+
+    run_virtual(run())
+
+
+def test_a_probe_that_fails_opens_it_again() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            _, rest = await opened(where, heard := Heard(), 4)
+            for handle in rest[:2]:
+                where.cancel(handle.task_id, "out of the way")
+            await passed(30)
+            assert [status(handle) for handle in rest[2:]] == [S.RUNNING, S.QUEUED]
+            await job(rest[2]).fail()
+            assert len(heard.of("circuit_opened")) == 2
+            await passed(29)
+            assert status(rest[3]) == S.QUEUED
+            await passed(1)
+            assert status(rest[3]) == S.RUNNING
+
+    run_virtual(run())
+
+
+def test_a_cancelled_probe_passes_the_role_on() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            _, rest = await opened(where, Heard(), 5)
+            for handle in rest[:2]:
+                where.cancel(handle.task_id, "out of the way")
+            held = rest[2:]
+            await passed(31)
+            assert [status(handle) for handle in held] == [S.RUNNING, S.QUEUED, S.QUEUED]
+            where.cancel(held[0].task_id, "enough")
+            await settled()
+            assert [status(handle) for handle in held[1:]] == [S.RUNNING, S.QUEUED]
+
+    run_virtual(run())
+
+
+def test_the_next_dispatch_is_the_probe_if_none_waits() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent, _ = await opened(where, Heard(), 0)
+            await passed(31)
+            probe = put(where, parent, "probe")
+            await settled()
+            assert status(probe) == S.RUNNING
+            with pytest.raises(Exception, match="failed repeatedly"):
+                put(where, parent, "second")
+            await job(probe).finish()
+            put(where, parent, "third")
+
+    run_virtual(run())
+
+
+def test_failures_of_one_kind_or_tenant_do_not_block_another() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent, _ = await opened(where, Heard(), 0)
+            other = by_hand(where, tenant_id=parent.parent_id)
+            for theirs, about in (
+                (parent, {"agent": "another"}),
+                (parent, {"instructions": "Otherwise."}),
+                (other, {}),
+            ):
+                handle = put(where, theirs, f"fine{about}", **about)
+                await settled()
+                assert status(handle) == S.RUNNING
+                await job(handle).finish()
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("how", ["budget", "cancel"])
+def test_exhausted_budgets_and_cancellation_do_not_count(how: str) -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent = by_hand(where, heard := Heard())
+            for n in range(6):
+                handle = put(where, parent, str(n))
+                await settled()
+                if how == "cancel":
+                    where.cancel(handle.task_id, "enough")
+                else:
+                    await job(handle).fail("budget_exhausted")
+            assert heard.of("circuit_opened") == []
+
+    run_virtual(run())
+
+
+def test_timeouts_count_and_old_failures_do_not() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent = by_hand(where, heard := Heard())
+            for n in range(4):  # 40 s apart: no three within a minute
+                handle = put(where, parent, str(n))
+                await settled()
+                await job(handle).fail()
+                await passed(40)
+            assert heard.of("circuit_opened") == []
+            for n in range(3):
+                put(where, parent, f"slow{n}", timeout=5)
+            await passed(6)
+            assert heard.of("circuit_opened") == ["slow1"]  # the last failure was 45 s ago
+
+    run_virtual(run())
+
+
+def test_what_a_breaker_holds_can_be_cancelled_and_leaves_nothing() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent, _ = await opened(where, heard := Heard(), 10)
+            where.end_parent(parent, "parent-ended")
+            await settled()
+            assert len(heard.of("cancelled")) == 10
+            await passed(200)
+            assert is_empty(where)
+            assert where.scheduler.circuits.breakers._breakers == {}
+            assert len(timers()) == 1
+
+    run_virtual(run())
+
+
+def test_a_wait_for_held_tasks_goes_on_meanwhile() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            _, rest = await opened(where, Heard(), 3)
+            waiting = asyncio.create_task(where.wait_for_completion(rest[2:], timeout=100))
+            for handle in rest[:2]:
+                where.cancel(handle.task_id, "out of the way")
+            await passed(31)
+            await job(rest[2]).finish()
+            assert await waiting
+            assert where.scheduler.now() == 31
+
+    run_virtual(run())

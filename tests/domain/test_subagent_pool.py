@@ -1,0 +1,238 @@
+"""The pool's size as time passes, and how tenants share it (spec page 3, S6, S7, S22)."""
+
+from typing import Any
+
+import pytest
+
+from app.errors import SubagentQueueFullError, SubagentQuotaExceededError
+from app.subagents.handle import Outcome
+from app.subagents.limits import SubagentLimits
+from app.subagents.registry import SubagentRegistry
+from app.subagents.scheduler import SubagentScheduler
+from app.subagents.states import SubagentStatus
+from app.subagents.telemetry import Totals
+from tests.domain.subagents import (
+    Heard,
+    by_hand,
+    is_empty,
+    job,
+    passed,
+    put,
+    registry,
+    settled,
+    status,
+    timers,
+)
+from tests.domain.virtual import run_virtual
+
+S = SubagentStatus
+WIDE = SubagentLimits(max_concurrent=100, max_queued=100, max_queue_size=200)
+
+
+class TestSize:
+    def test_it_grows_under_load_and_shrinks_back(self) -> None:
+        async def run() -> None:
+            where = registry(WIDE, min_workers=2, max_workers=10)
+            parent = by_hand(where)
+            handles = [put(where, parent, str(n), timeout=500) for n in range(40)]
+            await settled()
+            sizes = [where.scheduler.size]
+            for _ in range(6):
+                await passed(10)
+                sizes.append(where.scheduler.size)
+            assert sizes == [3, 5, 8, 10, 10, 10, 10]
+            assert where.scheduler.busy == where.active_count == 10
+            for handle in handles:
+                await job(handle).finish()
+            sizes = [where.scheduler.size]
+            for _ in range(7):
+                await passed(10)
+                sizes.append(where.scheduler.size)
+            assert sizes == [7, 5, 3, 2, 2, 2, 2, 2]
+            assert timers() == []
+
+        run_virtual(run())
+
+    def test_the_end_of_all_running_ones_at_once_is_no_reason_to_shrink(self) -> None:
+        async def run() -> None:
+            async with registry(WIDE, min_workers=2, max_workers=8) as where:
+                parent = by_hand(where)
+                handles = [put(where, parent, str(n)) for n in range(60)]
+                await passed(50)
+                assert where.scheduler.size == 8
+                for handle in handles[:8]:
+                    job(handle).end.set_result(Outcome(S.COMPLETED))  # all in one turn of the loop
+                await settled()
+                assert where.scheduler.size == 8
+                assert where.scheduler.busy == 8
+
+        run_virtual(run())
+
+    def test_it_rests_where_it_cannot_change(self) -> None:
+        async def run() -> None:
+            where = registry(WIDE, min_workers=4, max_workers=4)
+            handle = put(where, by_hand(where), timeout=50)
+            await settled()
+            assert timers() == [50]
+            await job(handle).finish()
+            assert timers() == []
+
+        run_virtual(run())
+
+    def test_no_more_hold_a_slot_than_may_in_all(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(max_concurrent=5, max_concurrent_global=3)
+            async with registry(limits, min_workers=10, max_workers=10) as where:
+                parents = [by_hand(where), by_hand(where)]
+                handles = [put(where, parents[n % 2], str(n)) for n in range(6)]
+                await settled()
+                assert where.scheduler.busy == 3
+                await job(handles[0]).finish()
+                assert where.scheduler.busy == 3
+
+        run_virtual(run())
+
+    def test_it_is_measured(self) -> None:
+        async def run() -> None:
+            where = registry(WIDE, min_workers=2, max_workers=2)
+            totals = where.telemetry = Totals()
+            parent = by_hand(where)
+            handles = [put(where, parent, str(n)) for n in range(3)]
+            await settled()
+            shown = totals.shown()
+            assert shown["subagent.dispatch.count"] == 3
+            assert shown["subagent.queue.depth"] == 1
+            assert shown["subagent.active.count"] == 2
+            assert shown["subagent.pool.size"] == 2
+            assert shown["subagent.pool.utilization"] == 1
+            await passed(2)
+            for handle in handles:
+                await job(handle).finish()
+            shown = totals.shown()
+            assert shown["subagent.status.completed"] == 3
+            assert shown["subagent.completion.duration_ms.sum"] == 6000
+            assert shown["subagent.pool.utilization"] == shown["subagent.queue.depth"] == 0
+            for handle in handles:
+                handle.received = True
+            await passed(61)
+            where.collect()
+            assert totals.shown()["subagent.gc.collected"] == 3
+
+        run_virtual(run())
+
+
+class TestFairness:
+    def tenants(self, where: Any, heard: Heard | None = None) -> list[Any]:
+        return [by_hand(where, heard, tenant_id=by_hand(where).run_id) for _ in range(2)]
+
+    def test_a_tenant_that_floods_delays_anothers_first_task_by_one_slot(self) -> None:
+        async def run() -> None:
+            async with registry(WIDE, min_workers=2, max_workers=2) as where:
+                loud, quiet = self.tenants(where)
+                many = [put(where, loud, str(n), priority=1) for n in range(40)]
+                await passed(60)
+                one = put(where, quiet, "one", priority=10)
+                await job(many[0]).finish()
+                assert status(one) == S.QUEUED or where.scheduler.busy_for(quiet.tenant_id) == 1
+                await job(many[1]).finish()
+                assert status(one) == S.RUNNING
+
+        run_virtual(run())
+
+    def test_two_tenants_take_turns(self) -> None:
+        async def run() -> None:
+            async with registry(WIDE, min_workers=1, max_workers=1) as where:
+                heard = Heard()
+                first, second = self.tenants(where, heard)
+                for n in range(6):
+                    put(where, first, f"a{n}")
+                for n in range(3):
+                    put(where, second, f"b{n}")
+                await settled()
+                while running := [h for h in where.handles() if h.status is S.RUNNING]:
+                    await job(running[0]).finish()
+                order = "a0 b0 a1 b1 a2 b2 a3 a4 a5"
+                assert heard.of("dequeued") == order.split()
+
+        run_virtual(run())
+
+    def test_a_tenant_fills_half_the_queue_at_most(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
+            async with registry(limits, min_workers=1, max_workers=1) as where:
+                loud, quiet = self.tenants(where, heard := Heard())
+                for n in range(6):  # one of them has a slot, or will
+                    put(where, loud, str(n))
+                with pytest.raises(SubagentQueueFullError) as refused:
+                    put(where, loud, "one more")
+                assert refused.value.about == {"size": 5, "limit": 5}
+                await settled()
+                assert where.queued_count == 5
+                assert heard.data("backpressure")[0]["size"] == 5
+                put(where, quiet, "theirs")
+
+        run_virtual(run())
+
+    def test_a_tenant_holds_no_more_slots_than_it_may(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(tenant_max_concurrent=2, tenant_max_queued=3, max_concurrent=9)
+            async with registry(limits, min_workers=9, max_workers=9) as where:
+                loud, quiet = self.tenants(where)
+                taken = [put(where, loud, str(n)) for n in range(5)]
+                with pytest.raises(SubagentQueueFullError):
+                    put(where, loud, "one more")
+                await settled()
+                assert (where.scheduler.busy, where.queued_count) == (2, 3)
+                theirs = put(where, quiet, "theirs")
+                await settled()
+                assert status(theirs) == S.RUNNING
+                await job(taken[0]).finish()
+                assert status(taken[2]) == S.RUNNING
+
+        run_virtual(run())
+
+    def test_a_parent_lets_no_more_wait_than_it_may(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(max_queued=2, max_concurrent=1)
+            async with registry(limits, min_workers=9, max_workers=9) as where:
+                parent = by_hand(where, heard := Heard())
+                first = [put(where, parent, str(n)) for n in range(3)]
+                with pytest.raises(SubagentQuotaExceededError, match="await some"):
+                    put(where, parent, "one more")
+                assert heard.of("backpressure") == ["by hand"]
+                (told,) = heard.data("backpressure")
+                assert (told["code"], told["size"], told["limit"]) == (
+                    "subagent_quota_exceeded", 2, 2,
+                )  # fmt: skip
+                await settled()
+                where.cancel(first[2].task_id, "enough")
+                put(where, parent, "one more")
+
+        run_virtual(run())
+
+    def test_the_first_estimate_needs_data(self) -> None:
+        async def run() -> None:
+            async with registry(WIDE, min_workers=1, max_workers=1) as where:
+                parent = by_hand(where)
+                first = put(where, parent, "first")
+                assert where.scheduler.estimated_start_ms(0) is None
+                await passed(4)
+                await job(first).finish()
+                second = put(where, parent, "second")
+                assert where.scheduler.estimated_start_ms(where.scheduler.position(second)) == 0
+                await settled()
+                third = put(where, parent, "third")
+                assert where.scheduler.position(third) == 0
+                assert where.scheduler.estimated_start_ms(0) == 4000
+
+        run_virtual(run())
+
+
+def test_a_registry_makes_a_scheduler_of_the_defaults() -> None:
+    async def run() -> None:
+        async with SubagentRegistry() as where:
+            assert isinstance(where.scheduler, SubagentScheduler)
+            assert where.scheduler.size == 2
+            assert is_empty(where)
+
+    run_virtual(run())
