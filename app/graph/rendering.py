@@ -31,11 +31,14 @@ class MessageLike(Protocol):
     def content(self) -> str: ...
 
 
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
 def as_text(value: Any) -> str:
     """A tool's result as a model sees it: text as it is, anything else as compact JSON."""
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return _compact(value)
 
 
 def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...]:

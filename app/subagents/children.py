@@ -126,7 +126,7 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         path=handle.path,
         task=TaskOfQuery(swarm, handle),
     )
-    next_query.set(query)
+    token = next_query.set(query)
     try:
         response = await agent.execute_query_async(first_message(handle.task_id, handle.prompt))
     except BudgetExhaustedError:
@@ -137,6 +137,7 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         text = f"{type(error).__name__}: {error}"
         return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
     finally:
+        next_query.reset(token)  # else the task would keep its agent for as long as it is known
         swarm.forget_files(handle.task_id)
         parent.usage += query.usage
     return outcome_of(response)

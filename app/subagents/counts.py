@@ -53,7 +53,9 @@ class Counts:
         tenant = handle.tenant_id
         if handle.status is SubagentStatus.QUEUED:
             self._queued_of[tenant] += 1
-            self._priorities.setdefault(tenant, Counter())[handle.priority] += 1
+            if tenant not in self._priorities:
+                self._priorities[tenant] = Counter()
+            self._priorities[tenant][handle.priority] += 1
             kind = (tenant, handle.kind)
             self._queued.setdefault(kind, {})[handle.task_id] = handle
             handle.parent.queued += 1
