@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from app.agents.messages import AssistantMessage, ToolResult
+from app.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from app.errors import ModelError
 from app.events.types import Event, EventType
 
@@ -76,6 +76,11 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
                 folded.versions.setdefault(event.agent, {})[event.task_id] = data["version"]
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
+
+
+def usage_of(message: AssistantMessage) -> AgentUsage:
+    """What a model call cost."""
+    return AgentUsage(tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls))
 
 
 _ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version")

@@ -1,15 +1,23 @@
 """What a run's log says of its asynchronous tasks, for a worker that goes on with them. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.agents.messages import AssistantMessage, HumanMessage, ToolMessage, ToolResult, Usage
+from app.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    HumanMessage,
+    StandardMessage,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
 from app.events.types import Event, EventType
 from app.graph.shared_memory import Publication
+from app.runs.fold import usage_of
 from app.subagents.children import ANONYMOUS, first_message
 from app.subagents.handle import DispatchParams, Outcome, Past
 from app.subagents.states import SubagentStatus
@@ -25,14 +33,22 @@ ENDS = {
 
 @dataclass(slots=True)
 class _Task:
-    """The events of one task that count."""
+    """The events of one task of whatever sort that count.
 
-    dispatched: Event
+    Attributes:
+        dispatched: if it is an asynchronous one.
+        paid: tokens that this run, not the one that it repeats, paid for.
+    """
+
+    dispatched: Event | None = None
     dequeued: Event | None = None
     ended: Event | None = None
+    resumed: int = 0
     output: str | None = None
     published: Event | None = None
     said: list[AssistantMessage | ToolMessage] = field(default_factory=list)
+    usage: AgentUsage = AgentUsage()
+    paid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +58,28 @@ class Memory:
     Attributes:
         tasks: by id, in the order of their dispatch.
         parents: of each task of whatever sort; the root is ``None``.
+        over: tasks of whatever sort that do not run again: they finished, or one above did.
+        usage: what those spent together.
+        paid: tokens of it that this run, not the one that it repeats, paid for.
         writes: (task or ``None``, path, content) of files, in order.
         waits: by (task, call, tool call) of a wait, seconds that are over.
-        spent: by the tasks that had ended; their model calls are not made again, nor recalled.
-        paid: of that what this run paid for, not one that it repeats.
     """
 
     tasks: dict[UUID, Past]
     parents: dict[UUID, UUID | None]
+    over: frozenset[UUID]
+    usage: AgentUsage
+    paid: int
     writes: list[tuple[UUID | None, str, str]]
     waits: dict[tuple[Any, ...], float]
-    spent: Usage
-    paid: Usage
 
-    def unfinished(self) -> Iterable[UUID]:
-        """Tasks to go on with: those of a finished one were cancelled with it."""
-        for task_id in self.tasks:
-            line = [self.tasks[each] for each in self.line(task_id) if each in self.tasks]
-            if all(past.outcome is None for past in line):
-                yield task_id
+    def unfinished(self) -> list[UUID]:
+        """Tasks to go on with."""
+        return [task_id for task_id in self.tasks if task_id not in self.over]
 
-    def line(self, task_id: UUID | None) -> Iterable[UUID]:
+    def line(self, task_id: UUID | None) -> list[UUID]:
         """A task and those above it."""
-        while task_id is not None:
-            yield task_id
-            task_id = self.parents.get(task_id)
+        return _line(self.parents, task_id)
 
 
 def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Memory:
@@ -76,16 +89,14 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
         now: by the clock that the events' times are of.
         carried_seq: up to here the log was carried over from the run that this one repeats.
     """
-    tasks: dict[UUID, _Task] = {}
-    resumed: Counter[UUID] = Counter()
+    parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
+    tasks = {task_id: _Task() for task_id in parents}
     writes: list[tuple[UUID | None, str, str]] = []
     started: dict[tuple[Any, ...], Event] = {}
     waits: dict[tuple[Any, ...], float] = {}
     for event in events:
         task_id, data = event.task_id, event.data
-        if event.type == EventType.SUBAGENT_DISPATCHED and task_id is not None:
-            tasks[task_id] = _Task(event)
-        elif event.type in (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED):
+        if event.type in (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED):
             key = (task_id, data["call"], data["tool_call_id"])
             if event.type == EventType.TOOL_STARTED:
                 started.setdefault(key, event)
@@ -94,27 +105,52 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
             elif data["name"] == "write_file" and key in started:
                 asked = started[key].data["arguments"]
                 writes.append((task_id, asked["path"], asked["content"]))
-        if task_id in tasks:
-            if event.type == EventType.SUBAGENT_RESUMED:
-                resumed[task_id] += 1
-            _note(tasks[task_id], event)
-    ended = [task.ended for task in tasks.values() if task.ended is not None]
+        if task_id is not None:
+            _note(tasks[task_id], event, is_paid=event.seq > carried_seq)
+    finished = _finished(tasks, parents)
+    over = frozenset(each for below in finished.values() for each in below)
     return Memory(
         tasks={
-            task_id: _past(task, 1 + resumed[task_id] + (task.ended is None), now)
+            task_id: _past(task.dispatched, task, finished.get(task_id, {}).values(), now)
             for task_id, task in tasks.items()
+            if task.dispatched is not None
         },
-        parents={e.task_id: e.parent_task_id for e in events if e.task_id is not None},
+        parents=parents,
+        over=over,
+        usage=sum((tasks[each].usage for each in over), AgentUsage()),
+        paid=sum(tasks[each].paid for each in over),
         writes=writes,
         waits=waits,
-        spent=sum(map(_spent, ended), Usage()),
-        paid=sum((_spent(end) for end in ended if end.seq > carried_seq), Usage()),
     )
 
 
-def _note(task: _Task, event: Event) -> None:
+def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUID]:
+    line = []
+    while task_id is not None:
+        line.append(task_id)
+        task_id = parents.get(task_id)
+    return line
+
+
+def _finished(
+    tasks: Mapping[UUID, _Task], parents: Mapping[UUID, UUID | None]
+) -> dict[UUID, dict[UUID, _Task]]:
+    """The finished tasks that an unfinished one dispatched: for each, it and all below it."""
+    below: dict[UUID, dict[UUID, _Task]] = {}
+    for task_id, task in tasks.items():
+        over = [each for each in _line(parents, task_id) if tasks[each].ended is not None]
+        if over:
+            below.setdefault(over[-1], {})[task_id] = task
+    return below
+
+
+def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
     data = event.data
     match event.type:
+        case EventType.SUBAGENT_DISPATCHED:
+            task.dispatched = event
+        case EventType.SUBAGENT_RESUMED:
+            task.resumed += 1
         case EventType.SUBAGENT_DEQUEUED:
             task.dequeued = task.dequeued or event
         case EventType.AGENT_COMPLETED:
@@ -122,7 +158,10 @@ def _note(task: _Task, event: Event) -> None:
         case EventType.MEMORY_PUBLISHED:
             task.published = event
         case EventType.LLM_COMPLETED:
-            task.said.append(AssistantMessage.model_validate(data["message"]))
+            message = AssistantMessage.model_validate({**data["message"], "usage": data["usage"]})
+            task.said.append(message)
+            task.usage += usage_of(message)
+            task.paid += message.usage.total_tokens if is_paid else 0
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED if "answer_seq" not in data:
             result = ToolResult(
                 tool_call_id=data["tool_call_id"],
@@ -136,8 +175,12 @@ def _note(task: _Task, event: Event) -> None:
             task.ended = event
 
 
-def _past(task: _Task, attempt: int, now: datetime) -> Past:
-    data = task.dispatched.data
+def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> Past:
+    """
+    Args:
+        finished: it and all below it, if it is over.
+    """
+    data = dispatched.data
     params = DispatchParams(
         prompt=data["prompt"],
         agent=data["agent"] or ANONYMOUS,
@@ -152,25 +195,31 @@ def _past(task: _Task, attempt: int, now: datetime) -> Past:
     if task.dequeued is not None:
         ran = _seconds(task.dequeued.at, now)
         remaining = task.dequeued.data["timeout_ms"] / 1000 - ran
-    waited = _seconds(task.dispatched.at, now)
-    if task.ended is None:
-        return Past(params, attempt, waited, remaining)
-    end = task.ended.data
-    error = end.get("error") or {}
+    spent = task.usage.tokens
+    if task.ended is not None:
+        spent = _spent(task.ended)  # by agents that it called, too
     return Past(
         params,
-        attempt,
-        waited,
-        remaining,
-        Outcome(
-            ENDS[EventType(task.ended.type)],
-            output=end.get("output", task.output),
-            error=error.get("message"),
-            error_code=error.get("code"),
+        attempt=1 + task.resumed + (task.ended is None),
+        waited=_seconds(dispatched.at, now),
+        remaining=remaining,
+        outcome=None if task.ended is None else _outcome(task, task.ended),
+        duration_ms=None if task.ended is None else task.ended.data["duration_ms"],
+        spent=spent,
+        usage=sum((each.usage for each in finished), AgentUsage()),
+        publications=tuple(
+            _publication(each, each.published) for each in finished if each.published is not None
         ),
-        duration_ms=end["duration_ms"],
-        spent=_spent(task.ended),
-        publication=None if task.published is None else _publication(task, task.published),
+    )
+
+
+def _outcome(task: _Task, ended: Event) -> Outcome:
+    error = ended.data.get("error") or {}
+    return Outcome(
+        ENDS[EventType(ended.type)],
+        output=ended.data.get("output", task.output),
+        error=error.get("message"),
+        error_code=error.get("code"),
     )
 
 
@@ -184,17 +233,18 @@ def _publication(task: _Task, published: Event) -> Publication:
     said = task.said
     if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
         said = said[:-1]  # the answer
+    messages: tuple[StandardMessage, ...] = tuple(said)
     results = [m.tool_results[0] for m in said if isinstance(m, ToolMessage)]
-    dispatched = task.dispatched
-    assert dispatched.task_id is not None
-    asked = first_message(dispatched.task_id, dispatched.data["prompt"])
+    if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
+        asked = first_message(dispatched.task_id, dispatched.data["prompt"])
+        messages = (HumanMessage(content=asked), *said)
     return Publication(
         agent_id=published.agent or "",
         content=published.data.get("content", task.output or ""),
         version=published.data["version"],
         timestamp=published.at,
         tool_results=tuple(results),
-        messages=(HumanMessage(content=asked), *said),
+        messages=messages,
     )
 
 

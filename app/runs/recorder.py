@@ -14,7 +14,6 @@ from app.agents.messages import (
     ToolCall,
     ToolResult,
     ToolStatus,
-    Usage,
 )
 from app.agents.provider import FailedTry, OnDelta
 from app.agents.recording import Invoke, Query, Recorder
@@ -25,7 +24,7 @@ from app.errors import ModelError
 from app.events.types import EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.budget import Budget
-from app.runs.fold import Key
+from app.runs.fold import Key, usage_of
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
 from app.runs.tasks import CANCELLED, Tasks, name_of
@@ -202,15 +201,19 @@ class JournalRecorder(Recorder):
 
     def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
         """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
-        self.count(message.usage, paid=message.usage if budgeted else Usage())
-        self.spent += AgentUsage(model_calls=1, tool_calls=len(message.tool_calls))
+        if budgeted:
+            self._pay(message.usage.total_tokens)
+        self.spent += usage_of(message)
 
-    def count(self, spent: Usage, *, paid: Usage) -> None:
-        """Count tokens, and of them those that this run paid for."""
-        self.spent += AgentUsage(tokens=spent)
-        self.journal.tokens += paid.total_tokens
+    def _pay(self, tokens: int) -> None:
         for account in self.accounts:
-            account.spent += paid.total_tokens
+            account.spent += tokens
+        self.journal.tokens += tokens
+
+    def repeat(self, usage: AgentUsage, paid: int) -> None:
+        """Count what tasks spent that do not run again; this run paid for so many tokens of it."""
+        self._pay(paid)
+        self.spent += usage
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         self._failed_tries[query] = failed.number

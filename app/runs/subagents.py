@@ -130,7 +130,6 @@ async def beside(
     assert me is not None
     journal = recorder.journal
     memory = remember(events, database_now(claim), journal.carried_seq)
-    recorder.count(memory.spent, paid=memory.paid)
     began, left = monotonic(), float(claim["remaining_s"])
     swarm = Swarm(
         bench.registry,
@@ -148,12 +147,12 @@ async def beside(
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
     )
-    for task_id, path, content in memory.writes:
-        if path.startswith(("/global/", "/subagent/")):
-            swarm.context.restore(path, content)
-        else:
-            swarm.files_of(task_id or journal.run_id).restore(path, content)
+    for write in memory.writes:
+        swarm.restore_file(*write)
+    for each in memory.over:
+        swarm.forget_files(each)
     recorder.swarm = swarm
+    recorder.repeat(memory.usage, memory.paid)
     _resume(recorder, memory)
     try:
         yield

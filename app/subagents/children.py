@@ -5,7 +5,7 @@ from uuid import UUID
 
 from app.agents.base import BaseAgent
 from app.agents.current import next_query
-from app.agents.messages import AgentUsage, AssistantResponse
+from app.agents.messages import AssistantResponse
 from app.agents.recording import Query
 from app.agents.subagent import copy_of
 from app.errors import BudgetExhaustedError
@@ -55,11 +55,11 @@ class Child:
             return None
         self.scope.dispatched.add(self.task_id)
         graph = self.query.agent.memory_graph
-        if past.publication is not None and graph is not None:
-            graph.restore(past.publication)
+        if graph is not None:
+            for publication in past.publications:
+                graph.restore(publication)
         work = self._work(past.params)
-        if past.outcome is not None:
-            self.query.usage += AgentUsage(tokens=past.spent)
+        self.query.usage += past.usage
         handle = registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
         if self.task_id in self.scope.swarm.cancelled:
             registry.cancel(self.task_id, CANCELLED)

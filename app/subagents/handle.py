@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-from app.agents.messages import Usage
+from app.agents.messages import AgentUsage, Usage
 from app.graph.shared_memory import Publication
 from app.subagents.ledger import Account
 from app.subagents.limits import SubagentLimits
@@ -63,8 +63,9 @@ class Past:
         waited: since its dispatch.
         remaining: of its timeout, if it ever ran.
         attempt: the one that begins now.
-        spent: tokens that finished tasks used.
-        publication: what a finished task published to the run's graph.
+        spent: tokens that it used itself.
+        usage: of a finished task and all below it, which do not run again.
+        publications: what those published to the run's graph.
     """
 
     params: DispatchParams
@@ -74,7 +75,8 @@ class Past:
     outcome: Outcome | None = None
     duration_ms: int | None = None
     spent: Usage = Usage()
-    publication: Publication | None = None
+    usage: AgentUsage = AgentUsage()
+    publications: tuple[Publication, ...] = ()
 
 
 class Listener(Protocol):

@@ -129,7 +129,7 @@ class SubagentRegistry:
             return handle
         handle.token_usage = past.spent
         for account in (handle.account, *parent.paying()):
-            account.spent += past.spent.total_tokens
+            account.spent += past.usage.tokens.total_tokens
         handle.fixed_duration_ms = past.duration_ms
         self._set(handle, past.outcome.status)
         self._take_over(handle, past.outcome)

@@ -117,6 +117,11 @@ class Swarm:
         if files := self._files.pop(task_id, None):
             files.clear()
 
+    def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
+        """Write what a query (``None``: the root) wrote before a crash."""
+        files = self.files_of(task_id or self.run_id)
+        Workspace(self.context, files, task_id, lambda task: False).restore(path, content)
+
     def open(self, parent: Parent) -> None:
         """A query may dispatch tasks from now on."""
         self._parents[parent] = None

@@ -1,0 +1,83 @@
+"""Runs whose coordinator dispatches asynchronous sub-agents."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from tests import swarm
+from tests.fake_model import FakeModel, Reply, calls, text
+from tests.service import Running, watch
+
+
+async def ended(bottega: Running, run_id: str) -> dict[str, Any]:
+    run: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    return run
+
+
+async def test_a_coordinator_dispatches_polls_awaits_and_reports(
+    bottega: Running, model: FakeModel
+) -> None:
+    stored: dict[str, int] = {}
+    gate = asyncio.Event()
+
+    async def look() -> None:
+        """What is stored when the first request of a child arrives."""
+        rows = await bottega.owner.fetch(
+            "SELECT type, count(*) FROM run_events WHERE type LIKE 'subagent.%' GROUP BY type"
+        )
+        for kind, count in rows:
+            stored.setdefault(kind, count)
+
+    async def look_and_wait() -> None:
+        await look()
+        await gate.wait()
+
+    def polled(request: dict[str, Any]) -> Reply:
+        gate.set()
+        return calls(("await_subagent", {"task_ids": swarm.ids_in(request)}))
+
+    script = {
+        "root": [
+            swarm.dispatches("one", "two", "three", metadata={"topic": "x"}),
+            swarm.polls(),
+            polled,
+            swarm.reports,
+        ],
+        "one": [swarm.after(look_and_wait, text("ONE"))],
+        "two": [swarm.after(look_and_wait, text("TWO"))],
+        "three": [swarm.after(look_and_wait, text("THREE"))],
+    }
+    model.decide = swarm.plays(script)
+    await swarm.coordinator(bottega.client)
+    run_id = await swarm.start(bottega.client)
+    frames = await watch(bottega.port, run_id)
+    swarm.assert_whole(frames)
+    run = await ended(bottega, run_id)
+    tasks = await swarm.tasks_of(bottega.client, run_id)
+    assert run["output"] == "completed: ONE\ncompleted: TWO\ncompleted: THREE"
+    # What a child does follows from what is stored.
+    assert stored["subagent.dispatched"] == 3
+    assert stored["subagent.dequeued"] == 3
+    ids = swarm.dispatched(frames)
+    for task_id in ids.values():
+        assert swarm.moves(frames, task_id) == ["running", "streaming", "completed"]
+    kinds = Counter(frame["type"] for frame in frames)
+    assert kinds["subagent.dequeued"] == kinds["subagent.completed"] == 3
+    (poll,) = [f for f in frames if f["type"] == "tool.completed" and "summary" in str(f["data"])]
+    assert poll["data"]["result"]["summary"]["total"] == 3
+    assert {task["id"]: task["status"] for task in tasks} == dict.fromkeys(
+        ids.values(), "completed"
+    )
+    spent = Counter[str]()
+    for task in tasks:
+        assert (task["mode"], task["priority"], task["timeout_ms"]) == ("async", 5, 300_000)
+        assert (task["parent_id"], task["depth"], task["attempt"]) == (None, 0, 1)
+        assert (task["metadata"], task["agent"]) == ({"topic": "x"}, "subagent")
+        assert task["duration_ms"] >= 0
+        spent.update(task["usage"]["tokens"])
+    answers = [f["data"]["usage"] for f in frames if f["type"] == "llm.completed"]
+    of_all = Counter({key: sum(usage[key] for usage in answers) for key in answers[0]})
+    assert Counter(run["usage"]["tokens"]) == of_all
+    assert run["usage"]["model_calls"] == len(answers) == 7
+    for field in ("input_tokens", "output_tokens"):
+        assert 0 < spent[field] < of_all[field]

@@ -1,0 +1,184 @@
+"""Coordinators with asynchronous sub-agents, for tests that run them: who says what, and when.
+
+A model's side of a run is a table: for each prompt what it answers, step by step. An agent is told
+by its prompt, the first line of what it is asked, and its step by how often it answered already.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import asyncpg
+import httpx2
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.llm.demo_model.conversation import Answer
+from tests.fake_model import Reply, calls, gated, response, text
+
+Step = Answer | Callable[[dict[str, Any]], Reply]
+"""An answer, or what makes one of the request."""
+
+FINAL = ("completed", "failed", "timeout", "cancelled")
+
+
+def prompt_of(request: dict[str, Any]) -> str:
+    """The first line that the agent of a request was asked."""
+    asked = next(each for each in request["messages"] if each["role"] == "user")
+    return str(asked["content"]).split("\n")[0]
+
+
+def step_of(request: dict[str, Any]) -> int:
+    """How often the agent of a request answered before."""
+    return sum(each["role"] == "assistant" for each in request["messages"])
+
+
+def plays(script: Mapping[str, Sequence[Step]]) -> Callable[[dict[str, Any]], Reply]:
+    """A model that follows a script; who is not in it says what it was asked, done."""
+
+    def decide(request: dict[str, Any]) -> Reply:
+        prompt = prompt_of(request)
+        steps = script.get(prompt, (text(f"{prompt} is done"),))
+        step = steps[min(step_of(request), len(steps) - 1)]
+        return step if isinstance(step, Answer) else step(request)
+
+    return decide
+
+
+def held(gate: asyncio.Event, answer: Reply) -> Step:
+    """A step that waits for a gate."""
+    return lambda request: gated(gate, answer)
+
+
+def never(request: dict[str, Any]) -> Reply:
+    """A step that does not come."""
+    return gated(asyncio.Event(), text("never"))
+
+
+def dispatches(*prompts: str, **common: Any) -> Answer:
+    """Dispatch a task for each prompt, all in one message."""
+    return calls(*[("dispatch_subagent", {"prompt": prompt, **common}) for prompt in prompts])
+
+
+def awaits(**arguments: Any) -> Step:
+    """Await all that was dispatched so far."""
+
+    def step(request: dict[str, Any]) -> Reply:
+        return calls(("await_subagent", {"task_ids": ids_in(request), **arguments}))
+
+    return step
+
+
+def polls(**arguments: Any) -> Step:
+    """Poll all that was dispatched so far."""
+    return lambda request: calls(("poll_subagent", {"task_ids": ids_in(request), **arguments}))
+
+
+def results_in(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of the tool calls in a request; of failed ones their text as ``error``."""
+    contents = [each["content"] for each in request["messages"] if each["role"] == "tool"]
+    return [
+        json.loads(content) if content.startswith("{") else {"error": content}
+        for content in contents
+    ]
+
+
+def ids_in(request: dict[str, Any]) -> list[str]:
+    """The ids that dispatches were answered with, in order."""
+    return [each["task_id"] for each in results_in(request) if "task_id" in each]
+
+
+def reports(request: dict[str, Any]) -> Reply:
+    """What came of the tasks, by the last result: one line for each."""
+    tasks = results_in(request)[-1]["tasks"]
+    lines = [f"{task['status']}: {task.get('final_output', task.get('error'))}" for task in tasks]
+    return text("\n".join(lines))
+
+
+def after(look: Callable[[], Awaitable[Any]], reply: Reply) -> Step:
+    """A step that comes once ``look`` has."""
+
+    def make(request: dict[str, Any]) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await look()
+            await response(reply, request)(scope, receive, send)
+
+        return app
+
+    return lambda request: make
+
+
+async def coordinator(client: httpx2.AsyncClient, name: str = "boss", **fields: Any) -> None:
+    """Create an agent that dispatches; ``names`` and ``limits`` are of its sub-agents."""
+    subagents = {"mode": "async", "names": [], **fields.pop("subagents", {})}
+    await agent(client, name, subagents=subagents, **fields)
+
+
+async def agent(client: httpx2.AsyncClient, name: str, **fields: Any) -> None:
+    body = {"name": name, "description": name, "system_message": f"You are {name}.", **fields}
+    answer = await client.post("/v1/agents", json=body)
+    assert answer.status_code == 201, answer.text
+
+
+async def start(client: httpx2.AsyncClient, prompt: str = "root", **fields: Any) -> str:
+    """Start a run of the coordinator; answers its id."""
+    answer = await client.post("/v1/runs", json={"agent": "boss", "input": prompt, **fields})
+    assert answer.status_code == 202, answer.text
+    run_id: str = answer.json()["id"]
+    return run_id
+
+
+async def tasks_of(client: httpx2.AsyncClient, run_id: str) -> list[dict[str, Any]]:
+    """All tasks of a run."""
+    items: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        page = (await client.get(f"/v1/runs/{run_id}/tasks?limit=200{cursor}")).json()
+        items += page["items"]
+        if not page.get("next_cursor"):
+            return items
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+def moves(frames: Sequence[Mapping[str, Any]], task_id: str) -> list[str]:
+    """The states that a task entered, in order."""
+    return [
+        frame["data"]["to"]
+        for frame in frames
+        if frame["type"] == "subagent.status_changed" and frame["task_id"] == task_id
+    ]
+
+
+def dispatched(frames: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Ids of the tasks in a log, by prompt."""
+    return {
+        frame["data"]["prompt"]: frame["task_id"]
+        for frame in frames
+        if frame["type"] == "subagent.dispatched"
+    }
+
+
+def assert_whole(frames: Sequence[Mapping[str, Any]], end: str = "run.completed") -> None:
+    """Nothing is missing in a log, and each task in it came to one end, by one move."""
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+    assert frames[-1]["type"] == end, frames[-1]
+    ids = [f["task_id"] for f in frames if f["type"] == "subagent.dispatched"]
+    assert len(ids) == len(set(ids))
+    kinds = {f"subagent.{status}": status for status in FINAL}
+    ends = [(f["task_id"], kinds[f["type"]]) for f in frames if f["type"] in kinds]
+    assert Counter(task for task, _ in ends) == Counter(ids)
+    last = [
+        (f["task_id"], f["data"]["to"])
+        for f in frames
+        if f["type"] == "subagent.status_changed" and f["data"]["to"] in FINAL
+    ]
+    assert sorted(last) == sorted(ends)
+
+
+async def until(url: str, query: str, *arguments: object) -> None:
+    """Wait until a query of the database answers with something true."""
+    connection = await asyncpg.connect(url)
+    while not await connection.fetchval(query, *arguments):
+        await asyncio.sleep(0)
+    await connection.close()
