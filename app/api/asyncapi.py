@@ -37,7 +37,7 @@ DATA = {
     EventType.AGENT_STARTED: "depth",
     EventType.AGENT_COMPLETED: "output usage",
     EventType.AGENT_FAILED: "error usage",
-    EventType.LLM_STARTED: _CALL,
+    EventType.LLM_STARTED: f"{_CALL} beside",
     EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
@@ -79,6 +79,12 @@ class Delta(Event):
     seq: None  # type: ignore[assignment]
     type: Literal["llm.delta"]
     data: LiveText  # type: ignore[assignment]
+
+
+class OutputChunk(Delta):
+    """Live text of a task that runs beside its parent, for those who name this type."""
+
+    type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
 
 class Heartbeat(Answer):
@@ -128,7 +134,14 @@ _TICKET_SCHEME = {
     "description": f"For browsers: `{SUBPROTOCOL}, {TICKET}<ticket>`.",
 }
 
-_SENT: tuple[type[BaseModel], ...] = (Delta, Heartbeat, Pong, CancelAccepted, FrameError)
+_SENT: tuple[type[BaseModel], ...] = (
+    Delta,
+    OutputChunk,
+    Heartbeat,
+    Pong,
+    CancelAccepted,
+    FrameError,
+)
 _RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel)
 
 

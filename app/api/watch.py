@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import NAME_PATTERN
-from app.events.frames import LLM_DELTA, Filter
+from app.events.frames import LLM_DELTA, OUTPUT_CHUNK, Filter
 from app.events.types import EventType
 
 MAX_SEQ = 2**62
 _MOST = 50
-_TYPES = frozenset([*EventType, LLM_DELTA])
+_TYPES = frozenset([*EventType, LLM_DELTA, OUTPUT_CHUNK])
 _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
 
 

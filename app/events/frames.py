@@ -13,6 +13,9 @@ from app.events.types import FINAL_EVENT_TYPES
 LLM_DELTA = "llm.delta"
 """Text of a model call while it comes in. Never stored, and so without a ``seq``."""
 
+OUTPUT_CHUNK = "subagent.output_chunk"
+"""The same, of the task that it is said in, for those who ask for it by this name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -62,6 +65,12 @@ class Filter:
             and (self.depth is None or depth <= self.depth)
         )
 
+    def kinds_of_text(self, agent: str | None, depth: int, *, beside: bool) -> list[str]:
+        """As what to show live text; ``beside``: of a task that runs beside its parent."""
+        by_name = beside and self.types is not None
+        kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
+        return [kind for kind in kinds if self.wants(kind, agent, depth)]
+
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
     """A frame of an event's row; ``data`` is JSON already, and stays as it is."""
@@ -82,6 +91,7 @@ def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
 
 
 def of_text(
+    kind: str,
     run_id: UUID,
     *,
     task_id: UUID | None,
@@ -91,10 +101,10 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """A frame of live text; ``data`` is ``{call, attempt, offset, text}``."""
+    """A frame of live text of this kind; ``data`` is ``{call, attempt, offset, text}``."""
     envelope = {
         "seq": None,
-        "type": LLM_DELTA,
+        "type": kind,
         "run_id": run_id,
         "task_id": task_id,
         "agent": agent,
@@ -102,4 +112,4 @@ def of_text(
         "at": at,
         "data": data,
     }
-    return Frame(None, LLM_DELTA, agent, depth, to_json(envelope))
+    return Frame(None, kind, agent, depth, to_json(envelope))

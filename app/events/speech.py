@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from app.events.frames import Frame, of_text
+from app.events.frames import LLM_DELTA, Frame, of_text
 from app.events.types import EventType
 
 MAX_CHARACTERS = 500_000
@@ -20,7 +20,11 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class Speech:
-    """The text of one model call so far. Text that replaces other text is a new speech."""
+    """The text of one model call so far. Text that replaces other text is a new speech.
+
+    Attributes:
+        beside: it is said in a task that runs beside its parent.
+    """
 
     run_id: UUID
     task_id: UUID | None
@@ -29,9 +33,10 @@ class Speech:
     depth: int
     call: int
     attempt: int
+    beside: bool = False
     text: str = ""
     at: datetime | None = None
-    _frame: tuple[int, int, Frame] | None = field(default=None, repr=False)
+    _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
 
     def is_of(self, row: Row) -> bool:
         """Whether a row of text belongs to this call."""
@@ -41,11 +46,12 @@ class Speech:
         """Whether it is another speech of the same call in the same attempt."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
-    def frame(self, offset: int) -> Frame:
+    def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
         """The text from ``offset`` on; encoded once for all who are as far."""
         assert self.at is not None
         end = len(self.text)
-        if self._frame is None or self._frame[:2] != (offset, end):
+        known = self._frames.get(kind)
+        if known is None or known[:2] != (offset, end):
             data = {
                 "call": self.call,
                 "attempt": self.attempt,
@@ -53,6 +59,7 @@ class Speech:
                 "text": self.text[offset:],
             }
             frame = of_text(
+                kind,
                 self.run_id,
                 task_id=self.task_id,
                 parent_task_id=self.parent_task_id,
@@ -61,8 +68,8 @@ class Speech:
                 at=self.at,
                 data=data,
             )
-            self._frame = offset, end, frame
-        return self._frame[2]
+            known = self._frames[kind] = offset, end, frame
+        return known[2]
 
 
 class Speeches:
@@ -89,6 +96,7 @@ class Speeches:
                 -1 if row["depth"] is None else row["depth"],
                 data["call"],
                 data["attempt"],
+                data.get("beside", False),
             )
         elif kind in _ENDS or (
             kind == EventType.LLM_FAILED and "retry_in_ms" not in from_json(row["data"])
@@ -130,6 +138,7 @@ class Speeches:
             old.depth,
             old.call,
             old.attempt,
+            old.beside,
             text,
             old.at,
         )

@@ -18,7 +18,7 @@ import asyncpg
 
 from app.clock import monotonic
 from app.events.feed import EVENTS, TEXT, News
-from app.events.frames import LLM_DELTA, Filter, Frame, of_row
+from app.events.frames import Filter, Frame, of_row
 from app.events.log import is_transient
 from app.events.speech import Speech, Speeches
 
@@ -269,14 +269,15 @@ class Subscriber:
         frames = []
         heard, self._heard = self._heard, {}
         for speech in self._tail.speeches.open():
-            if not self._only.wants(LLM_DELTA, speech.agent, speech.depth):
+            kinds = self._only.kinds_of_text(speech.agent, speech.depth, beside=speech.beside)
+            if not kinds:
                 continue
             before, offset = heard.get(speech.task_id, (speech, 0))
             replaces = before is not speech and before.same_call(speech) and offset > 0
             if before is not speech:
                 offset = 0
             if replaces or offset < len(speech.text):
-                frames.append(speech.frame(offset))
+                frames += [speech.frame(offset, kind) for kind in kinds]
             self._heard[speech.task_id] = speech, len(speech.text)
         return frames
 

@@ -149,7 +149,9 @@ class JournalRecorder(Recorder):
         self._budget.check(self.journal.tokens)
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
-        started = self.tasks.add(query, EventType.LLM_STARTED, about)
+        # The text of a task that runs beside its parent is that task's output.
+        beside = {"beside": True} if query.task and not query.tool_call else {}
+        started = self.tasks.add(query, EventType.LLM_STARTED, about | beside)
         began = monotonic()
         try:
             with self._overheard(query, started):

@@ -12,7 +12,9 @@ from pydantic_core import from_json
 from app.db.base import DEFAULT_TENANT
 from app.runs import queue
 from app.settings import Settings
-from tests.fake_model import FakeModel, cut, gated_cut, gated_within, text
+from tests.fake_model import FakeModel, Reply, calls, cut, gated_cut, gated_within, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import named
 from tests.service import Running, running
 from tests.team import define, start
 
@@ -43,7 +45,7 @@ async def until_text(stream: AsyncIterator[Frame], length: int) -> tuple[list[Fr
 def said(so_far: str, frame: Frame) -> str:
     if frame["type"] == "llm.started":
         return ""
-    if frame["type"] != "llm.delta":
+    if frame["type"] not in ("llm.delta", "subagent.output_chunk"):
         return so_far
     offset: int = frame["data"]["offset"]
     assert offset <= len(so_far)
@@ -190,3 +192,56 @@ async def test_the_sweep_takes_away_what_dead_workers_left(bottega: Running) -> 
     )
     while await pool.fetchval("SELECT count(*) FROM live_text"):
         await queue.sweep(pool)  # the server's own may be at it
+
+
+async def test_what_a_task_beside_its_parent_says_is_its_output_to_who_asks_for_that(
+    bottega: Running, model: FakeModel, settings: Settings, database_url: str
+) -> None:
+    gate = asyncio.Event()
+    await create(bottega, "leaf")
+    await create(bottega, "boss", subagents={"mode": "async", "names": ["leaf"]})
+
+    def decide(request: Frame) -> Reply:
+        if named(request) == "leaf":
+            return gated_within(gate, ANSWER, events=HALF)
+        if request["messages"][-1]["role"] != "tool":
+            return calls(("dispatch_subagent", {"prompt": "Go.", "agent": "leaf"}))
+        return gated_within(gate, text("The boss talks on and on, all the while."), events=HALF)
+
+    model.decide = decide
+    path = f"/v1/runs/{await start(bottega.client, agent='boss', graph=None)}"
+    chunks = f"{path}/ws?types=subagent.output_chunk"
+    async with (
+        running(settings, database_url) as other,
+        aclosing(frames(bottega, chunks)) as early,
+        aclosing(frames(bottega, f"{path}/ws")) as whoever,
+        aclosing(frames(bottega, f"{chunks},llm.delta")) as both,
+    ):
+        seen, shown = await until_text(early, 10)
+        assert TEXT.startswith(shown)
+        await until_text(whoever, 10)
+        pairs: list[Frame] = []
+        while {(frame["type"], bool(frame["task_id"])) for frame in pairs} != {
+            ("llm.delta", False), ("llm.delta", True), ("subagent.output_chunk", True)
+        }:  # fmt: skip
+            pairs.append(await anext(both))
+        # A process that was not there when the task was dispatched; the log has been read by then.
+        last = (await bottega.client.get(f"{path}/events?limit=200")).json()["items"][-1]["seq"]
+        async with aclosing(frames(other, f"{chunks}&after={last}")) as late:
+            assert TEXT.startswith((await until_text(late, 10))[1])
+        gate.set()
+        seen += [frame async for frame in early][:-1]
+        others = [frame async for frame in whoever]
+        pairs += [frame async for frame in both]
+    (task,) = (await bottega.client.get(f"{path}/tasks")).json()["items"]
+    assert {(frame["type"], frame["task_id"]) for frame in seen} == {
+        ("subagent.output_chunk", task["id"])
+    }
+    assert {frame["seq"] for frame in seen} == {None}
+    assert "subagent.output_chunk" not in types(others)
+    mine = [frame for frame in pairs if frame["task_id"]]
+    as_text, as_output = (
+        [frame["data"] for frame in mine if frame["type"] == kind]
+        for kind in ("llm.delta", "subagent.output_chunk")
+    )
+    assert as_text == as_output
