@@ -1,10 +1,13 @@
 """Asynchronous sub-agents through a real agent loop, in virtual time (spec page 3)."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from app.agents import BaseAgent
+from app.agents.current import next_query
 from app.subagents.registry import SubagentRegistry
 from tests.domain.subagents import (
     Model,
@@ -86,5 +89,31 @@ def test_nesting_needs_no_second_slot(kind: Any) -> None:
             response = await chain(model, where, 3).execute_query_async("go")
             assert response.error is None, response
             assert where.scheduler.busy == 0
+
+    run_virtual(run())
+
+
+def test_a_task_that_is_over_keeps_its_answer_and_not_its_agent() -> None:
+    async def run() -> None:
+        agents: list[weakref.ref[BaseAgent]] = []
+        left: list[BaseAgent | None] = []
+
+        def answer(messages: Any) -> str:
+            query = next_query.get()
+            assert query is not None
+            agents.append(weakref.ref(query.agent))
+            return "found"
+
+        def look(messages: Any) -> str:
+            model.options.clear()  # the query's own listener is among them
+            gc.collect()
+            assert [str(handle.final_output) for handle in where.handles()] == ["found"]
+            left.extend(agent() for agent in agents)
+            return "done"
+
+        model = Model(go=[dispatch("a"), await_all, look], a=[answer])
+        async with registry() as where:
+            await coordinator(model, where).execute_query_async("go")
+        assert left == [None]
 
     run_virtual(run())
