@@ -287,6 +287,11 @@ class SubagentScheduler:
             self._queue.release(handle.tenant_id, handle.parent)
             self.pump_soon()
 
+    def _only_if_needed(self, handle: SubagentHandle) -> None:
+        """A task that waits for others holds a slot for a model call only."""
+        if handle.awaits and not handle.calls:
+            self._give_up_slot(handle)
+
     async def _need_slot(self, handle: SubagentHandle) -> None:
         """Return when a task that runs holds a slot (again)."""
         while not handle.holds_slot:
@@ -307,14 +312,14 @@ class SubagentScheduler:
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
         """While a task only waits it holds no slot; afterwards it has one again (S10)."""
         handle.awaits += 1
-        if not handle.calls:
-            self._give_up_slot(handle)
+        self._only_if_needed(handle)
         try:
             yield
         finally:
             handle.awaits -= 1
         if not handle.awaits:
             await self._need_slot(handle)
+            self._only_if_needed(handle)  # another wait may have begun meanwhile
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
@@ -330,8 +335,7 @@ class SubagentScheduler:
             yield
         finally:
             handle.calls -= 1
-            if handle.awaits and not handle.calls:
-                self._give_up_slot(handle)
+            self._only_if_needed(handle)
 
     def _waiting_changed(self, parent: Hashable, change: int) -> None:
         """More or fewer tasks of a parent wait for nothing but a slot."""

@@ -48,12 +48,12 @@ PARAMS = st.fixed_dictionaries(
 
 
 class Work:
-    """Does what it is told to: to park, to wake, or to end."""
+    """Does what it is told to: to park or to call a model, to go on after that, or to end."""
 
     def __init__(self, where: SubagentRegistry) -> None:
         self.where = where
         self.told: asyncio.Future[Any] | None = None
-        self.parked = False
+        self.parked = self.inside = False
 
     def tell(self, what: Any) -> None:
         assert self.told is not None
@@ -71,9 +71,15 @@ class Work:
         while not isinstance(said := await self.next(), Outcome):
             if said == "park":
                 async with self.where.scheduler.parking(handle):
-                    self.parked = True
+                    self.inside, self.parked = True, True
                     await self.next()
                     self.parked = False
+                self.inside = False
+            elif said == "call":
+                self.inside = True
+                async with self.where.scheduler.calling(handle):
+                    await self.next()
+                self.inside = False
             else:
                 raise said
         return said
@@ -210,7 +216,7 @@ class Tasks(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from([*ENDS, "raises"]))
     def finish(self, data: st.DataObject, how: str) -> None:
         handle = self.some(data, *ACTIVE)
-        if handle is None or not handle.work.listens or handle.work.parked:  # type: ignore[attr-defined]
+        if handle is None or not handle.work.listens or handle.work.inside:  # type: ignore[attr-defined]
             return
         self.do(lambda: handle.work.tell(ENDS.get(how) or ValueError("no")))  # type: ignore[attr-defined]
         self.expect_end(handle, S.COMPLETED if how == "completed" else S.FAILED)
@@ -225,11 +231,11 @@ class Tasks(RuleBasedStateMachine):
             if not self.expected[child.task_id].is_final:
                 self.expect_end(child, S.CANCELLED)
 
-    @rule(data=st.data())
-    def park_or_wake(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), what=st.sampled_from(["park", "call"]))
+    def park_or_call_or_go_on(self, data: st.DataObject, what: str) -> None:
         handle = self.some(data, *ACTIVE)
         if handle is not None and handle.work.listens:  # type: ignore[attr-defined]
-            self.do(lambda: handle.work.tell("park"))  # type: ignore[attr-defined]
+            self.do(lambda: handle.work.tell(what))  # type: ignore[attr-defined]
 
     @rule(seconds=st.sampled_from([0.5, 5, 20, 31, 50]))
     def time_passes(self, seconds: float) -> None:
@@ -372,7 +378,8 @@ class Tasks(RuleBasedStateMachine):
             if handle.status in ACTIVE:
                 waits = handle.slot is not None
                 assert handle.holds_slot == (not handle.work.parked and not waits)  # type: ignore[attr-defined]
-                assert waits == (handle.entry is not None)
+                assert waits == (handle.entry is not None or handle.polling)
+                assert not handle.polling or handle.waiting_below
         if scheduler.busy < scheduler.capacity:
             assert not scheduler._queue.ready(self.now())
 

@@ -63,6 +63,15 @@ def polling(*answers: Any) -> list[Any]:
     return [*answers, *[after(1, until_done)] * 80]
 
 
+def both(messages: Any) -> list[Any]:
+    """Await the two tasks that were dispatched, each by a call of its own."""
+    first, second = ids(messages)
+    return [
+        call("await_subagent", "w1", task_id=first),
+        call("await_subagent", "w2", task_id=second),
+    ]
+
+
 class Busiest:
     """Remembers the most slots that were held at once."""
 
@@ -124,13 +133,6 @@ class TestNesting:
 
     def test_awaiting_several_in_one_message_parks_once(self) -> None:
         async def run() -> None:
-            def both(messages: Any) -> Any:
-                first, second = ids(messages)
-                return [
-                    call("await_subagent", "w1", task_id=first),
-                    call("await_subagent", "w2", task_id=second),
-                ]
-
             model = Model(
                 go=[helper("mid"), await_all, "end"],
                 mid=[[helper("x"), helper("y")], both, after(1, "mid done")],
@@ -204,6 +206,42 @@ class TestNesting:
                 assert query.done()
                 assert (await query).content == "end"
                 await job(theirs[2]).finish()
+
+        run_virtual(run())
+
+    def test_a_wait_that_begins_while_its_task_waits_for_a_slot(self) -> None:
+        """As when a hook delays one of two calls of a message: the slot is not held meanwhile."""
+
+        async def run() -> None:
+            model = Model(
+                go=[[helper("mid"), dispatch("long")], await_all, "end"],
+                mid=[[helper("x"), helper("y")], both, "mid done"],
+                x=[after(1, "x")],
+                y=[after(99, "y")],
+                long=[after(50, "long")],
+            )
+            async with registry(min_workers=2, max_workers=2) as where:
+                late = asyncio.Event()
+
+                async def delayed(status: Any) -> None:
+                    if status.tool_call and status.tool_call.id == "w2":
+                        await late.wait()
+
+                below = BaseAgent("You help.", model, agent_name="helper", description="helps")
+                mid = coordinator(model, where, below, description="helps")
+                mid.agent_name = "helper"
+                mid.on(AgentEvent.BEFORE_TOOL_EXECUTION).do(delayed)
+                lead = coordinator(model, where, mid, limits=SubagentLimits(max_concurrent=1))
+                query = asyncio.create_task(lead.execute_query_async("go"))
+                await passed(1.5)
+                (waits,) = [h for h in where.handles() if h.prompt == "mid"]
+                assert waits.slot is not None  # x is over, but 'long' takes all that lead may
+                late.set()
+                await passed(60)
+                assert status(waits) == S.RUNNING
+                assert where.scheduler.busy == 1  # y
+                assert (await query).content == "end"
+                assert where.scheduler.now() == 100
 
         run_virtual(run())
 
