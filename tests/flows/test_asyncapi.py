@@ -1,8 +1,13 @@
 """The WebSocket's document says what really comes."""
 
+import asyncio
+import json
+from typing import Any
+
 from app.api.asyncapi import DATA
 from app.events.types import EventType
-from tests.fake_model import FakeModel, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
+from tests.flows.test_agent_data import create
 from tests.service import Running
 from tests.team import define, start
 
@@ -17,13 +22,63 @@ async def test_every_event_has_only_the_data_that_is_documented(
     runs += [await start(bottega.client, agent="requirements", graph=None)]
     await bottega.frames(f"/v1/runs/{runs[1]}/ws")
     runs += [await start(bottega.client, agent="requirements", graph=None)]
+    seen = await documented(bottega, *runs)
+    assert {EventType.RUN_FAILED, EventType.LLM_FAILED, EventType.MEMORY_INJECTED} <= seen
+
+
+async def test_so_have_the_events_of_tasks_beside_their_parent(
+    bottega: Running, model: FakeModel
+) -> None:
+    """One completes, three fail, which opens their breaker; one is refused, one is cut off."""
+    limits = {"max_concurrent": 5, "max_queued": 5, "max_total_tokens": 100_000}
+    await create(bottega, "boss", subagents={"mode": "async", "names": [], "limits": limits})
+    started = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        messages = request["messages"]
+        asked = messages[-1]["content"].partition("\n")[0]
+        if asked == "slow":
+            started.set()
+        if asked in ANSWERS:
+            return ANSWERS[asked]
+        told = [json.loads(m["content"]) for m in messages if m["role"] == "tool"]
+        if not told:
+            each = [("dispatch_subagent", {"prompt": prompt} | how) for prompt, how in ASKED]
+            return calls(*each)
+        ids = [result["task_id"] for result in told if "task_id" in result][:4]
+        if "tasks" not in told[-1]:
+            return calls(("await_subagent", {"task_ids": ids}))
+        again = ("dispatch_subagent", {"prompt": "bad", "instructions": "Fail."})
+        return gated(started, text("done")) if len(told) > len(ASKED) + 1 else calls(again)
+
+    model.decide = decide
+    run_id = await start(bottega.client, agent="boss", graph=None)
+    seen = await documented(bottega, run_id)
+    not_seen = {EventType.SUBAGENT_TIMEOUT, EventType.SUBAGENT_RESUMED}
+    assert {kind for kind in EventType if kind.startswith("subagent.")} - not_seen <= seen
+
+
+ASKED: tuple[tuple[str, dict[str, str]], ...] = (
+    ("good", {}),
+    *[("bad", {"instructions": "Fail."})] * 3,
+    ("slow", {}),
+)
+ANSWERS = {
+    "good": text("ok"),
+    "bad": http_error(400),
+    "slow": gated(asyncio.Event(), text("never")),
+}
+
+
+async def documented(bottega: Running, *runs: str) -> set[EventType]:
+    """The types of all events of these runs, of which each has only what is documented."""
     seen = set()
     for run_id in runs:
         for event in await bottega.frames(f"/v1/runs/{run_id}/ws"):
             kind = EventType(event["type"])
             seen.add(kind)
             assert set(event["data"]) <= set(DATA[kind].split()), kind
-    assert {EventType.RUN_FAILED, EventType.LLM_FAILED, EventType.MEMORY_INJECTED} <= seen
+    return seen
 
 
 async def test_the_document_is_served_and_its_references_lead_somewhere(bottega: Running) -> None:

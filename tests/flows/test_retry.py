@@ -293,6 +293,7 @@ async def test_tasks_that_ended_are_kept_and_those_cut_by_the_failure_done_again
     swarm.works = True
     run, frames = await ended(bottega, (await again(bottega, failed["id"], "last_step"))["id"])
     assert (run["status"], run["output"]) == ("completed", "all done")
+    assert run["usage"]["model_calls"] == 8  # of both runs, but for those that came to nothing
     asked = [named(request) for request in model.requests[7:]]
     assert asked.count("boss") == 2
     assert len(asked) == 4  # what was broken, and what was slow
