@@ -22,6 +22,7 @@ from app.subagents.children import DEFAULT_INSTRUCTIONS, EMPTY
 from app.subagents.limits import SubagentLimits
 from app.subagents.plugins import Skip
 from app.subagents.prompt_guard import PromptGuard
+from app.subagents.registry import SubagentRegistry
 from app.subagents.swarm import Swarm
 from app.subagents.tools import use_async_subagents
 from tests.domain.scripted import Notes, agent, call
@@ -527,3 +528,15 @@ def test_a_hook_that_stops_ends_the_tasks() -> None:
             assert where.active_count == 0
 
     run_virtual(run())
+
+
+def test_code_without_an_event_loop_uses_one_registry_again_and_again() -> None:
+    """Each query then has a loop of its own; nothing of the last one's may be waited for."""
+    where = SubagentRegistry()
+    for _ in range(3):
+        names = [f"t{n}" for n in range(12)]
+        model = Model(go=[[dispatch(name) for name in names], await_all, "end"])
+        model.scripts |= {name: [name] for name in names}
+        lead = coordinator(model, where)
+        assert lead.execute_query("go").content == "end"
+        assert where.scheduler.busy == where.active_count == 0

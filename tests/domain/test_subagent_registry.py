@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.agents.messages import AgentUsage, Usage
 from app.errors import IllegalTransition
 from app.subagents.handle import DispatchParams, Outcome, Past
 from app.subagents.limits import SubagentLimits
@@ -425,6 +426,29 @@ class TestRestoring:
                 ]
                 assert status(handle) == S.TIMEOUT
                 assert handle.duration_ms(0) == 15_000
+
+        run_virtual(run())
+
+    def test_what_a_finished_one_spent_is_charged_to_all_that_pay_for_it(self) -> None:
+        async def run() -> None:
+            async with registry() as where:
+                root = by_hand(where)
+                top = put(where, root, "top")
+                below = by_hand(where, owner=top)
+                usage = AgentUsage(tokens=Usage(input_tokens=70, output_tokens=30), model_calls=2)
+                past = self.past(
+                    outcome=Outcome(S.COMPLETED, output="R"),
+                    duration_ms=1234,
+                    spent=Usage(input_tokens=40),
+                    usage=usage,
+                )
+                handle = where.restore(below, past, Job(), task_id=id_of(below, "r"), place=(1, 0))
+                accounts = (handle.account, below.account, top.account, root.account)
+                assert [account.spent for account in accounts] == [100] * 4
+                assert handle.token_usage == Usage(input_tokens=40)
+                assert (handle.final_output, handle.duration_ms(99)) == ("R", 1234)
+                assert where.active_count + where.queued_count == 1
+                assert await where.wait_for_completion([handle], timeout=9)
 
         run_virtual(run())
 
