@@ -289,7 +289,9 @@ async def test_hostile_values_everywhere(
     before = await rows(database_url)
 
     attacker = Attacker(client, document)
-    for method, path, operation in list(document.operations())[half::2]:
+    # Those that take a body first, so that each half has as many of them.
+    operations = sorted(document.operations(), key=lambda each: document.body(each[2]) is None)
+    for method, path, operation in operations[half::2]:
         await attacker.make_victims()
         for parameter in operation.get("parameters", []):
             await attacker.attack_parameter(method, path, parameter)
