@@ -344,6 +344,53 @@ async def test_a_task_s_failure_that_its_parent_went_on_from_is_kept(
     assert (new["status"], new["attempt"]) == ("failed", 1)
 
 
+async def test_a_cancelled_tree_of_tasks_goes_on_where_it_was(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "lead", subagents={"mode": "async", "names": []})
+    await create(bottega, "boss", subagents={"mode": "async", "names": ["lead"]})
+    slow, hurries = asyncio.Event(), False
+    asks = {
+        "boss": [("dispatch_subagent", {"prompt": "lead them", "agent": "lead"})],
+        "lead": [("dispatch_subagent", {"prompt": prompt}) for prompt in ("quick", "slow")],
+    }
+
+    def decide(request: dict[str, Any]) -> Reply:
+        who = named(request)
+        if who not in asks:
+            if request["messages"][-1]["content"].startswith("quick"):
+                return text("quick")
+            slow.set()
+            return text("at last") if hurries else gated(asyncio.Event(), text("never"))
+        told = [json.loads(m["content"]) for m in request["messages"] if m["role"] == "tool"]
+        if not told:
+            return calls(*asks[who])
+        if "tasks" not in told[-1]:
+            return calls(("await_subagent", {"task_ids": [each["task_id"] for each in told]}))
+        return text(" and ".join(task["final_output"] for task in told[-1]["tasks"]))
+
+    model.decide = decide
+    run_id = await start(bottega.client, agent="boss", graph=None)
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        async for message in socket:
+            if from_json(message)["type"] == "subagent.completed":
+                break
+    await model.received(6)
+    await slow.wait()
+    await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+    old, _ = await ended(bottega, run_id)
+    assert (old["status"], len(model.requests)) == ("cancelled", 6)
+    hurries = True
+    run, _ = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    assert (run["output"], len(model.requests)) == ("quick and at last", 9)
+    first, second = await tasks_of(bottega, run_id), await tasks_of(bottega, run["id"])
+    shape = ("id", "parent_id", "agent", "depth")
+    assert [[row[name] for name in shape] for row in first] == [
+        [row[name] for name in shape] for row in second
+    ]
+    assert [row["attempt"] for row in second] == [2, 1, 2]
+
+
 def parsed(request: dict[str, Any]) -> list[Any]:
     """A request's messages, with what tools answered as JSON."""
     return [
