@@ -24,7 +24,7 @@ from app.runs.journal import End, Journal
 from app.runs.leases import Held, lease_s
 from app.runs.live_text import LiveText
 from app.runs.recorder import JournalRecorder
-from app.runs.subagents import Bench, beside, uses_subagents
+from app.runs.subagents import Bench, beside, end_all, uses_subagents
 
 logger = structlog.get_logger(__name__)
 
@@ -180,9 +180,12 @@ class Executor:
         self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
     ) -> None:
         journal = recorder.journal
+        gives_up = claim["crashes"] >= self.max_crashes
+        if (claim["cancel"] or gives_up) and self.bench is not None and uses_subagents(claim):
+            end_all(self.bench, recorder, claim, await self._past(journal))
         if claim["cancel"]:
             await self._end_cancelled(recorder)
-        elif claim["crashes"] >= self.max_crashes:
+        elif gives_up:
             detail = f"its worker died {claim['crashes']} times while executing it"
             error = {"code": "crashed", "message": detail}
             await journal.finish(End(RunStatus.FAILED, error=error))

@@ -18,8 +18,9 @@ from app.db.engine import acting_as
 from app.events.types import Event, EventType
 from app.runs.heartbeat import Snapshot
 from app.runs.journal import Journal
-from app.runs.past import Memory, remember
+from app.runs.past import ENDS, remember
 from app.runs.recorder import JournalRecorder
+from app.runs.takeup import TakenUp
 from app.runs.tasks import CANCELLED
 from app.subagents.handle import Parent, SubagentHandle
 from app.subagents.registry import SubagentRegistry
@@ -130,13 +131,14 @@ async def beside(
     assert me is not None
     journal = recorder.journal
     memory = remember(events, database_now(claim), journal.carried_seq)
+    taken = TakenUp(recorder, memory, bench.registry)
     began, left = monotonic(), float(claim["remaining_s"])
     swarm = Swarm(
         bench.registry,
         journal.run_id,
         tenant_id=journal.tenant_id,
         task_root=recorder.tasks.root,
-        listener=JournalListener(recorder),
+        listener=JournalListener(recorder, taken),
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts,
         plugins=bench.plugins,
@@ -153,7 +155,7 @@ async def beside(
         swarm.forget_files(each)
     recorder.swarm = swarm
     recorder.repeat(memory.usage, memory.paid)
-    _resume(recorder, memory)
+    taken.resume()
     try:
         yield
     except asyncio.CancelledError:
@@ -162,7 +164,21 @@ async def beside(
         me.uncancel()
         raise swarm.broken from None
     finally:
-        await swarm.close()
+        try:
+            await swarm.close()
+        finally:
+            if not swarm.suspended:
+                taken.close()
+
+
+def end_all(
+    bench: Bench, recorder: JournalRecorder, claim: Mapping[str, Any], events: Sequence[Event]
+) -> None:
+    """End the unfinished tasks of a run that is over before it could go on."""
+    memory = remember(events, database_now(claim))
+    taken = TakenUp(recorder, memory, bench.registry)
+    taken.resume()
+    taken.close()
 
 
 def database_now(claim: Mapping[str, Any]) -> datetime:
@@ -171,36 +187,12 @@ def database_now(claim: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(claim["started_at"]) + timedelta(seconds=ran)
 
 
-def _resume(recorder: JournalRecorder, memory: Memory) -> None:
-    """Say of each task that goes on that it waits for its turn again."""
-    journal = recorder.journal
-    for task_id in memory.unfinished():
-        past, parent = memory.tasks[task_id], memory.parents[task_id]
-        depth = len(list(memory.line(task_id))) - 1
-        seq = journal.add(
-            EventType.SUBAGENT_RESUMED,
-            {"attempt": past.attempt},
-            task_id=task_id,
-            parent_task_id=parent,
-            agent=past.params.agent,
-            depth=depth,
-        )
-        if journal.is_new(seq):
-            journal.task(
-                task_id,
-                parent_id=parent,
-                agent=past.params.agent,
-                depth=depth,
-                status=SubagentStatus.QUEUED,
-                attempt=past.attempt,
-            )
-
-
 class JournalListener:
     """Writes what happens to tasks into the run's journal, and into their rows."""
 
-    def __init__(self, recorder: JournalRecorder) -> None:
+    def __init__(self, recorder: JournalRecorder, taken: TakenUp) -> None:
         self._recorder = recorder
+        self._taken = taken
         self._journal = recorder.journal
 
     def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
@@ -217,10 +209,8 @@ class JournalListener:
                 fields = _first_row(handle)
             case EventType.SUBAGENT_STATUS_CHANGED:
                 fields = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
-            case EventType.SUBAGENT_COMPLETED:
-                data, fields = self._completed(handle, data)
-            case EventType() if final and "duration_ms" in data:
-                fields = {"error": data["error"], "duration_ms": data["duration_ms"]}
+            case kind if kind in ENDS:
+                data, fields = self._ended(handle, data)
             case _:
                 self._add(handle, kind, data)
                 return
@@ -229,6 +219,8 @@ class JournalListener:
             fields["answer_seq"] = seq
         if self._journal.is_new(seq):
             self._row(handle, **fields)
+        if kind in ENDS:
+            self._taken.ended(handle.task_id)
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         call = current_call.get()
@@ -236,11 +228,13 @@ class JournalListener:
         about = {"call": call.query.model_calls, "tool_call_id": call.id}
         self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
 
-    def _completed(
+    def _ended(
         self, handle: SubagentHandle, data: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The answer is in the log, in agent.completed, unless the query had none of its own."""
-        fields = {"duration_ms": data["duration_ms"], "error": None}
+        fields = {"duration_ms": data["duration_ms"], "error": data.get("error")}
+        if handle.status is not SubagentStatus.COMPLETED:
+            return data, fields
         answer = self._recorder.answered.pop(handle.task_id, None)
         if answer is not None:
             return data | {"answer_seq": answer}, fields

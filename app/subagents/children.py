@@ -51,7 +51,7 @@ class Child:
         if (handle := registry.get(self.task_id, parent)) is not None:
             return handle
         past = self.scope.swarm.past.get(self.task_id)
-        if past is None:
+        if past is None or parent.is_over:
             return None
         self.scope.dispatched.add(self.task_id)
         graph = self.query.agent.memory_graph

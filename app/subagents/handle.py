@@ -128,6 +128,11 @@ class Parent:
     def depth(self) -> int:
         return len(self.path)
 
+    @property
+    def is_over(self) -> bool:
+        """It dispatches nothing any more, be it only that it did not notice yet."""
+        return self.ended or not self.alive()
+
     def paying(self) -> Iterator[Account]:
         """Of its accounts those that are charged here; what is outside the run is charged there."""
         yield self.account

@@ -31,7 +31,7 @@ def check_dispatch(
         SubagentRefusedError: its kinds, with a text for the model.
     """
     own = parent.limits
-    if parent.ended:
+    if parent.is_over:
         raise SubagentQuotaExceededError("whoever dispatches this is over already")
     if parent.depth >= own.max_depth:
         raise SubagentDepthExceededError(

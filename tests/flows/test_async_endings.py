@@ -1,0 +1,181 @@
+"""How asynchronous sub-agents are ended: by a person, by time, by a budget, by their run's end."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests import swarm
+from tests.fake_model import FakeModel, calls, text
+from tests.service import Running, running, watch
+
+STATES = "SELECT status, count(*) FROM tasks GROUP BY status"
+
+
+async def states(bottega: Running) -> dict[str, int]:
+    return {status: count for status, count in await bottega.owner.fetch(STATES)}
+
+
+async def until(bottega: Running, **expected: int) -> None:
+    """Wait until so many tasks are in each state."""
+    while await states(bottega) != expected:
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
+    def change(**changes: Any) -> Settings:
+        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_tries": 1}
+        return settings.model_copy(update=changed | changes)
+
+    return change
+
+
+async def test_a_task_is_cancelled_with_all_below_it_and_its_parent_reads_so(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    script = {
+        "root": [
+            calls(
+                ("dispatch_subagent", {"prompt": "lead", "agent": "lead"}),
+                ("dispatch_subagent", {"prompt": "other"}),
+            ),
+            swarm.awaits(),
+            swarm.reports,
+        ],
+        "lead": [swarm.dispatches("a", "b", "c", "d"), swarm.awaits()],
+        **dict.fromkeys(("a", "b", "c", "d"), [swarm.never]),
+        "other": [swarm.held(gate, text("OTHER"))],
+    }
+    model.decide = swarm.plays(script)
+    await swarm.coordinator(bottega.client, "lead", subagents={"limits": {"max_concurrent": 2}})
+    await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
+    run_id = await swarm.start(bottega.client)
+    path = f"/v1/runs/{run_id}"
+    await model.received(7)
+    await until(bottega, running=4, queued=2)
+    tasks = await swarm.tasks_of(bottega.client, run_id)
+    (lead,) = [task["id"] for task in tasks if task["agent"] == "lead"]
+    (other,) = [t["id"] for t in tasks if t["parent_id"] is None and t["id"] != lead]
+    answer = await bottega.client.post(f"{path}/tasks/{lead}/cancel")
+    assert answer.status_code == 200, answer.text
+    told = {item["task_id"]: item["status"] for item in answer.json()["items"]}
+    assert told == {task["id"]: "stopped" for task in tasks if task["id"] != other}
+    await model.disconnected(2)
+    again = await bottega.client.post(f"{path}/tasks/{lead}/cancel")
+    assert {item["status"] for item in again.json()["items"]} == {"already_final"}
+    gate.set()
+    frames = await watch(bottega.port, run_id)
+    swarm.assert_whole(frames)
+    run = (await bottega.client.get(path)).json()
+    assert run["output"] == "cancelled: somebody cancelled this task\ncompleted: OTHER"
+    ends = {f["task_id"]: f["data"] for f in frames if f["type"] == "subagent.cancelled"}
+    assert len(ends) == 5
+    assert ends[lead]["error"]["code"] == "cancelled"
+    below = {end["error"]["message"] for task, end in ends.items() if task != lead}
+    assert below == {"parent-cancelled:somebody cancelled this task"}
+    assert await states(bottega) == {"cancelled": 5, "completed": 1}
+    assert model.disconnects == 2
+    assert len(model.requests) == 8
+
+
+async def test_a_tree_of_100_ends_with_its_run_within_a_second(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    leads = [f"lead-{number}" for number in range(9)]
+    script: dict[str, list[swarm.Step]] = {
+        "root": [swarm.dispatches(*leads, agent="lead"), swarm.awaits()]
+    }
+    for lead in leads:
+        leaves = [f"{lead}.{number}" for number in range(10)]
+        script[lead] = [swarm.dispatches(*leaves), swarm.awaits()]
+        script |= dict.fromkeys(leaves, [swarm.never])
+    script["lead-0"][0] = swarm.dispatches(*[f"lead-0.{number}" for number in range(11)])
+    script["lead-0.10"] = [swarm.never]
+    model.decide = swarm.plays(script)
+    wide = configured(
+        subagent_max_concurrent=50, subagent_max_queue_size=200, subagent_max_queued=100
+    )
+    async with running(wide, database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client, "lead")
+        await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
+        run_id = await swarm.start(bottega.client)
+        await until(bottega, running=59, queued=41)
+        while sum("." in swarm.prompt_of(request) for request in model.requests) < 50:
+            await asyncio.sleep(0)
+        assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+        frames = await watch(bottega.port, run_id)
+        took_s = await bottega.owner.fetchval(
+            "SELECT extract(epoch FROM ended_at - cancel_requested_at)::float FROM runs"
+        )
+        await model.disconnected(50)
+        assert await states(bottega) == {"cancelled": 100}
+    swarm.assert_whole(frames, "run.cancelled")
+    assert took_s < 1
+    assert model.disconnects == 50
+
+
+TREE: dict[str, list[swarm.Step]] = {
+    "root": [
+        calls(
+            ("dispatch_subagent", {"prompt": "lead", "agent": "lead"}),
+            ("dispatch_subagent", {"prompt": "quick"}),
+        ),
+        swarm.awaits(),
+        swarm.reports,
+    ],
+    "lead": [swarm.dispatches("a", "b"), swarm.awaits(), swarm.reports],
+    "a": [swarm.never],
+    "b": [swarm.never],
+}
+
+
+async def define_tree(bottega: Running) -> None:
+    await swarm.coordinator(bottega.client, "lead", subagents={"limits": {"max_concurrent": 1}})
+    await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
+
+
+async def test_the_time_of_a_run_is_that_of_its_tasks(bottega: Running, model: FakeModel) -> None:
+    model.decide = swarm.plays(TREE)
+    await define_tree(bottega)
+    frames = await watch(bottega.port, await swarm.start(bottega.client, timeout_s=1))
+    swarm.assert_whole(frames, "run.timeout")
+    assert not {"queued", "running", "streaming"} & (await states(bottega)).keys()
+
+
+@pytest.mark.parametrize("why", ["run cancelled", "parent out of time"])
+async def test_what_nobody_dispatches_again_ends_too(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel, why: str
+) -> None:
+    """Its run, or its parent, is ended before it comes to that place again."""
+    model.decide = swarm.plays(TREE)
+    async with running(configured(), database_url, worker=True) as bottega:
+        await define_tree(bottega)
+        run_id = await swarm.start(bottega.client)
+        await until(bottega, running=2, queued=1, completed=1)
+    async with running(configured(), database_url) as bottega:
+        match why:
+            case "run cancelled":  # between its claim and its first step
+                await bottega.owner.execute("UPDATE runs SET cancel_requested_at = now()")
+            case "parent out of time":
+                await bottega.owner.execute(
+                    "UPDATE run_events SET at = at - interval '1 hour' WHERE agent = 'lead'"
+                )
+    asked = len(model.requests)
+    async with running(configured(), database_url, worker=True) as bottega:
+        frames = await watch(bottega.port, run_id)
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+        ended = await states(bottega)
+    if why == "parent out of time":
+        swarm.assert_whole(frames)
+        assert run["output"].startswith("timeout: the task's time is up")
+        assert run["output"].endswith("completed: quick is done")
+        assert ended == {"completed": 1, "timeout": 1, "cancelled": 2}
+        assert [swarm.prompt_of(request) for request in model.requests[asked:]] == ["root"]
+    else:
+        swarm.assert_whole(frames, "run.cancelled")
+        assert ended == {"completed": 1, "cancelled": 3}
+        assert len(model.requests) == asked
