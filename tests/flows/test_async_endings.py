@@ -15,7 +15,7 @@ STATES = "SELECT status, count(*) FROM tasks GROUP BY status"
 
 
 async def states(bottega: Running) -> dict[str, int]:
-    return {status: count for status, count in await bottega.owner.fetch(STATES)}
+    return dict(await bottega.owner.fetch(STATES))
 
 
 async def until(bottega: Running, **expected: int) -> None:
@@ -37,7 +37,7 @@ async def test_a_task_is_cancelled_with_all_below_it_and_its_parent_reads_so(
     bottega: Running, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
-    script = {
+    script: dict[str, list[swarm.Step]] = {
         "root": [
             calls(
                 ("dispatch_subagent", {"prompt": "lead", "agent": "lead"}),
@@ -47,7 +47,7 @@ async def test_a_task_is_cancelled_with_all_below_it_and_its_parent_reads_so(
             swarm.reports,
         ],
         "lead": [swarm.dispatches("a", "b", "c", "d"), swarm.awaits()],
-        **dict.fromkeys(("a", "b", "c", "d"), [swarm.never]),
+        **{leaf: [swarm.never] for leaf in "abcd"},
         "other": [swarm.held(gate, text("OTHER"))],
     }
     model.decide = swarm.plays(script)
@@ -92,7 +92,7 @@ async def test_a_tree_of_100_ends_with_its_run_within_a_second(
     for lead in leads:
         leaves = [f"{lead}.{number}" for number in range(10)]
         script[lead] = [swarm.dispatches(*leaves), swarm.awaits()]
-        script |= dict.fromkeys(leaves, [swarm.never])
+        script |= {leaf: [swarm.never] for leaf in leaves}
     script["lead-0"][0] = swarm.dispatches(*[f"lead-0.{number}" for number in range(11)])
     script["lead-0.10"] = [swarm.never]
     model.decide = swarm.plays(script)
