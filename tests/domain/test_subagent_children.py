@@ -57,6 +57,9 @@ async def asked(model: Model, *agents: BaseAgent, **about: Any) -> tuple[list[An
         lead.agent_id = "lead"
         response = await lead.execute_query_async("go", recorder=recorder)
         assert response.error is None, response
+        assert not swarm._parents  # what a query leaves behind goes with it
+        assert not swarm._files
+        assert where.active_count == where.queued_count == 0
         await swarm.close()
         return results(lead.conversation_history), heard
 

@@ -491,3 +491,21 @@ class TestEndingsOfAParent:
                 assert is_empty(where)
 
         run_virtual(run())
+
+    def test_its_query_returns_when_nothing_of_them_runs_any_more(self) -> None:
+        async def run() -> None:
+            async def slow(messages: Any) -> str:
+                try:
+                    await passed(100)
+                finally:
+                    await passed(3)  # such as for a socket to be closed
+                return "never"
+
+            model = Model(go=[dispatch("slow"), after(5, "end")], slow=[slow])
+            async with registry() as where:
+                response = await coordinator(model, where).execute_query_async("go")
+                assert response.content == "end"
+                assert where.scheduler.now() == 8
+                assert not where.scheduler._running
+
+        run_virtual(run())

@@ -7,7 +7,7 @@ import pytest
 
 from app.agents.messages import AgentUsage, Usage
 from app.errors import IllegalTransition
-from app.subagents.handle import DispatchParams, Outcome, Past
+from app.subagents.handle import DispatchParams, Outcome, Past, SubagentHandle
 from app.subagents.limits import SubagentLimits
 from app.subagents.states import SubagentStatus, check_move
 from tests.domain.subagents import (
@@ -426,6 +426,23 @@ class TestRestoring:
                 ]
                 assert status(handle) == S.TIMEOUT
                 assert handle.duration_ms(0) == 15_000
+
+        run_virtual(run())
+
+    def test_an_unfinished_one_is_waited_for_again(self) -> None:
+        async def run() -> None:
+            async with registry() as where:
+                above = {"designer": frozenset(("requirements",))}
+                parent = by_hand(where, ancestors=lambda name: above.get(name, frozenset()))
+                handles: list[SubagentHandle] = []
+                for name in ("designer", "requirements"):
+                    past, task_id = self.past(agent=name), id_of(parent, name)
+                    place = (1, len(handles))
+                    handles.append(where.restore(parent, past, Job(), task_id=task_id, place=place))
+                await settled()
+                assert [each.status for each in handles] == [S.QUEUED, S.RUNNING]
+                await job(handles[1]).finish()
+                assert status(handles[0]) == S.RUNNING
 
         run_virtual(run())
 

@@ -223,10 +223,13 @@ class TestIds:
                 await lead.execute_query_async("go")
                 (task,) = results(lead.conversation_history)[-1]["tasks"]
                 assert task["final_output"] == "read it"
-                asked = next(
-                    m for m in model.requests if m[-1].role == "tool" and "X" in m[-1].content
-                )
-                assert asked
+                asked = [
+                    request
+                    for who, request in zip(model.asked, model.requests, strict=True)
+                    if who == "one"
+                ]
+                (x,) = results(asked[-1])[-1]["tasks"]
+                assert (x["status"], x["final_output"]) == ("completed", "X")
 
         run_virtual(run())
 
