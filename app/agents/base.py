@@ -34,6 +34,7 @@ class BaseAgent:
 
     Attributes:
         conversation_history: live; starts with the system message.
+        first_history: what it was before the first query; ``None``: there was none yet.
         hooks: by event; only events that have some.
         memory_graph, agent_id: the shared memory and the agent's name in it, if it has them.
         recall: gives it, besides, what it does not read directly; needs the two above.
@@ -65,6 +66,7 @@ class BaseAgent:
         self.exit_on_success = list(exit_on_success or ())
         self.agent_comment = agent_comment
         self.conversation_history: list[StandardMessage] = [system_message]
+        self.first_history: tuple[StandardMessage, ...] | None = None
         self.registered_tools: list[ToolBase] = []
         self.hooks: dict[AgentEvent, list[Hook]] = {}
         self.memory_graph: SharedMemoryGraph | None = None
@@ -183,6 +185,8 @@ class BaseAgent:
             Exception: what the recorder raises, but for ``ModelError``.
         """
         messages = query_messages(query)
+        if self.first_history is None:
+            self.first_history = tuple(self.conversation_history)
         provider = using(default_provider() if self.provider is None else self.provider)
         state = take_next_query(self)
         if state is None:

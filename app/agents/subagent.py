@@ -43,6 +43,24 @@ def copy_of(agent: "BaseAgent") -> "BaseAgent":
     return agent
 
 
+def fresh_copy(agent: "BaseAgent", made: "dict[BaseAgent, BaseAgent] | None" = None) -> "BaseAgent":
+    """A copy as it was before its first query, whatever it is asked meanwhile. So are those of its
+    sub-agents, one of each."""
+    made = {} if made is None else made
+    if agent not in made:
+        made[agent] = new = copy_of(agent)
+        if agent.first_history is not None:
+            new.conversation_history = list(agent.first_history)
+        new.first_history = new._turn = None
+        new.registered_tools = [
+            tool.with_agent(fresh_copy(tool.agent, made))
+            if isinstance(tool, SubAgentWrapper)
+            else tool
+            for tool in agent.registered_tools
+        ]
+    return made[agent]
+
+
 class SubAgentWrapper(ToolBase):
     """Lets a model ask an agent like any tool.
 
@@ -66,6 +84,13 @@ class SubAgentWrapper(ToolBase):
         self.name = name
         self.description = description
         self.stateless = stateless
+
+    def with_agent(self, agent: "BaseAgent") -> "SubAgentWrapper":
+        """The same tool, for another agent like its own."""
+        tool = copy.copy(self)
+        tool.agent = agent
+        tool.subagents = (agent,)
+        return tool
 
     def create_schema(self) -> dict[str, Any]:
         return {

@@ -7,7 +7,7 @@ from app.agents.base import BaseAgent
 from app.agents.current import next_query
 from app.agents.messages import AssistantResponse
 from app.agents.recording import Query
-from app.agents.subagent import copy_of
+from app.agents.subagent import fresh_copy
 from app.errors import BudgetExhaustedError
 from app.subagents.handle import DispatchParams, Outcome, SubagentHandle
 from app.subagents.shared_context import folder_of
@@ -103,8 +103,8 @@ def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgen
 
 
 def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
-    """A copy, as only texts cross between a task and its parent."""
-    agent = copy_of(source)
+    """A copy, as only texts cross between a task and its parent, or another task."""
+    agent = fresh_copy(source)
     agent.max_iterations = min(agent.max_iterations, most)
     known = {tool.name for tool in agent.registered_tools}
     agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]

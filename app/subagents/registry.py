@@ -16,7 +16,7 @@ from app.subagents.quotas import check_dispatch
 from app.subagents.scheduler import SubagentScheduler
 from app.subagents.states import SubagentStatus, check_move
 from app.subagents.telemetry import NoTelemetry, Telemetry
-from app.subagents.waiting import Mode, needed, wait_for
+from app.subagents.waiting import Mode, missing, wait_for
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"
@@ -331,8 +331,7 @@ class SubagentRegistry:
         Args:
             gone: more tasks that are waited for, over and collected.
         """
-        count = needed(mode, quorum, len(handles) + gone) - gone
-        return await wait_for(handles, count, timeout)
+        return await wait_for(handles, missing(handles, mode, quorum, gone), timeout)
 
     # Life
 

@@ -115,9 +115,8 @@ class SubagentScheduler:
 
     def hold(self, handle: SubagentHandle) -> None:
         """A queued task must wait for others first."""
-        if handle.status is SubagentStatus.QUEUED and handle.entry is not None:
-            self._queue.discard(handle.entry)
-            handle.entry = None
+        if handle.status is SubagentStatus.QUEUED:
+            self._leave_queue(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
         """One of those that a task waited for is over."""
@@ -135,14 +134,9 @@ class SubagentScheduler:
         if handle.timer is not None:
             handle.timer.cancel()
             handle.timer = None
-        if handle.entry is not None:
-            self._queue.discard(handle.entry)
-            handle.entry = None
-        if handle.slot is not None:
-            handle.slot.cancel()
-            handle.slot = None
+        self._leave_queue(handle)
+        self._ask_no_more(handle)
         self._give_up_slot(handle)
-        handle.polling = False
         running = handle.running
         if running is not None and running is not asyncio.current_task():
             running.cancel()
@@ -231,6 +225,11 @@ class SubagentScheduler:
         self._queue.push(handle.entry)
         self.pump_soon()
 
+    def _leave_queue(self, handle: SubagentHandle) -> None:
+        if handle.entry is not None:
+            self._queue.discard(handle.entry)
+            handle.entry = None
+
     def _start(self, handle: SubagentHandle) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -288,9 +287,11 @@ class SubagentScheduler:
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:
-        """A task that waits for others holds a slot for a model call only."""
-        if handle.awaits and not handle.calls:
-            self._give_up_slot(handle)
+        """Only model calls ask for a slot; without one, a task that waits for others holds none."""
+        if not handle.calls:
+            self._ask_no_more(handle)
+            if handle.awaits:
+                self._give_up_slot(handle)
 
     async def _need_slot(self, handle: SubagentHandle) -> None:
         """Return when a task that runs holds a slot (again)."""
@@ -308,18 +309,24 @@ class SubagentScheduler:
             handle.polling = False
             self.push(handle, WAKE)
 
+    def _ask_no_more(self, handle: SubagentHandle) -> None:
+        """No model call of a task waits for a slot any more."""
+        if handle.slot is None:
+            return
+        handle.slot.cancel()
+        handle.slot = None
+        handle.polling = False
+        self._leave_queue(handle)
+
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """While a task only waits it holds no slot; afterwards it has one again (S10)."""
+        """While a task only waits it holds no slot; its next model call takes one again (S10)."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
             yield
         finally:
             handle.awaits -= 1
-        if not handle.awaits:
-            await self._need_slot(handle)
-            self._only_if_needed(handle)  # another wait may have begun meanwhile
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from app.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from app.subagents.registry import SubagentRegistry
 from app.subagents.shared_context import SharedContext, Workspace
 from app.subagents.states import SubagentStatus
-from app.subagents.waiting import Mode
+from app.subagents.waiting import Mode, missing
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Answers for tasks that were collected, by their ids and who asks (``None``: the root): per id
@@ -301,8 +301,11 @@ class QueryScope:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile."""
+        """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile, if there
+        is anything to wait for."""
         registry, owner = self.swarm.registry, self.parent.owner
+        if missing(handles, mode, quorum, gone) <= 0:
+            return True
         parked: AbstractAsyncContextManager[None] = (
             nullcontext() if owner is None else registry.scheduler.parking(owner)
         )

@@ -16,16 +16,27 @@ def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
     return tasks if mode == "all" else min(1, tasks)
 
 
+def missing(
+    handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
+) -> int:
+    """How many of the tasks must still end for a wait to be over; 0 or less: it is.
+
+    Args:
+        gone: more tasks that are waited for, over and collected.
+    """
+    over = gone + sum(handle.status.is_final for handle in handles)
+    return needed(mode, quorum, len(handles) + gone) - over
+
+
 async def wait_for(handles: Sequence[SubagentHandle], count: int, timeout: float) -> bool:
-    """Wait until ``count`` of the tasks are over; answers whether they are.
+    """Wait until ``count`` more of the tasks are over; answers whether they are.
 
     The wait's timeout changes nothing about the tasks: they go on.
     """
-    under_way = [handle for handle in handles if not handle.status.is_final]
-    missing = count - (len(handles) - len(under_way))
-    if missing <= 0:
+    if count <= 0:
         return True
-    waiter = Waiter(asyncio.get_running_loop().create_future(), missing)
+    under_way = [handle for handle in handles if not handle.status.is_final]
+    waiter = Waiter(asyncio.get_running_loop().create_future(), count)
     for handle in under_way:
         handle.waiters = handle.waiters or set()
         handle.waiters.add(waiter)

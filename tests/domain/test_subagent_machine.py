@@ -53,7 +53,7 @@ class Work:
     def __init__(self, where: SubagentRegistry) -> None:
         self.where = where
         self.told: asyncio.Future[Any] | None = None
-        self.parked = self.inside = False
+        self.parked = self.inside = self.slotless = False
 
     def tell(self, what: Any) -> None:
         assert self.told is not None
@@ -71,12 +71,12 @@ class Work:
         while not isinstance(said := await self.next(), Outcome):
             if said == "park":
                 async with self.where.scheduler.parking(handle):
-                    self.inside, self.parked = True, True
+                    self.inside = self.parked = self.slotless = True
                     await self.next()
                     self.parked = False
                 self.inside = False
             elif said == "call":
-                self.inside = True
+                self.inside, self.slotless = True, False  # what parked asks for a slot only now
                 async with self.where.scheduler.calling(handle):
                     await self.next()
                 self.inside = False
@@ -383,7 +383,7 @@ class Tasks(RuleBasedStateMachine):
         for handle in tasks:
             if handle.status in ACTIVE:
                 waits = handle.slot is not None
-                assert handle.holds_slot == (not handle.work.parked and not waits)  # type: ignore[attr-defined]
+                assert handle.holds_slot == (not handle.work.slotless and not waits)  # type: ignore[attr-defined]
                 assert waits == (handle.entry is not None or handle.polling)
                 assert not handle.polling or handle.waiting_below
         if scheduler.busy < scheduler.capacity:

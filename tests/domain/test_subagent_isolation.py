@@ -1,0 +1,73 @@
+"""Only texts cross between tasks, also where they ask the same agents (spec page 3, S14)."""
+
+from app.agents import BaseAgent, ToolBase, tool
+from tests.domain.scripted import call
+from tests.domain.subagents import (
+    Model,
+    after,
+    await_all,
+    coordinator,
+    dispatch,
+    passed,
+    registry,
+    results,
+)
+from tests.domain.virtual import run_virtual
+
+
+@tool("look", "Looks.")
+async def look() -> str:
+    await passed(5)
+    return "seen"
+
+
+def helper(model: Model, name: str, *tools: ToolBase) -> BaseAgent:
+    return BaseAgent("You help.", provider=model, agent_name=name, description="helps", tools=tools)
+
+
+def test_a_task_is_for_an_agent_that_another_task_is_asking() -> None:
+    async def run() -> None:
+        model = Model(
+            go=[dispatch("first", agent="asker"), after(2, dispatch("second", agent="x")),
+                await_all, "end"],
+            first=[call("x", query="third"), "first done"],
+            second=["second done"],
+            third=[call("look"), "third done"],
+        )  # fmt: skip
+        x = helper(model, "x", look)
+        asker = helper(model, "asker")
+        asker.register_agent(x, name="x", description="helps")
+        async with registry() as where:
+            lead = coordinator(model, where, asker, x)
+            response = await lead.execute_query_async("go")
+        assert response.error is None
+        tasks = results(lead.conversation_history)[-1]["tasks"]
+        assert [task["final_output"] for task in tasks] == ["first done", "second done"]
+
+    run_virtual(run())
+
+
+def test_what_a_task_asks_a_sub_agent_another_task_does_not_see() -> None:
+    async def run() -> None:
+        model = Model(
+            go=[[dispatch("first", agent="asker"), dispatch("second", agent="asker")],
+                await_all, "end"],
+            first=[call("x", query="third"), "first done"],
+            second=[after(10, call("x", query="fourth")), "second done"],
+            third=["a secret"],
+            fourth=["nothing"],
+        )  # fmt: skip
+        x = helper(model, "x")
+        asker = helper(model, "asker")
+        asker.register_agent(x, name="x", description="helps")
+        async with registry() as where:
+            response = await coordinator(model, where, asker).execute_query_async("go")
+        assert response.error is None
+        (asked,) = [
+            [message.content for message in request]
+            for request in model.requests
+            if request[-1].content == "fourth"
+        ]
+        assert asked == ["You help.", "fourth"]
+
+    run_virtual(run())

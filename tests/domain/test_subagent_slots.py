@@ -1,0 +1,120 @@
+"""Slots of tasks of which several parts run at once, each waiting and calling as it likes."""
+
+import asyncio
+from uuid import uuid4
+
+from app.agents import Recorder
+from app.subagents.handle import Outcome, SubagentHandle
+from app.subagents.registry import SubagentRegistry
+from app.subagents.states import SubagentStatus
+from app.subagents.swarm import Swarm
+from tests.domain.subagents import (
+    Model,
+    after,
+    await_all,
+    by_hand,
+    coordinator,
+    dispatch,
+    job,
+    put,
+    registry,
+    settled,
+    status,
+)
+from tests.domain.virtual import run_virtual
+
+
+class Parts:
+    """A task's work that does nothing but hold the task open while a test plays its parts."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, handle: SubagentHandle) -> Outcome:
+        await self.over
+        return Outcome(SubagentStatus.COMPLETED, output="done")
+
+
+def one_slot() -> SubagentRegistry:
+    return registry(min_workers=1, max_workers=1)
+
+
+def test_a_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind() -> None:
+    async def run() -> None:
+        async with one_slot() as where:
+            scheduler = where.scheduler
+            parent, parts = by_hand(where), Parts()
+            outer = put(where, parent, "outer", parts)
+            await settled()
+            async with scheduler.parking(outer):
+                other = put(where, parent, "other")
+                await settled()
+                assert status(other) is SubagentStatus.RUNNING
+
+                async def call() -> None:
+                    async with scheduler.calling(outer):
+                        raise AssertionError("there is no slot")
+
+                calling = asyncio.ensure_future(call())
+                await settled()
+                calling.cancel()
+                await settled()
+                child = put(where, by_hand(where, owner=outer), "child")
+                await job(other).finish()
+                assert status(child) is SubagentStatus.RUNNING
+                await job(child).finish()
+                assert scheduler.busy == 0
+            parts.over.set_result(None)
+            await settled()
+            assert status(outer) is SubagentStatus.COMPLETED
+
+    run_virtual(run())
+
+
+def test_a_part_that_has_waited_and_calls_nothing_more_keeps_no_slot_from_what_is_awaited() -> None:
+    async def run() -> None:
+        async with one_slot() as where:
+            scheduler = where.scheduler
+            outer = put(where, by_hand(where), "outer", Parts())
+            await settled()
+            below = by_hand(where, owner=outer)
+            first = put(where, below, "first")
+            async with scheduler.parking(outer):
+                await settled()
+                await job(first).finish()
+            async with scheduler.parking(outer):
+                second = put(where, below, "second")
+                await settled()
+                assert status(second) is SubagentStatus.RUNNING
+                await job(second).finish()
+
+    run_virtual(run())
+
+
+def test_to_await_what_is_over_costs_no_slot() -> None:
+    async def run() -> None:
+        model = Model(
+            go=[dispatch("outer", agent="outer"), await_all, "end"],
+            outer=[dispatch("leaf"), await_all, await_all, "outer done"],
+            leaf=[after(1, "found")],
+            elsewhere=[[dispatch(f"o{n}") for n in range(4)], await_all, "end"],
+            **{f"o{n}": [after(100, "late")] for n in range(4)},
+        )
+        async with one_slot() as where:
+            outer = coordinator(model, where, description="dispatches")
+            outer.agent_name = "outer"
+            first, second = coordinator(model, where, outer), coordinator(model, where)
+            await asyncio.gather(
+                first.execute_query_async("go", recorder=of_tenant(where)),
+                second.execute_query_async("elsewhere", recorder=of_tenant(where)),
+            )
+            order = [name for name in model.asked if name in ("outer", "o2")]
+            assert order == ["outer", "outer", "outer", "outer", "o2"]
+
+    run_virtual(run())
+
+
+def of_tenant(where: SubagentRegistry) -> Recorder:
+    recorder = Recorder()
+    recorder.swarm = Swarm(where, tenant_id=uuid4())
+    return recorder
