@@ -96,12 +96,13 @@ def reports(request: dict[str, Any]) -> Reply:
     return text("\n".join(lines))
 
 
-def after(look: Callable[[], Awaitable[Any]], reply: Reply) -> Step:
-    """A step that comes once ``look`` has."""
+def after(look: Callable[[], Awaitable[Any]], step: Step) -> Step:
+    """A step that is made once ``look`` has come back."""
 
     def make(request: dict[str, Any]) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await look()
+            reply = step if isinstance(step, Answer) else step(request)
             await response(reply, request)(scope, receive, send)
 
         return app

@@ -1,0 +1,216 @@
+"""What asynchronous sub-agents are kept to, and what of it their parents' models read."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests import swarm
+from tests.fake_model import FakeModel, calls, http_error, text
+from tests.service import Running, running, watch
+from tests.tenants import holder
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
+    def change(**changes: Any) -> Settings:
+        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_tries": 1}
+        return settings.model_copy(update=changed | changes)
+
+    return change
+
+
+async def play(
+    bottega: Running, model: FakeModel, script: dict[str, list[swarm.Step]], **fields: Any
+) -> list[dict[str, Any]]:
+    """Run a script to its end; answers its log."""
+    model.decide = swarm.plays(script)
+    return await watch(bottega.port, await swarm.start(bottega.client, **fields))
+
+
+def last_of(model: FakeModel, prompt: str) -> list[dict[str, Any]]:
+    """The results of tools that an agent read at last."""
+    asked = [request for request in model.requests if swarm.prompt_of(request) == prompt]
+    return swarm.results_in(asked[-1])
+
+
+def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [frame["data"] for frame in frames if frame["type"] == kind]
+
+
+async def test_a_task_s_own_time_and_tokens(bottega: Running, model: FakeModel) -> None:
+    await swarm.coordinator(bottega.client, subagents={"limits": {"max_timeout": 0.5}})
+    script: dict[str, list[swarm.Step]] = {
+        "root": [
+            calls(
+                ("dispatch_subagent", {"prompt": "slow", "timeout_ms": 600_000}),
+                ("dispatch_subagent", {"prompt": "poor", "token_budget": 20}),
+            ),
+            swarm.awaits(),
+            swarm.reports,
+        ],
+        "slow": [swarm.never],
+    }
+    frames = await play(bottega, model, script)
+    swarm.assert_whole(frames)
+    slow, poor = last_of(model, "root")[-1]["tasks"]
+    assert (slow["status"], poor["status"]) == ("timeout", "failed")
+    assert "0.5 s" in slow["error"]
+    assert "used up" in poor["error"]
+    (failed,), (late,) = of(frames, "subagent.failed"), of(frames, "subagent.timeout")
+    assert (failed["error"]["code"], late["error"]["code"]) == ("budget_exhausted", "timeout")
+    assert failed["token_usage"] == {"input": 0, "output": 0}
+    tasks = await swarm.tasks_of(bottega.client, frames[0]["run_id"])
+    assert {task["timeout_ms"] for task in tasks} == {500}
+    assert {task["error"]["code"] for task in tasks} == {"budget_exhausted", "timeout"}
+    await model.disconnected()
+
+
+async def test_a_run_s_tokens_are_its_tasks_too(bottega: Running, model: FakeModel) -> None:
+    """The task fails, and its parent reads so; the run fails once it wants more itself."""
+    await swarm.coordinator(bottega.client)
+    writes: list[swarm.Step] = [
+        calls(("write_file", {"path": "x", "content": "y"}), content="spent " * 300)
+    ]
+    script: dict[str, list[swarm.Step]] = {
+        "root": [swarm.dispatches("greedy"), swarm.awaits(), swarm.reports],
+        "greedy": writes,
+    }
+    frames = await play(bottega, model, script, token_budget=4000)
+    (failed,) = of(frames, "subagent.failed")
+    assert failed["error"]["code"] == "budget_exhausted"
+    assert "the run's token_budget is used up" in failed["error"]["message"]
+    assert failed["token_usage"]["output"] > 0
+    run = (await bottega.client.get(f"/v1/runs/{frames[0]['run_id']}")).json()
+    spent = run["usage"]["tokens"]
+    paid = await bottega.owner.fetchval("SELECT tokens FROM token_usage")
+    assert paid == spent["input_tokens"] + spent["output_tokens"]
+    if frames[-1]["type"] == "run.completed":
+        swarm.assert_whole(frames)
+        assert run["output"].startswith("failed: the run's token_budget is used up")
+        assert paid <= 4000 + 1000  # what the estimates of one call may be wrong by
+    else:
+        swarm.assert_whole(frames, "run.failed")
+        assert run["error"]["code"] == "budget_exhausted"
+
+
+async def test_tokens_of_the_day_are_the_tasks_too(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    async with running(configured(tokens_per_day=4000), database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client)
+        spends = calls(("write_file", {"path": "x", "content": "y"}), content="spent " * 300)
+        script: dict[str, list[swarm.Step]] = {
+            "root": [swarm.dispatches("greedy"), swarm.awaits(), swarm.reports],
+            "greedy": [spends],
+        }
+        frames = await play(bottega, model, script)
+    (failed,) = of(frames, "subagent.failed")
+    assert "what the tenant may spend today" in failed["error"]["message"]
+    assert failed["error"]["code"] == "tokens_per_day"
+
+
+async def test_tasks_nest_as_deep_as_they_may(bottega: Running, model: FakeModel) -> None:
+    for name, below in (("low", []), ("mid", ["low"]), ("high", ["mid"]), ("boss", ["high"])):
+        await swarm.coordinator(bottega.client, name, subagents={"names": below})
+    deeper = [swarm.awaits(), swarm.reports]
+    script: dict[str, list[swarm.Step]] = {
+        "root": [swarm.dispatches("1", agent="high"), *deeper],
+        "1": [swarm.dispatches("2", agent="mid"), *deeper],
+        "2": [swarm.dispatches("3", agent="low"), *deeper],
+        "3": [swarm.dispatches("4"), text("no deeper")],
+    }
+    frames = await play(bottega, model, script)
+    swarm.assert_whole(frames)
+    (refused,) = last_of(model, "3")
+    assert "3 deep" in refused["error"]
+    (told,) = of(frames, "subagent.backpressure")
+    assert (told["code"], told["limit"]) == ("subagent_depth_exceeded", 3)
+    depths = [task["depth"] for task in await swarm.tasks_of(bottega.client, frames[0]["run_id"])]
+    assert sorted(depths) == [0, 1, 2]
+    run = (await bottega.client.get(f"/v1/runs/{frames[0]['run_id']}")).json()
+    assert run["output"] == "completed: completed: completed: no deeper"
+
+
+async def test_an_agent_lowers_what_the_operator_allows(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    """Of five tasks two run, two wait and one is refused; three may run for the operator."""
+    gate = asyncio.Event()
+    script: dict[str, list[swarm.Step]] = {
+        "root": [swarm.dispatches("a", "b", "c", "d", "e"), swarm.awaits(), swarm.reports],
+        **{leaf: [swarm.held(gate, text(leaf))] for leaf in "abcd"},
+    }
+    allowed = configured(subagent_max_concurrent=3, subagent_max_queued=2)
+    async with running(allowed, database_url, worker=True) as bottega:
+        limits = {"max_concurrent": 2, "max_queued": 50}
+        await swarm.coordinator(bottega.client, subagents={"limits": limits})
+        model.decide = swarm.plays(script)
+        run_id = await swarm.start(bottega.client)
+        await model.received(4)  # the root's two, and those of a and b
+        await swarm.until(database_url, "SELECT count(*) = 2 FROM tasks WHERE status = 'running'")
+        await swarm.until(database_url, "SELECT count(*) = 2 FROM tasks WHERE status = 'queued'")
+        assert sorted(map(swarm.prompt_of, model.requests)) == ["a", "b", "root", "root"]
+        gate.set()
+        frames = await watch(bottega.port, run_id)
+    swarm.assert_whole(frames)
+    refused = last_of(model, "root")[4]
+    assert "await some" in refused["error"]
+    (told,) = of(frames, "subagent.backpressure")
+    assert (told["code"], told["size"], told["limit"]) == ("subagent_quota_exceeded", 2, 2)
+    assert [task["status"] for task in last_of(model, "root")[-1]["tasks"]] == ["completed"] * 4
+
+
+async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    script: dict[str, list[swarm.Step]] = {
+        "root": [
+            swarm.dispatches("x", "y", "z", instructions="Fail."),
+            swarm.awaits(),
+            calls(
+                ("dispatch_subagent", {"prompt": "u", "instructions": "Fail."}),
+                ("dispatch_subagent", {"prompt": "v"}),
+            ),
+            swarm.held(gate, text("done")),
+        ],
+        **{leaf: [lambda request: http_error(400)] for leaf in "xyz"},
+    }
+    mine, other = [await holder(database_url, name) for name in ("mine", "other")]
+    async with (
+        running(configured(), database_url, worker=True) as bottega,
+        mine.client(bottega) as client,
+        other.client(bottega) as stranger,
+    ):
+        await swarm.coordinator(client)
+        model.decide = swarm.plays(script)
+        await swarm.start(client)
+        await swarm.until(
+            database_url, "SELECT EXISTS (SELECT FROM run_events WHERE data ->> 'prompt' = 'v')"
+        )
+        await swarm.until(database_url, "SELECT count(*) = 1 FROM tasks WHERE status = 'completed'")
+
+        async def shown(who: Any) -> Any:
+            return (await who.get("/v1/scheduler")).json()
+
+        while not (await shown(client))["workers"][0]["tenant"]["breakers"]:
+            await asyncio.sleep(0)
+        ours, theirs = await shown(client), await shown(stranger)
+        gate.set()
+        await swarm.until(database_url, "SELECT status = 'completed' FROM runs")
+        kinds = await bottega.owner.fetch(
+            "SELECT type, data FROM run_events WHERE type LIKE 'subagent.circuit%' "
+            "OR type LIKE 'subagent.back%' ORDER BY seq"
+        )
+    assert [row["type"] for row in kinds] == ["subagent.circuit_opened", "subagent.backpressure"]
+    assert "subagent_circuit_open" in kinds[1]["data"]
+    refused, taken = last_of(model, "root")[-2:]
+    assert "failed repeatedly" in refused["error"]
+    assert 0 < refused["retry_after_ms"] <= 30_000
+    assert taken["status"] == "queued"
+    (breaker,) = ours["workers"][0]["tenant"]["breakers"]
+    assert (breaker["state"], breaker["failures"], breaker["agent"]) == ("open", 3, "subagent")
+    assert theirs["workers"][0]["tenant"]["breakers"] == []

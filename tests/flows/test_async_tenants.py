@@ -1,0 +1,140 @@
+"""Asynchronous sub-agents of several tenants, and of several runs, on one worker."""
+
+import asyncio
+from typing import Any
+
+from app.settings import Settings
+from tests import swarm
+from tests.fake_model import FakeModel, Reply, calls, gated, text
+from tests.service import Running, running, watch
+from tests.tenants import holder
+
+
+async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gates = [asyncio.Event() for _ in range(40)]
+    asked: list[str] = []
+    flood = [f"flood-{number}" for number in range(20)]
+
+    def decide(request: dict[str, Any]) -> Reply:
+        prompt = swarm.prompt_of(request)
+        if prompt in ("mine", *flood):
+            asked.append(prompt)
+            return gated(gates[len(asked) - 1], text("done"))
+        dispatched = flood if prompt == "many" else ["mine"]
+        steps = [swarm.dispatches(*dispatched), swarm.awaits(), text("done")]
+        return swarm.plays({prompt: steps})(request)
+
+    model.decide = decide
+    limited = settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "drain_grace_s": 0.0,
+            "subagent_min_workers": 2,
+            "subagent_max_workers": 2,
+        }
+    )
+    one, other = [await holder(database_url, name) for name in ("one", "other")]
+    async with (
+        running(limited, database_url, worker=True) as bottega,
+        one.client(bottega) as flooding,
+        other.client(bottega) as waiting,
+    ):
+        for client in (flooding, waiting):
+            await swarm.coordinator(client)
+        first = await swarm.start(flooding, "many")
+        await swarm.until(database_url, "SELECT count(*) = 18 FROM tasks WHERE status = 'queued'")
+        second = await swarm.start(waiting, "few")
+        await swarm.until(database_url, "SELECT count(*) = 19 FROM tasks WHERE status = 'queued'")
+        await shown(waiting, 1)
+        ours, theirs = await shown(flooding, 18), await shown(waiting, 1)
+        gates[0].set()
+        while len(asked) < 3:
+            await asyncio.sleep(0)
+        gates[1].set()
+        while len(asked) < 4:
+            await asyncio.sleep(0)
+        for gate in gates:
+            gate.set()
+        for client, run_id in ((flooding, first), (waiting, second)):
+            answer = await client.get(f"/v1/runs/{run_id}?wait=30")
+            while answer.json()["status"] not in swarm.FINAL:
+                answer = await client.get(f"/v1/runs/{run_id}?wait=30")
+            assert answer.json()["status"] == "completed"
+    assert "mine" in asked[2:4], asked
+    # Each sees its own part, and of the others only what they come to together.
+    assert ours["pool"] == theirs["pool"] | {"runs": ours["pool"]["runs"]}
+    pool = ours["pool"]
+    assert (pool["busy"], pool["queued"], pool["queue"]) == (2, 19, {"5": 19})
+    assert (ours["tenant"]["running"], ours["tenant"]["queue"]) == (2, {"5": 18})
+    assert (theirs["tenant"]["running"], theirs["tenant"]["queue"]) == (0, {"5": 1})
+
+
+async def shown(client: Any, queued: int) -> Any:
+    """The one worker, once it says that so many of the tenant's tasks, and 19 of all, wait."""
+    while True:
+        (worker,) = (await client.get("/v1/scheduler")).json()["workers"]
+        if worker["tenant"].get("queued") == queued and worker["pool"]["queued"] == 19:
+            return worker
+        await asyncio.sleep(0)
+
+
+async def test_nobody_finds_the_tasks_of_another_run(bottega: Running, model: FakeModel) -> None:
+    """Nor a sibling's: ids count only below the one that asks."""
+    gate = asyncio.Event()
+    seen: dict[str, str] = {}
+    ready = asyncio.Event()
+    await swarm.coordinator(bottega.client, "lead")
+    await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
+
+    def asks(request: dict[str, Any]) -> Reply:
+        ids = [*seen.values(), "no-id", "00000000-0000-0000-0000-000000000000"]
+        return calls(
+            ("poll_subagent", {"task_ids": ids}),
+            ("await_subagent", {"task_ids": ids, "timeout_ms": 600_000}),
+            *[("read_file", {"path": f"/subagent/{each}/output/x"}) for each in seen.values()],
+        )
+
+    script: dict[str, list[swarm.Step]] = {
+        "first": [
+            calls(
+                ("dispatch_subagent", {"prompt": "lead", "agent": "lead"}),
+                ("dispatch_subagent", {"prompt": "sibling", "agent": "lead"}),
+            ),
+            swarm.awaits(),
+            text("done"),
+        ],
+        "lead": [swarm.dispatches("leaf"), swarm.held(gate, text("done"))],
+        "sibling": [swarm.after(ready.wait, asks), text("done")],
+        "second": [asks, text("done")],
+    }
+    play = swarm.plays(script)
+
+    def decide(request: dict[str, Any]) -> Reply:
+        prompt, step = swarm.prompt_of(request), swarm.step_of(request)
+        if (prompt, step) == ("lead", 1):
+            (seen["leaf"],) = swarm.ids_in(request)
+        if (prompt, step) == ("first", 1):
+            seen["lead"] = swarm.ids_in(request)[0]
+        if len(seen) == 2:
+            ready.set()
+        return play(request)
+
+    model.decide = decide
+    first = await swarm.start(bottega.client, "first")
+    await ready.wait()
+    second = await watch(bottega.port, await swarm.start(bottega.client, "second"))
+    while ("sibling", 1) not in [
+        (swarm.prompt_of(request), swarm.step_of(request)) for request in model.requests
+    ]:
+        await asyncio.sleep(0)
+    gate.set()
+    swarm.assert_whole(await watch(bottega.port, first))
+    assert second[-1]["type"] == "run.completed"
+    for prompt in ("second", "sibling"):
+        asked = [r for r in model.requests if swarm.prompt_of(r) == prompt]
+        polled, awaited, *files = swarm.results_in(asked[-1])
+        assert polled["summary"]["not_found"] == len(polled["tasks"]) == 4
+        assert {task["status"] for task in awaited["tasks"]} == {"not_found"}
+        assert ["there is no file" in each["error"] for each in files] == [True, True], files
