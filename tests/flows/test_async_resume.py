@@ -8,11 +8,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated_within, http_error, text
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command
-from tests.service import watch
+from tests.service import running, watch
 
 BEFORE = {
     "completed": ["done-1", "done-2", "done-3", "quit", "b-1", "b-2", "c-1", "c-2", "d-1", "g-1"],
@@ -245,3 +246,37 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     of_all = {key: sum(usage[key] for usage in answers) for key in answers[0]}
     assert run["usage"]["tokens"] == of_all
     assert run["usage"]["model_calls"] == len(answers)
+
+
+async def test_a_wait_goes_on_while_nobody_is_there(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """After an hour a wait of ten minutes is over, and the task goes on."""
+    gate = asyncio.Event()
+    wait: swarm.Step = swarm.awaits(timeout_ms=600_000)
+    model.decide = swarm.plays(
+        {
+            "root": [swarm.dispatches("old"), wait, swarm.dispatches("new"), wait, wait, wait],
+            "old": [swarm.never],
+            "new": [swarm.held(gate, text("new"))],
+        }
+    )
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    started = "SELECT count(*) FROM run_events WHERE type = 'tool.started' AND data ->> 'name' = $1"
+    async with running(configured, database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client)
+        await swarm.start(bottega.client)
+        await swarm.until(database_url, started, "await_subagent")
+    async with running(configured, database_url) as bottega:
+        past = "UPDATE run_events SET at = at - interval '1 hour' WHERE type = ANY($1)"
+        await bottega.owner.execute(past, ["tool.started", "subagent.dispatched"])
+    async with running(configured, database_url, worker=True) as bottega:
+        await swarm.until(
+            database_url, "SELECT EXISTS (SELECT FROM run_events WHERE data ->> 'prompt' = 'new')"
+        )
+    request = next(r for r in model.requests if called(r) == ("root", 2))
+    waited = swarm.results_in(request)[-1]
+    assert waited["wait_timed_out"]
+    assert waited["status"] in ("queued", "running")

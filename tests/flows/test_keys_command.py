@@ -226,6 +226,12 @@ async def test_the_demo_works_with_and_without_keys(bottega: Any, database_url: 
     await connection.close()
 
 
+def test_the_demo_shows_a_swarm(bottega: Any) -> None:
+    ended = bottega("demo", "--scenario", "research", BOTTEGA_DEMO_LATENCY_MS="0")
+    assert ended.returncode == 0, ended.stderr
+    assert "8 tasks: 8 completed" in ended.stdout
+
+
 def test_what_is_wrong_with_the_database_is_said(bottega: Any, server: str) -> None:
     ended = bottega("keys", "list", DATABASE_URL="postgresql://127.0.0.1:1/x")
     assert (ended.returncode, "cannot reach" in ended.stderr) == (1, True)
