@@ -102,7 +102,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
                 started.setdefault(key, event)
                 if data["name"] == "await_subagent":
                     waits.setdefault(key, _seconds(event.at, now))
-            elif data["name"] == "write_file" and key in started:
+            elif key in started and _is_write(data):
                 asked = started[key].data["arguments"]
                 writes.append((task_id, asked["path"], asked["content"]))
         if task_id is not None:
@@ -121,6 +121,14 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
         paid=sum(tasks[each].paid for each in over),
         writes=writes,
         waits=waits,
+    )
+
+
+def _is_write(completed: Mapping[str, Any]) -> bool:
+    """Whether a call wrote a file; a tool of an agent's own may have the same name."""
+    result = completed["result"]
+    return (
+        completed["name"] == "write_file" and isinstance(result, dict) and "written_chars" in result
     )
 
 

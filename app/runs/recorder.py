@@ -72,7 +72,7 @@ class JournalRecorder(Recorder):
         self._speeches: dict[Query, Speech] = {}
         self._failed_tries: dict[Query, int] = {}
         self._in_session = in_session
-        self._published: dict[int, Publication] = {}
+        self._published: dict[Query, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}
 
@@ -84,7 +84,7 @@ class JournalRecorder(Recorder):
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         self.tasks.open.pop(query, None)
         usage = response.usage.model_dump()
-        published = self._published.pop(id(query), None)
+        published = self._published.pop(query, None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
             seq = self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
@@ -310,7 +310,7 @@ class JournalRecorder(Recorder):
         return known.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
-        self._published[id(query)] = publication
+        self._published[query] = publication
 
     def warning(self, query: Query, code: str, message: str) -> None:
         self.tasks.add(query, EventType.WARNING, {"code": code, "message": message})

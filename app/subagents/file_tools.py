@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from app.agents.messages import ToolCall, ToolResult, ToolStatus
+from app.agents.messages import ToolCall, ToolResult
 from app.agents.tools import FunctionTool, ToolBase, error_result
 from app.errors import ForbiddenError, InvalidInputError, NotFoundError
 from app.subagents.files import MAX_FILE_BYTES, MAX_PATH_BYTES
@@ -100,9 +100,3 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
             list_files, name="list_files", description="Lists files you may read.", idempotent=True
         ),
     )
-
-
-def restore_write(workspace: Workspace, call: ToolCall, result: ToolResult) -> None:
-    """Do again what a journalled call did, if it was a ``write_file`` that was accepted."""
-    if call.name == "write_file" and result.status is ToolStatus.SUCCESS:
-        workspace.restore(call.arguments["path"], call.arguments["content"])

@@ -99,7 +99,7 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
-        kind = kind_of(params.agent, params.instructions)
+        kind = _kind(params)
         self._check(parent, kind)
         handle = self._add(parent, params, kind, work, task_id, place)
         self._hold_back(handle)
@@ -116,7 +116,7 @@ class SubagentRegistry:
         again, and no move is told."""
         if (known := self.get(task_id, parent)) is not None:
             return known
-        kind = kind_of(past.params.agent, past.params.instructions)
+        kind = _kind(past.params)
         handle = self._add(parent, past.params, kind, work, task_id, place)
         now = self.scheduler.now()
         handle.attempt = past.attempt
@@ -191,7 +191,7 @@ class SubagentRegistry:
     def _hold_back(self, handle: SubagentHandle) -> None:
         """Let a task wait for siblings whose answers its agent reads, and those for it."""
         parent = handle.parent
-        if parent.ancestors is None:
+        if parent.ancestors is None or not handle.named:
             return
         above = parent.ancestors(handle.agent)
         pairs = [(other, handle) for name in above for other in parent.active.get(name, ())]
@@ -372,6 +372,10 @@ class SubagentRegistry:
         parent.children.pop(handle.task_id, None)
         if parent.ended and not parent.children:
             self._parents.pop(parent.parent_id, None)
+
+
+def _kind(params: DispatchParams) -> str:
+    return kind_of(params.agent if params.named else None, params.instructions)
 
 
 def _reason(handle: SubagentHandle) -> str:

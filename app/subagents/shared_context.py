@@ -258,10 +258,6 @@ class Workspace:
         else:
             self._context.restore(path, content)
 
-    def close(self) -> None:
-        """The query is over: its private files go, and give their room back."""
-        self._files.clear()
-
     def _reads(self, namespace: str) -> bool:
         return namespace in (GLOBAL, self._own) or self._of_child(namespace)
 

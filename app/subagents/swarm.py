@@ -229,7 +229,7 @@ class TaskOfQuery:
 
     def heard(self, query: Query, text: str) -> None:
         handle = self.handle
-        if handle.status.is_final or query.path != handle.path:
+        if handle.status.is_final or handle.suspended or query.path != handle.path:
             return
         if handle.status is SubagentStatus.RUNNING:
             self.swarm.registry.transition(handle, SubagentStatus.STREAMING)

@@ -191,7 +191,7 @@ def put(
     """Dispatch a task by hand; the same prompt is the same task."""
     return where.dispatch(
         parent,
-        DispatchParams(**{"prompt": prompt, "agent": "helper", **params}),
+        DispatchParams(**{"prompt": prompt, "agent": "helper", "named": True, **params}),
         work or Job(),
         task_id=id_of(parent, prompt),
         place=(1, len(parent.children)),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.agents import ToolResult, ToolStatus
-from app.subagents.file_tools import MAX_CONTENT, MAX_LISTED, MAX_READ, file_tools, restore_write
+from app.subagents.file_tools import MAX_CONTENT, MAX_LISTED, MAX_READ, file_tools
 from app.subagents.shared_context import SharedContext, Workspace
 from tests.domain.scripted import agent, answers_in, call, model_of
 
@@ -123,20 +123,3 @@ async def test_a_model_uses_its_own_files() -> None:
     assert response.content == "done"
     assert model_of(user).tools[0] == ["read_file", "write_file", "list_files"]
     assert "kept" in answers_in(user)[1]
-
-
-async def test_journalled_writes_are_made_again_and_refused_ones_are_not() -> None:
-    before, after = workspace(), workspace()
-    own = f"{before.folder}output"
-    calls = [
-        call("write_file", path="a", content="first"),
-        call("write_file", path="/a", content="second"),
-        call("write_file", path=own, content="shared"),
-        call("write_file", path="/global/a", content="refused"),
-        call("write_file", path="../a"),
-        call("read_file", path="a"),
-    ]
-    for each in calls:
-        restore_write(after, each, await use(before, each.name, **each.arguments))
-    assert after.list() == before.list() == ["/a", own]
-    assert [await after.read(path) for path in ("a", own)] == ["second", "shared"]

@@ -119,9 +119,6 @@ async def test_private_files_are_one_s_own() -> None:
     family = await Family().settle()
     assert await family.child.read("draft") == f"private to {family.child.folder}"
     assert await family.root.read("/draft") == "private to /global/"
-    family.root.close()
-    assert (await refusal(family.root.read("draft")))[0] == "not_found"
-    assert await family.child.read("draft") == f"private to {family.child.folder}"
 
 
 async def test_a_list_shows_what_may_be_read() -> None:

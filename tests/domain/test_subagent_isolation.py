@@ -1,16 +1,27 @@
 """Only texts cross between tasks, also where they ask the same agents (spec page 3, S14)."""
 
-from app.agents import BaseAgent, ToolBase, tool
+import pytest
+
+from app.agents import BaseAgent, Query, Recorder, ToolBase, tool
+from app.errors import SubagentCircuitOpenError
+from app.subagents.children import ANONYMOUS
+from app.subagents.swarm import Swarm, TaskOfQuery
 from tests.domain.scripted import call
 from tests.domain.subagents import (
+    Heard,
     Model,
     after,
     await_all,
+    by_hand,
     coordinator,
     dispatch,
+    is_empty,
+    job,
     passed,
+    put,
     registry,
     results,
+    settled,
 )
 from tests.domain.virtual import run_virtual
 
@@ -69,5 +80,44 @@ def test_what_a_task_asks_a_sub_agent_another_task_does_not_see() -> None:
             if request[-1].content == "fourth"
         ]
         assert asked == ["You help.", "fourth"]
+
+    run_virtual(run())
+
+
+def test_an_agent_that_is_named_like_those_without_a_name_is_none_of_them() -> None:
+    async def run() -> None:
+        async with registry() as where:
+            parent = by_hand(
+                where, ancestors=lambda name: frozenset({ANONYMOUS, "helper"} - {name})
+            )
+            for number in range(3):
+                handle = put(where, parent, f"task {number}", agent=ANONYMOUS)
+                await settled()
+                await job(handle).fail()
+            with pytest.raises(SubagentCircuitOpenError):
+                put(where, parent, "another", agent=ANONYMOUS)
+            helper = put(where, parent, "for a helper")
+            nobody = put(where, parent, "for nobody", agent=ANONYMOUS, named=False)
+            await settled()
+            assert job(nobody).started
+            assert job(helper).started
+
+    run_virtual(run())
+
+
+def test_what_a_suspended_task_still_says_is_not_heard() -> None:
+    async def run() -> None:
+        heard = Heard()
+        async with registry() as where:
+            parent = by_hand(where, heard)
+            handle = put(where, parent)
+            await settled()
+            where.discard([parent])
+            told = list(heard.events)
+            query = Query(BaseAgent("You help."), (), Recorder(), path=handle.path)
+            TaskOfQuery(Swarm(where), handle).heard(query, "too late")
+            assert heard.events == told
+            await settled()
+        assert is_empty(where)
 
     run_virtual(run())

@@ -405,7 +405,7 @@ class TestEndings:
 
 class TestRestoring:
     def past(self, **about: Any) -> Past:
-        params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"))
+        params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"), named=True)
         return Past(**{"params": params, "attempt": 2, "waited": 10.0, **about})
 
     def test_an_unfinished_task_is_queued_again_with_its_age_and_deadline(self) -> None:
