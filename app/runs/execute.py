@@ -162,7 +162,7 @@ class Executor:
                 bound.warning("run.fenced")
             elif entry.cancelled:
                 entry.task.uncancel()
-                await self._end_cancelled(entry.recorder)
+                await self._end_cancelled(entry.recorder, claim)
             else:
                 await self._hand_back(tenant_id, journal)
                 bound.info("run.handed_back")
@@ -181,13 +181,12 @@ class Executor:
     ) -> None:
         journal = recorder.journal
         gives_up = claim["crashes"] >= self.max_crashes
-        if (claim["cancel"] or gives_up) and self.bench is not None and uses_subagents(claim):
-            end_all(self.bench, recorder, claim, await self._past(journal))
         if claim["cancel"]:
-            await self._end_cancelled(recorder)
+            await self._end_cancelled(recorder, claim)
         elif gives_up:
             detail = f"its worker died {claim['crashes']} times while executing it"
             error = {"code": "crashed", "message": detail}
+            await self._end_tasks(recorder, claim)
             await journal.finish(End(RunStatus.FAILED, error=error))
         else:
             await self._go_on(recorder, claim, entry)
@@ -199,7 +198,13 @@ class Executor:
         await journal.close()
         await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
 
-    async def _end_cancelled(self, recorder: JournalRecorder) -> None:
+    async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+        """End the asynchronous tasks of a run that ends before it went on with them."""
+        if self.bench is not None and recorder.swarm is None and uses_subagents(claim):
+            end_all(self.bench, recorder, claim, await self._past(recorder.journal))
+
+    async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+        await self._end_tasks(recorder, claim)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: it is another worker's by now, who finds the wish when it claims the run.
         with contextlib.suppress(FencedError):

@@ -146,7 +146,7 @@ async def test_the_time_of_a_run_is_that_of_its_tasks(bottega: Running, model: F
     assert not {"queued", "running", "streaming"} & (await states(bottega)).keys()
 
 
-@pytest.mark.parametrize("why", ["run cancelled", "parent out of time"])
+@pytest.mark.parametrize("why", ["run cancelled", "run given up", "parent out of time"])
 async def test_what_nobody_dispatches_again_ends_too(
     configured: Callable[..., Settings], database_url: str, model: FakeModel, why: str
 ) -> None:
@@ -165,7 +165,8 @@ async def test_what_nobody_dispatches_again_ends_too(
                     "UPDATE run_events SET at = at - interval '1 hour' WHERE agent = 'lead'"
                 )
     asked = len(model.requests)
-    async with running(configured(), database_url, worker=True) as bottega:
+    last = configured(max_crashes=0) if why == "run given up" else configured()
+    async with running(last, database_url, worker=True) as bottega:
         frames = await watch(bottega.port, run_id)
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
         ended = await states(bottega)
@@ -176,6 +177,6 @@ async def test_what_nobody_dispatches_again_ends_too(
         assert ended == {"completed": 1, "timeout": 1, "cancelled": 2}
         assert [swarm.prompt_of(request) for request in model.requests[asked:]] == ["root"]
     else:
-        swarm.assert_whole(frames, "run.cancelled")
+        swarm.assert_whole(frames, "run.failed" if why == "run given up" else "run.cancelled")
         assert ended == {"completed": 1, "cancelled": 3}
         assert len(model.requests) == asked

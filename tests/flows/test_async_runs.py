@@ -4,8 +4,11 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import websockets
+from pydantic_core import from_json
+
 from tests import swarm
-from tests.fake_model import FakeModel, Reply, calls, text
+from tests.fake_model import FakeModel, Reply, calls, gated_within, text
 from tests.service import Running, watch
 
 
@@ -81,3 +84,44 @@ async def test_a_coordinator_dispatches_polls_awaits_and_reports(
     assert run["usage"]["model_calls"] == len(answers) == 7
     for field in ("input_tokens", "output_tokens"):
         assert 0 < spent[field] < of_all[field]
+
+
+async def test_what_a_task_says_is_shown_and_polled_while_it_does(
+    bottega: Running, model: FakeModel
+) -> None:
+    heard, gate = asyncio.Event(), asyncio.Event()
+
+    def opens(request: dict[str, Any]) -> Reply:
+        gate.set()
+        return calls(("await_subagent", {"task_ids": swarm.ids_in(request)}))
+
+    model.decide = swarm.plays(
+        {
+            "root": [
+                swarm.dispatches("one"),
+                swarm.after(heard.wait, swarm.polls(max_partial_output_length=4)),
+                opens,
+                swarm.reports,
+            ],
+            "one": [lambda request: gated_within(gate, text("one word after the other"), events=3)],
+        }
+    )
+    await swarm.coordinator(bottega.client)
+    run_id = await swarm.start(bottega.client)
+    said: list[dict[str, Any]] = []
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        async for message in socket:
+            frame = from_json(message)
+            if frame["type"] == "llm.delta" and frame["task_id"] is not None:
+                said.append(frame)
+                heard.set()
+    frames = await watch(bottega.port, run_id)
+    swarm.assert_whole(frames)
+    ids = swarm.dispatched(frames)
+    assert {frame["task_id"] for frame in said} == {ids["one"]}
+    polled = next(r for r in model.requests if swarm.step_of(r) == 2)
+    (task,) = swarm.results_in(polled)[-1]["tasks"]
+    assert task["status"] == "streaming"
+    assert len(task["partial_output"]) == 4
+    assert task["partial_output"] in "one word after the other"
+    assert "output_chunk" not in str(frames)
