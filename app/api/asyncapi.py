@@ -55,7 +55,7 @@ DATA = {
     EventType.SUBAGENT_RESUMED: "attempt",
     EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
     EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
-    EventType.SUBAGENT_COMPLETED: f"{_ENDED} answer_seq output",
+    EventType.SUBAGENT_COMPLETED: f"{_ENDED} stop_reason answer_seq output",
     EventType.SUBAGENT_FAILED: f"{_ENDED} error",
     EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
     EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",

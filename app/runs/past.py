@@ -228,6 +228,7 @@ def _outcome(task: _Task, ended: Event) -> Outcome:
         output=ended.data.get("output", task.output),
         error=error.get("message"),
         error_code=error.get("code"),
+        stop_reason=ended.data.get("stop_reason"),
     )
 
 

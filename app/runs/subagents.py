@@ -38,6 +38,7 @@ WITH RECURSIVE up AS (
     WHERE t.tenant_id = $1 AND t.run_id = $2
 )
 SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
+       e.data ->> 'stop_reason' AS stop_reason,
        coalesce((t.usage #>> '{tokens,input_tokens}')::bigint, 0) AS input,
        coalesce((t.usage #>> '{tokens,output_tokens}')::bigint, 0) AS output_tokens
 FROM tasks t LEFT JOIN run_events e
@@ -305,6 +306,8 @@ async def _look_up(
         view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
         if row["output"] is not None:
             view["final_output"] = row["output"]
+        if row["stop_reason"] is not None:  # of one that was cut short
+            view["stop_reason"] = row["stop_reason"]
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]
         view["duration_ms"] = row["duration_ms"] or 0

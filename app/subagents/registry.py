@@ -258,7 +258,9 @@ class SubagentRegistry:
             "duration_ms": handle.fixed_duration_ms,
             "token_usage": {"input": usage.input_tokens, "output": usage.output_tokens},
         }
-        if handle.status is not SubagentStatus.COMPLETED:
+        if handle.status is SubagentStatus.COMPLETED:
+            data["stop_reason"] = handle.stop_reason
+        else:
             data["error"] = {"code": handle.error_code, "message": handle.error}
         handle.parent.listener.happened(handle, str(handle.status), data)
         self.scheduler.ended(handle)

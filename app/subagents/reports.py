@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from app.agents.loop import FINAL_ANSWER
 from app.subagents.handle import SubagentHandle
 from app.subagents.states import SubagentStatus
 from app.subagents.swarm import QueryScope
@@ -60,6 +61,8 @@ def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str,
         view["partial_output"] = handle.partial_output[-longest_partial:]
     if handle.final_output is not None:
         view["final_output"] = handle.final_output
+        if handle.stop_reason not in (None, FINAL_ANSWER):
+            view["stop_reason"] = handle.stop_reason
     if handle.error is not None:
         view["error"] = handle.error
     view["duration_ms"] = handle.duration_ms(now)

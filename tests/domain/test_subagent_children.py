@@ -200,8 +200,9 @@ class TestEnds:
             agent_message("so far", looking),
             agent_message("further", looking),
         ]
-        task, _ = self.task(model, child(model, max_iterations=2))
+        task, heard = self.task(model, child(model, max_iterations=2))
         assert (task["status"], task["final_output"]) == ("completed", "further")
+        assert task["stop_reason"] == heard.data("completed")[0]["stop_reason"] == "max_iterations"
 
     def test_out_of_steps_without_one_is_failed(self) -> None:
         model = Model(go=[dispatch("a", agent="helper"), await_all, "end"])
