@@ -280,3 +280,45 @@ async def test_a_wait_goes_on_while_nobody_is_there(
     waited = swarm.results_in(request)[-1]
     assert waited["wait_timed_out"]
     assert waited["status"] in ("queued", "running")
+
+
+async def test_a_tree_goes_on_however_often_it_is_left(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """Also where it was left before a task, and what is below it, had its turn again."""
+    gate = asyncio.Event()
+    slow = swarm.held(gate, text("done"))
+    tasks = [("dispatch_subagent", {"prompt": name, "agent": "lead"}) for name in ("a", "b")]
+    below = [swarm.dispatches("leaf"), swarm.awaits(), slow]
+    model.decide = swarm.plays(
+        {
+            "root": [calls(*tasks), swarm.awaits(), swarm.reports],
+            **dict.fromkeys("ab", below),
+            "leaf": [slow],
+        }
+    )
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    narrow = configured.model_copy(update={"subagent_min_workers": 1, "subagent_max_workers": 1})
+    resumed = "SELECT count(*) = $1 FROM run_events WHERE type = 'subagent.resumed'"
+    async with running(configured, database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client, "lead")
+        await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
+        run_id = await swarm.start(bottega.client)
+        while sum(called(request) == ("leaf", 0) for request in model.requests) < 2:
+            await asyncio.sleep(0)
+    async with running(narrow, database_url, worker=True):
+        await swarm.until(database_url, resumed, 4)
+    gate.set()
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await watch(bottega.port, run_id)
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+        after = await swarm.tasks_of(bottega.client, run_id)
+    swarm.assert_whole(frames)
+    assert run["output"] == "completed: done\ncompleted: done"
+    again = [
+        (f["task_id"], f["data"]["attempt"]) for f in frames if f["type"] == "subagent.resumed"
+    ]
+    assert sorted(again) == sorted((task["id"], n) for task in after for n in (2, 3))
+    assert [(task["status"], task["attempt"]) for task in after] == [("completed", 3)] * 4
