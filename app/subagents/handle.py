@@ -89,7 +89,7 @@ class Listener(Protocol):
         """A dispatch was refused."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Parent:
     """One that dispatches tasks: a query of an agent.
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from uuid import UUID, uuid4, uuid5
+from weakref import WeakSet
 
 from app.agents.current import current_call
 from app.agents.messages import Usage
@@ -95,6 +96,7 @@ class Swarm:
         self.task_root = task_root or self.run_id
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
+        self._closed: WeakSet[Parent] = WeakSet()  # as long as the registry holds tasks of them
         self._told: set[asyncio.Task[None]] = set()
 
     @property
@@ -133,6 +135,7 @@ class Swarm:
         if parent not in self._parents:
             return
         del self._parents[parent]
+        self._closed.add(parent)
         if parent.owner is not None:
             parent.owner.scopes.remove(parent)
 
@@ -164,7 +167,10 @@ class Swarm:
         telling.add_done_callback(self._told.discard)
 
     async def close(self) -> None:
-        """The run is over, or suspended: return when nothing of it runs here any more."""
+        """The run is over, or suspended: return when nothing of it runs here any more.
+
+        Nothing is left of its tasks either: a later attempt must not find what became of them here.
+        """
         parents = list(self._parents)
         running = {
             child.running
@@ -175,7 +181,7 @@ class Swarm:
         for parent in parents:
             if not self.suspended:
                 self.registry.end_parent(parent, "parent-ended")
-        self.registry.discard(parents)
+        self.registry.discard([*parents, *self._closed])
         await self.registry.scheduler.stopped(running)
         if self._told:
             await asyncio.wait(list(self._told))

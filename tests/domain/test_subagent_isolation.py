@@ -1,9 +1,12 @@
 """Only texts cross between tasks, also where they ask the same agents (spec page 3, S14)."""
 
+from uuid import uuid4
+
 import pytest
 
-from app.agents import BaseAgent, Query, Recorder, ToolBase, tool
-from app.errors import SubagentCircuitOpenError
+from app.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
+from app.agents.recording import Invoke
+from app.errors import FencedError, SubagentCircuitOpenError
 from app.subagents.children import ANONYMOUS
 from app.subagents.swarm import Swarm, TaskOfQuery
 from tests.domain.scripted import call
@@ -119,5 +122,35 @@ def test_what_a_suspended_task_still_says_is_not_heard() -> None:
             assert heard.events == told
             await settled()
         assert is_empty(where)
+
+    run_virtual(run())
+
+
+def test_an_attempt_at_a_run_does_not_find_what_became_of_its_tasks_in_another() -> None:
+    class Broken(Recorder):
+        """Loses the run once the first task is under way."""
+
+        async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+            if query.parent is None and query.model_calls == 2:
+                await passed(1)
+                raise FencedError("another worker has the run")
+            return await super().model_call(query, invoke)
+
+    async def run() -> None:
+        model = Model(go=[dispatch("a")], a=[after(9, "found")])
+        again = Model(go=[dispatch("a"), await_all, "end"], a=["found"])
+        run_id = uuid4()
+        async with registry() as where:
+            broken, whole = Broken(), Recorder()
+            broken.swarm = Swarm(where, run_id)
+            with pytest.raises(FencedError):
+                await coordinator(model, where).execute_query_async("go", recorder=broken)
+            await broken.swarm.close()
+            assert is_empty(where)
+            whole.swarm = Swarm(where, run_id)
+            lead = coordinator(again, where)
+            await lead.execute_query_async("go", recorder=whole)
+            (task,) = results(lead.conversation_history)[-1]["tasks"]
+            assert task["status"] == "completed"
 
     run_virtual(run())
