@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from app.agents.messages import AssistantMessage
 from app.agents.recording import Query
 from app.errors import BudgetExhaustedError
 
@@ -66,7 +67,12 @@ class Account:
 def estimate(query: Query) -> int:
     """About how many tokens the next model call of a query sends."""
     history = query.agent.conversation_history
-    text = sum(len(message.content) for message in history)
+    text = sum(len(message.content) for message in history) + sum(
+        len(str(call.arguments))  # a file that was written goes along with every call
+        for message in history
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls
+    )
     return (
         text // _CHARACTERS_PER_TOKEN
         + _PER_MESSAGE * len(history)
