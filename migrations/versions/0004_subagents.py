@@ -63,6 +63,46 @@ _CARRIED = """        INSERT INTO tasks (
         FROM task_rows(p_tasks, r.created_at) t;
 """
 
+# A run that the database ends by itself ends the tasks in it, each of those that ran beside their
+# parent with its last move and its one final event; what it spent is in the log.
+_ENDED_TASKS = """    WITH ended AS (
+        UPDATE tasks t SET status = 'cancelled', ended_at = v_now,
+            error = CASE t.mode WHEN 'async' THEN v_why ELSE t.error END,
+            duration_ms = CASE t.mode WHEN 'async'
+                THEN (extract(epoch FROM v_now - t.created_at) * 1000)::bigint END
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run
+          AND t.status IN ('queued', 'running', 'streaming')
+        RETURNING t.*, old.status AS was
+    ), spent AS (
+        SELECT e.task_id, sum((e.data #>> '{usage,input_tokens}')::bigint) AS input,
+               sum((e.data #>> '{usage,output_tokens}')::bigint) AS output
+        FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
+        GROUP BY e.task_id
+    )
+    INSERT INTO run_events
+        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
+    SELECT p_tenant, p_run, r.last_seq - 1 + row_number() OVER (
+               ORDER BY t.depth DESC, t.created_at, t.id, e.position),
+           r.attempt, e.type, t.id, t.parent_id, t.agent, t.depth, v_now,
+           CASE e.position
+               WHEN 1 THEN jsonb_build_object(
+                   'attempt', coalesce(t.attempt, 1), 'from', t.was, 'to', 'cancelled')
+               ELSE jsonb_build_object(
+                   'duration_ms', t.duration_ms, 'error', v_why,
+                   'token_usage', jsonb_build_object(
+                       'input', coalesce(s.input, 0), 'output', coalesce(s.output, 0))) END
+    FROM ended t LEFT JOIN spent s ON s.task_id = t.id
+    CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
+        AS e(position, type)
+    WHERE t.mode = 'async';
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 THEN
+        UPDATE runs SET last_seq = last_seq + v_count
+        WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
+    END IF;
+"""
+
 # --- Heartbeats of workers ----------------------------------------------------------------------
 
 # A worker is alive, for how long, and how busy: on the whole, and with each of the tenants it works
@@ -140,7 +180,17 @@ def _changed_functions() -> list[str]:
             unfinished,
         ),
         before._amended(accept, (_part(accept, tasks, "position)) t;\n"), _CARRIED)),
-        before._amended(end, unfinished),
+        before._amended(
+            end,
+            (_part(end, "    UPDATE tasks SET", "'running');\n"), _ENDED_TASKS),
+            (
+                "    r runs%ROWTYPE;\n",
+                (
+                    "    r runs%ROWTYPE;\n    v_count integer;\n"
+                    '    v_why jsonb := \'{"code": "cancelled", "message": "parent-ended"}\';\n'
+                ),
+            ),
+        ),
     ]
 
 

@@ -180,3 +180,34 @@ async def test_what_nobody_dispatches_again_ends_too(
         swarm.assert_whole(frames, "run.failed" if why == "run given up" else "run.cancelled")
         assert ended == {"completed": 1, "cancelled": 3}
         assert len(model.requests) == asked
+
+
+async def test_a_run_that_no_worker_has_ends_with_all_its_tasks(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    """The database ends it by itself, and says of each task what a worker would have."""
+    model.decide = swarm.plays(TREE)
+    async with running(configured(), database_url, worker=True) as bottega:
+        await define_tree(bottega)
+        run_id = await swarm.start(bottega.client)
+        await until(bottega, running=2, queued=1, completed=1)
+    async with running(configured(), database_url) as bottega:
+        answer = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+        assert answer.json()["status"] == "cancelled"
+        frames = await watch(bottega.port, run_id)
+        tasks = await swarm.tasks_of(bottega.client, run_id)
+    swarm.assert_whole(frames, "run.cancelled")
+    cut = {task["id"]: task for task in tasks if task["status"] == "cancelled"}
+    assert len(cut) == 3
+    for frame in frames:
+        if frame["type"] == "subagent.cancelled":
+            task, data = cut[frame["task_id"]], frame["data"]
+            assert task["error"] == data["error"]
+            assert task["error"] == {"code": "cancelled", "message": "parent-ended"}
+            assert task["duration_ms"] == data["duration_ms"] > 0
+            assert (frame["agent"], frame["parent_task_id"]) == (task["agent"], task["parent_id"])
+    called = [frame["task_id"] for frame in frames if frame["type"] == "llm.completed"]
+    spent = {f["task_id"]: f["data"]["token_usage"] for f in frames if "token_usage" in f["data"]}
+    assert {task: usage["output"] > 0 for task, usage in spent.items()} == {
+        task: task in called for task in spent
+    }
