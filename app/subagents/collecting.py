@@ -19,6 +19,7 @@ class Collector:
     def __init__(self, registry: "SubagentRegistry") -> None:
         self._registry = registry
         self._timer: asyncio.TimerHandle | None = None
+        self._collected_at = float("-inf")
 
     def start(self) -> None:
         self.stop()
@@ -37,11 +38,18 @@ class Collector:
         except Exception:
             logger.exception("collecting finished tasks failed")
 
+    def look(self) -> None:
+        """See :meth:`SubagentRegistry.tidy`."""
+        if self._timer is None and (
+            self._registry.scheduler.now() - self._collected_at >= self._registry.limits.gc_interval
+        ):
+            self.collect()
+
     def collect(self) -> int:
         """See :meth:`SubagentRegistry.collect`."""
         registry = self._registry
         limits = registry.limits
-        now = registry.scheduler.now()
+        now = self._collected_at = registry.scheduler.now()
         for parent in registry.parents():
             if not parent.ended and not parent.alive():
                 registry.end_parent(parent, ORPHANED)

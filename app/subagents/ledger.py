@@ -14,8 +14,9 @@ from app.agents.recording import Query
 from app.errors import BudgetExhaustedError
 
 MAX_OUTPUT = 4096
-"""Tokens that an answer is expected to have at most. A model is held to it, and to less, only where
-an account has no more to give."""
+"""Tokens that an answer is expected to have at most."""
+PLENTY = 16 * MAX_OUTPUT
+"""A model is held to what is reserved for it wherever an account has less than this to give."""
 MIN_OUTPUT = 16
 _CHARACTERS_PER_TOKEN = 3
 _PER_MESSAGE = 4
@@ -86,8 +87,8 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
     Raises:
         BudgetExhaustedError: however long it waited, an account has not enough.
     """
-    wanted = sent + MAX_OUTPUT
     tightest: Account | None = None
+    free = MAX_OUTPUT
     for account in accounts:
         if account.limit is None:
             continue
@@ -97,12 +98,12 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
                 f"and the next model call takes about {sent}",
                 code=account.code,
             )
-        left = account.limit - account.spent - account.reserved
-        if left < wanted:
-            wanted, tightest = left, account
-    if tightest is not None and wanted < sent + MIN_OUTPUT:
+        left = account.limit - account.spent - account.reserved - sent
+        if left < free:
+            free, tightest = left, account
+    if tightest is not None and free < MIN_OUTPUT:
         return tightest
-    return wanted - sent
+    return free
 
 
 @asynccontextmanager
@@ -116,10 +117,11 @@ async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int 
     """
     while isinstance(most := grant(accounts, sent), Account):
         await most.changed()
+    tight = any(account.left is not None and account.left < PLENTY for account in accounts)
     for account in accounts:
         account.reserved += sent + most
     try:
-        yield None if most == MAX_OUTPUT else most
+        yield most if tight else None
     finally:
         for account in accounts:
             account.give_back(sent + most)

@@ -360,6 +360,10 @@ class SubagentRegistry:
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
 
+    def tidy(self) -> None:
+        """Collect if it is time to, and nobody has called :meth:`start`."""
+        self._collector.look()
+
     def collect(self) -> int:
         """Remove what nobody will ask for, end what lost its parent or its timer; answers how many
         tasks were removed. The one operation that looks at all tasks."""

@@ -42,6 +42,7 @@ class SubagentScheduler:
         self._queue: TakeQueue
         self.registry: SubagentRegistry
         self._running: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._pumping: asyncio.Handle | None = None
         self._resizing: asyncio.TimerHandle | None = None
         self._resized_at = float("-inf")
@@ -110,6 +111,10 @@ class SubagentScheduler:
 
     def enqueue(self, handle: SubagentHandle) -> None:
         """Let a task wait for a slot."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # timers of one that is over come to nothing
+            self.stop()
+            self._loop = loop
         self.circuits.enqueued(handle)
         self.push(handle)
 
@@ -274,6 +279,9 @@ class SubagentScheduler:
             self._mean_s = took if mean is None else mean + _SMOOTHING * (took - mean)
 
     def _time_out(self, handle: SubagentHandle) -> None:
+        owner = handle.parent.owner
+        if owner is not None and owner.deadline is not None and owner.deadline <= self.now():
+            self._time_out(owner)  # both at once: the one above is what ends
         if handle.status.is_final:
             return
         error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"

@@ -369,6 +369,7 @@ def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
         return swarm
     if query.parent is not None:
         return scope_of(query.parent, registry).swarm
+    registry.tidy()
     return Swarm(registry)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from app.agents import BaseAgent
 from app.agents.current import next_query
+from app.subagents.limits import SubagentLimits
 from app.subagents.registry import SubagentRegistry
 from tests.domain.subagents import (
     Model,
@@ -117,3 +118,27 @@ def test_a_task_that_is_over_keeps_its_answer_and_not_its_agent() -> None:
         assert left == [None]
 
     run_virtual(run())
+
+
+def test_a_registry_serves_one_loop_after_another_and_keeps_nothing_for_ever() -> None:
+    """As ``execute_query`` needs it, which makes a loop for each query."""
+    where = registry(SubagentLimits(gc_interval=0.0, gc_ttl=0.0), min_workers=1, max_workers=3)
+    for _ in range(3):
+        model = Model(go=[[dispatch("a"), dispatch("b")], await_all, "both"], a=["A"], b=["B"])
+        response = coordinator(model, where).execute_query("go")
+        assert response.content == "both"
+        assert where.total_count <= 2
+
+
+def test_a_loop_that_ends_before_a_slot_is_given_out_holds_nothing_up() -> None:
+    where = registry()
+
+    def fails(messages: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinator(Model(go=[dispatch("a"), fails], a=["A"]), where).execute_query("go")
+    response = coordinator(Model(go=[dispatch("b"), await_all, "b"], b=["B"]), where).execute_query(
+        "go"
+    )
+    assert response.content == "b"
