@@ -181,7 +181,7 @@ async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
     }
     mine, other = [await holder(database_url, name) for name in ("mine", "other")]
     async with (
-        running(configured(), database_url, worker=True) as bottega,
+        running(configured(requests_per_s=1e6), database_url, worker=True) as bottega,
         mine.client(bottega) as client,
         other.client(bottega) as stranger,
     ):

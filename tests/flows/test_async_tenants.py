@@ -31,6 +31,7 @@ async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
         update={
             "openai_base_url": model.base_url,
             "drain_grace_s": 0.0,
+            "requests_per_s": 1e6,  # it looks at the scheduler until that shows all
             "subagent_min_workers": 2,
             "subagent_max_workers": 2,
         }
