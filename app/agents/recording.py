@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID, uuid5
 
 from app.agents.messages import (
     AgentUsage,
@@ -25,6 +26,18 @@ from app.graph.shared_memory import MemoryItem, Publication
 if TYPE_CHECKING:
     from app.agents.base import BaseAgent
     from app.agents.tools import ToolBase
+
+
+Path = tuple[tuple[int, int], ...]
+"""The way from one query down to another: per step (model call, index of the tool call)."""
+
+
+def task_id_at(root: UUID, path: Path) -> UUID:
+    """The id of the query at the end of a path that begins at ``root``: a UUIDv5 of (parent, model
+    call, index) for each step, and so the same whenever it is come to again."""
+    for call, index in path:
+        root = uuid5(root, f"{call}:{index}")
+    return root
 
 
 class BackgroundTask(Protocol):
@@ -76,7 +89,7 @@ class Query:
     messages: tuple[StandardMessage, ...]
     recorder: "Recorder"
     parent: "Query | None" = None
-    path: tuple[tuple[int, int], ...] = ()
+    path: Path = ()
     tool_call: ToolCall | None = None
     iteration: int = 0
     model_calls: int = 0

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.agents.messages import AssistantMessage, ToolResult
+from app.agents.recording import task_id_at
 from app.agents.subagent import question_of
 from app.db.tables import run_events, tasks
 from app.errors import NotFoundError
@@ -178,7 +179,7 @@ async def _asked(
     namespace = parent or run["task_root"] or run["id"]
     for call, made in await connection.execute(answers):
         for index, tool_call in enumerate(made or ()):
-            if uuid5(namespace, f"{call}:{index}") != task_id:
+            if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
             # As it was carried out: a hook may have changed what the model wrote.
             started = select(run_events.c.data["arguments"]).where(

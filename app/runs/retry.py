@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import asyncpg
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.agents.recording import task_id_at
 from app.db.tables import runs
 from app.errors import ConflictError
 from app.events import log
@@ -226,7 +227,7 @@ def _is_look(event: Event) -> bool:
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
     """Of each task that a model asked for, the call by which it did."""
     return {
-        uuid5(event.task_id or task_root, f"{event.data['call']}:{index}"): (
+        task_id_at(event.task_id or task_root, ((event.data["call"], index),)): (
             event.task_id,
             event.data["call"],
             call["id"],

@@ -216,7 +216,7 @@ class JournalListener:
                 self._add(handle, kind, data)
                 return
         seq = self._add(handle, kind, data)
-        if fields.get("answer_seq") == 0:
+        if "output" in data:
             fields["answer_seq"] = seq
         if self._journal.is_new(seq):
             self._row(handle, **fields)
@@ -239,7 +239,7 @@ class JournalListener:
         answer = self._recorder.answered.pop(handle.task_id, None)
         if answer is not None:
             return data | {"answer_seq": answer}, fields
-        return data | {"output": handle.final_output}, fields | {"answer_seq": 0}
+        return data | {"output": handle.final_output}, fields
 
     def _stopped(self, handle: SubagentHandle) -> None:
         """Whatever of the task is under way comes to no end of its own."""

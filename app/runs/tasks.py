@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from app.agents.base import BaseAgent
 from app.agents.messages import AgentUsage
-from app.agents.recording import Query
+from app.agents.recording import Path, Query, task_id_at
 from app.events.types import EventType, RunStatus
 from app.runs.journal import Journal
 
 T = TypeVar("T")
-Path = tuple[tuple[int, int], ...]
 Error = dict[str, str]
 
 CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
@@ -44,8 +43,7 @@ class Tasks:
 
     def id_at(self, path: Path) -> UUID | None:
         if path not in self._ids:
-            call, index = path[-1]
-            self._ids[path] = uuid5(self.id_at(path[:-1]) or self.root, f"{call}:{index}")
+            self._ids[path] = task_id_at(self.id_at(path[:-1]) or self.root, path[-1:])
         return self._ids[path]
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:

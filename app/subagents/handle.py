@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from app.agents.messages import AgentUsage, Usage
+from app.agents.recording import Path
 from app.graph.shared_memory import Publication
 from app.subagents.ledger import Account
 from app.subagents.limits import SubagentLimits
@@ -15,8 +16,6 @@ from app.subagents.queue import Entry
 from app.subagents.states import SubagentStatus
 
 MAX_PARTIAL_OUTPUT = 10_000
-
-Path = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +149,7 @@ class SubagentHandle:
         kind: tasks of one kind share a circuit breaker.
         work: does what the task is there for; run by the scheduler.
         attempt: 1, and one more each time it is rebuilt after a crash.
+        queue_position: at its dispatch, how many of its tenant's ready tasks were to go before it.
         deadline: set when it first runs.
         partial_output: the last 10,000 characters of what its model said.
         token_usage: also of tasks that failed.
@@ -180,6 +180,7 @@ class SubagentHandle:
     context: contextvars.Context
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1
+    queue_position: int = 0
     started_at: float | None = None
     deadline: float | None = None
     partial_output: str = ""

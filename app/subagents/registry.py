@@ -105,7 +105,7 @@ class SubagentRegistry:
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
         self.scheduler.enqueue(handle)
-        position = self.scheduler.position(handle)
+        handle.queue_position = position = self.scheduler.position(handle)
         handle.parent.listener.happened(handle, "dispatched", {"queue_position": position})
         return handle
 

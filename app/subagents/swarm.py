@@ -6,17 +6,17 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
-from uuid import UUID, uuid4, uuid5
+from uuid import UUID, uuid4
 from weakref import WeakSet
 
 from app.agents.current import current_call
 from app.agents.messages import Usage
-from app.agents.recording import Query
+from app.agents.recording import Path, Query, task_id_at
 from app.agents.tools import ToolBase
 from app.errors import InvalidInputError
 from app.subagents.file_tools import file_tools
 from app.subagents.files import VirtualFileSystem
-from app.subagents.handle import Listener, Parent, Past, Path, SubagentHandle
+from app.subagents.handle import Listener, Parent, Past, SubagentHandle
 from app.subagents.ledger import Account, estimate, reserved
 from app.subagents.limits import SubagentLimits
 from app.subagents.plugins import PluginContext, TaskOutcome, after_complete
@@ -147,14 +147,7 @@ class Swarm:
 
     def tell_plugins(self, handle: SubagentHandle) -> None:
         """A task is over."""
-        parent = handle.parent
-        context = PluginContext(
-            run_id=handle.run_id,
-            tenant_id=handle.tenant_id,
-            parent_id=parent.parent_id,
-            depth=handle.depth,
-            agent=parent.agent,
-        )
+        context = context_of(handle.parent)
         outcome = TaskOutcome(
             task_id=handle.task_id,
             status=handle.status,
@@ -187,11 +180,15 @@ class Swarm:
             await asyncio.wait(list(self._told))
 
 
-def task_id_at(root: UUID, path: Path) -> UUID:
-    """A UUIDv5 of (parent, model call, index of the tool call) for each step of the path."""
-    for call, index in path:
-        root = uuid5(root, f"{call}:{index}")
-    return root
+def context_of(parent: Parent) -> PluginContext:
+    """What plugins are told of whoever dispatches."""
+    return PluginContext(
+        run_id=parent.run_id,
+        tenant_id=parent.tenant_id,
+        parent_id=parent.parent_id,
+        depth=parent.depth,
+        agent=parent.agent,
+    )
 
 
 class _Told:

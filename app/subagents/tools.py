@@ -17,7 +17,6 @@ from app.subagents.handle import DispatchParams, SubagentHandle
 from app.subagents.limits import SubagentLimits
 from app.subagents.plugins import (
     DispatchRequest,
-    PluginContext,
     Refused,
     Skip,
     before_dispatch,
@@ -26,7 +25,7 @@ from app.subagents.plugins import (
 from app.subagents.registry import SubagentRegistry
 from app.subagents.reports import as_id, find, report
 from app.subagents.shared_context import Workspace
-from app.subagents.swarm import DispatchingTool, QueryScope, scope_of
+from app.subagents.swarm import DispatchingTool, QueryScope, context_of, scope_of
 from app.subagents.waiting import Mode
 
 TaskIds = Annotated[
@@ -237,14 +236,7 @@ class DispatchTool(_SubagentTool):
             priority=arguments.priority,
             metadata=arguments.metadata,
         )
-        context = PluginContext(
-            run_id=scope.swarm.run_id,
-            tenant_id=scope.swarm.tenant_id,
-            parent_id=scope.parent.parent_id,
-            depth=scope.parent.depth,
-            agent=scope.parent.agent,
-        )
-        return await before_dispatch(scope.swarm.plugins, context, request)
+        return await before_dispatch(scope.swarm.plugins, context_of(scope.parent), request)
 
 
 def _params(
@@ -263,7 +255,7 @@ def _params(
 
 
 def _dispatched(handle: SubagentHandle, registry: SubagentRegistry) -> dict[str, Any]:
-    position = registry.scheduler.position(handle)
+    position = handle.queue_position
     answer = {"task_id": str(handle.task_id), "status": "queued", "queue_position": position}
     if (start := registry.scheduler.estimated_start_ms(position)) is not None:
         answer["estimated_start_ms"] = start
