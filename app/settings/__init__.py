@@ -4,18 +4,18 @@ import ipaddress
 import os
 import re
 from base64 import b64decode
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal
 from urllib.parse import unquote
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from app.errors import InvalidInputError
 from app.redaction import Redactor
-from app.subagents.limits import SchedulerOptions, SubagentLimits
+from app.settings.memory import MemorySettings
+from app.settings.subagents import SubagentSettings
 from app.tools.secrets import TenantSecrets
 
 DEMO_MODEL_NAME = "demo"
@@ -26,13 +26,8 @@ _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]
 _ESCAPED = re.compile(r"\\(.)")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
-T = TypeVar("T", SubagentLimits, SchedulerOptions)
-_Count = Annotated[int, Field(ge=1, le=1_000_000)]
-_Seconds = Annotated[float, Field(gt=0, le=604_800)]
-_Share = Annotated[float, Field(ge=0, le=1)]
 
-
-class Settings(BaseSettings):
+class Settings(MemorySettings, SubagentSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
     Names that other tools already share keep theirs: ``DATABASE_URL``, ``OPENAI_API_KEY``,
@@ -162,82 +157,19 @@ class Settings(BaseSettings):
     cors_origins: Annotated[
         list[str],
         NoDecode,
-        Field(description="Origins whose web pages may use the API: https://app.example.com"),
-    ] = []
+        Field(
+            default_factory=list,
+            description="Origins whose web pages may use the API: https://app.example.com",
+        ),
+    ]
     egress_allow: Annotated[
         list[str],
         NoDecode,
-        Field(description="Hosts, addresses, CIDRs that tools may reach though not public."),
-    ] = []
-    # Of asynchronous sub-agents. Those of a parent are what its agent's own limits may lower.
-    subagent_max_concurrent: Annotated[
-        _Count, Field(description="Tasks of one parent that run at a time; others wait.")
-    ] = 5
-    subagent_max_queued: Annotated[
-        _Count, Field(description="Tasks of one parent that may wait beyond those.")
-    ] = 20
-    subagent_max_total_tokens: Annotated[
-        int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
-    ] = 500_000
-    subagent_max_concurrent_global: Annotated[
-        _Count, Field(description="Tasks of a worker process that run at a time.")
-    ] = 50
-    subagent_max_queue_size: Annotated[
-        _Count, Field(description="Tasks of a worker process that may wait.")
-    ] = 100
-    subagent_max_depth: Annotated[
-        int, Field(ge=1, le=20, description="How many tasks may stand one below the other.")
-    ] = 3
-    subagent_default_timeout: Annotated[
-        _Seconds, Field(description="Seconds that a task may run which asks for no other time.")
-    ] = 300.0
-    subagent_max_timeout: Annotated[
-        _Seconds, Field(description="Seconds that a task may run at most.")
-    ] = 600.0
-    subagent_max_steps_per_subagent: Annotated[
-        int, Field(ge=1, le=1000, description="Model calls of one task, at most.")
-    ] = 20
-    subagent_gc_ttl: Annotated[
-        float, Field(ge=0, le=86_400, description="Seconds that a finished, read task is kept.")
-    ] = 60.0
-    subagent_gc_interval: Annotated[
-        _Seconds, Field(description="Seconds between two looks for tasks to be forgotten.")
-    ] = 30.0
-    subagent_tenant_max_concurrent: Annotated[
-        _Count | None,
-        Field(description="Tasks of a tenant per worker that run at a time. Unset: the pool's."),
-    ] = None
-    subagent_tenant_max_queued: Annotated[
-        _Count | None,
-        Field(description="Tasks of a tenant per worker that may wait. Unset: half the queue."),
-    ] = None
-    subagent_min_workers: Annotated[
-        _Count, Field(description="Slots for tasks in a worker process, at least.")
-    ] = 50
-    subagent_max_workers: Annotated[
-        _Count, Field(description="Slots for tasks in a worker process, at most.")
-    ] = 50
-    subagent_scale_up_threshold: Annotated[
-        _Share, Field(description="With a larger share of its slots busy, the pool grows.")
-    ] = 0.8
-    subagent_scale_down_threshold: Annotated[
-        _Share, Field(description="With a smaller share of its slots busy, the pool shrinks.")
-    ] = 0.3
-    subagent_resize_cooldown: Annotated[
-        _Seconds, Field(description="Seconds between two resizes of the pool, at least.")
-    ] = 10.0
-    subagent_ageing_interval: Annotated[
-        _Seconds, Field(description="Seconds in which a waiting task gains one priority.")
-    ] = 5.0
-    subagent_failure_threshold: Annotated[
-        _Count, Field(description="Failures of a kind of task that open its circuit breaker.")
-    ] = 3
-    subagent_monitor_window: Annotated[
-        _Seconds, Field(description="Seconds within which those failures count.")
-    ] = 60.0
-    subagent_reset_timeout: Annotated[
-        _Seconds, Field(description="Seconds until an open breaker lets one task through.")
-    ] = 30.0
+        Field(
+            default_factory=list,
+            description="Hosts, addresses, CIDRs that tools may reach though not public.",
+        ),
+    ]
     log_level: Annotated[
         str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
     ] = "info"
@@ -304,19 +236,6 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        for least, most in (
-            ("subagent_min_workers", "subagent_max_workers"),
-            ("subagent_scale_down_threshold", "subagent_scale_up_threshold"),
-        ):
-            if getattr(self, least) > getattr(self, most):
-                raise ValueError(
-                    f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, which is more than "
-                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it, or raise that"
-                )
-        return self
-
     @property
     def on_loopback(self) -> bool:
         """Only this machine can reach the API."""
@@ -330,19 +249,6 @@ class Settings(BaseSettings):
             "queued_runs": self.queued_runs,
             "tokens_per_day": self.tokens_per_day,
         }
-
-    @property
-    def subagent_limits(self) -> SubagentLimits:
-        """What asynchronous sub-agents are kept to."""
-        return self._subagents(SubagentLimits)
-
-    @property
-    def subagent_options(self) -> SchedulerOptions:
-        """How a worker's pool, queue and breakers of asynchronous sub-agents behave."""
-        return self._subagents(SchedulerOptions)
-
-    def _subagents(self, kind: type[T]) -> T:
-        return kind(**{each.name: getattr(self, f"subagent_{each.name}") for each in fields(kind)})
 
     @property
     def uses_demo_model(self) -> bool:
