@@ -1,0 +1,1 @@
+"""What memory finds, and what that costs. ``python -m benchmarks.memory``."""

@@ -1,0 +1,66 @@
+"""What the memory benchmark measures with: its corpus, and its measures."""
+
+import pytest
+
+from app.memory.embeddings import features, stem, words
+from benchmarks.memory.corpus import LATEST_DAYS, corpus
+from benchmarks.memory.intents import failures, intents
+from benchmarks.memory.measures import interval, measured
+
+SMALL = {"size": 400, "per_class": 4}
+
+
+def content(text: str) -> set[str]:
+    """The stems of what is not a stop word: a stop word has a single feature."""
+    bag = words(text.replace("{e}", ""))
+    return {stem(word) for word in bag if len(features(word)) > 4}
+
+
+def test_what_is_asked_in_other_words_shares_none_with_what_is_stored() -> None:
+    for intent in intents():
+        stored, asked = (
+            {word for phrase in phrases for word in content(phrase)}
+            for phrases in (intent.stored, intent.asked)
+        )
+        assert not stored & asked, intent.key
+
+
+def test_every_domain_has_ways_to_fail() -> None:
+    assert {each.domain for each in failures()} == {each.domain for each in intents()}
+
+
+def test_the_same_seed_gives_the_same_corpus_and_another_one_another() -> None:
+    assert corpus(3, **SMALL) == corpus(3, **SMALL)
+    assert corpus(3, **SMALL).episodes != corpus(4, **SMALL).episodes
+
+
+def test_each_question_has_an_answer_and_those_of_its_class() -> None:
+    made = corpus(5, **SMALL)
+    assert len(made.episodes) == SMALL["size"]
+    for query in made.queries:
+        relevant = [made.episodes[number] for number in query.relevant]
+        assert relevant
+        if query.name == "latest":
+            assert max(told.age_days for told in relevant) <= LATEST_DAYS
+        if query.name == "old":
+            assert min(told.age_days for told in relevant) >= 150
+        if query.name == "identifier":
+            assert {told.ticket in query.text for told in relevant} == {True}
+        if query.failures_only:
+            assert {told.outcome for told in relevant} == {"FAILURE"}
+
+
+def test_measures_of_a_ranking() -> None:
+    perfect = measured([1, 2, 3], {1, 2, 3})
+    assert (perfect.recall5, perfect.recall10, perfect.ndcg10, perfect.any10) == (1, 1, 1, 1)
+    half = measured([9, 1, 8, 7, 6, 2], {1, 2})
+    assert (half.recall5, half.recall10, half.any10) == (0.5, 1, 1)
+    assert half.ndcg10 == pytest.approx((1 / 1.58496 + 1 / 2.80735) / (1 + 1 / 1.58496), abs=1e-4)
+    assert measured([9], {1}).any10 == 0
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_more_values() -> None:
+    low, high = interval([0, 1] * 20)
+    assert low < 0.5 < high
+    narrow_low, narrow_high = interval([0, 1] * 200)
+    assert narrow_high - narrow_low < high - low
