@@ -1,0 +1,108 @@
+"""What kind of failure an error is: page 4, M12."""
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.signature import LONGEST_SIGNATURE, failure_signature
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
+WORDS = st.lists(st.sampled_from(["no", "answer", "from", "it", "can't", "after", "in"]))
+
+
+QUOTES = "\"'`«»\u2018\u2019\u201c\u201d\uff02\uff07\uff40"
+HEX = st.text("0123456789abcdef", min_size=8, max_size=40)
+ABOUT = {
+    "numbers": st.one_of(
+        st.integers().map(str),
+        st.integers(0).map("{:,}".format),
+        st.floats(0, 1e6).map("{:.2f}".format),
+        st.text("٠١٢٣٤٥٦٧٨٩", min_size=1, max_size=5),
+    ),
+    "ids": st.one_of(
+        st.uuids().map(str),
+        HEX,
+        HEX.map(str.upper),
+        st.integers(0, 10**6).map("req_{}".format),
+        st.from_regex("[A-Za-z]{0,9}[0-9][A-Za-z0-9]{0,9}", fullmatch=True),
+    ),
+    "durations": st.tuples(
+        st.integers(0, 10**5), st.sampled_from(["s", " s", "ms", " ms", " seconds", " minuti", "h"])
+    ).map(lambda pair: f"{pair[0]}{pair[1]}"),
+    "times": st.datetimes().flatmap(
+        lambda at: st.sampled_from([at.isoformat(), at.isoformat(" "), at.isoformat() + "Z"])
+    ),
+    "paths": st.from_regex(r"(~|\.\.?)?(/[a-z0-9_.-]{0,7}[a-zA-Z0-9]){1,4}/?", fullmatch=True),
+    "hosts": st.one_of(
+        st.from_regex(r"[a-z]{1,9}(\.[a-z0-9-]{1,5}[a-z]){1,3}(:[0-9]{2,5})?", fullmatch=True),
+        st.ip_addresses().map(str).filter(lambda address: address[-1] != ":"),
+        st.just("localhost"),
+    ),
+    "URLs": st.from_regex(
+        r"https?://[a-z.]{1,9}(/[a-z0-9]{0,5}){0,3}(\?q=[0-9]{1,4})?", fullmatch=True
+    ),
+    "quoted texts": st.text(
+        st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=QUOTES)
+    ).flatmap(
+        lambda text: st.sampled_from([f'"{text}"', f"'{text}'", f"\u201c{text}\u201d", f"«{text}»"])
+    ),
+}
+
+
+@pytest.mark.parametrize("sort", ABOUT)
+@given(data=st.data())
+def test_what_an_error_is_about_makes_no_difference(sort: str, data: st.DataObject) -> None:
+    before, after = (" ".join(data.draw(WORDS)) for _ in range(2))
+    one, other = (
+        failure_signature("TimeoutError", f"{before} {data.draw(ABOUT[sort])}, {after}", "fetch")
+        for _ in range(2)
+    )
+    assert one == other
+
+
+@given(ANY_TEXT, ANY_TEXT, st.none() | ANY_TEXT)
+def test_any_texts_give_a_short_one_that_can_be_stored_and_read(
+    error_type: str, message: str, tool: str | None
+) -> None:
+    signature = failure_signature(error_type, message, tool)
+    assert 0 < len(signature) <= LONGEST_SIGNATURE
+    assert signature.isprintable()
+    assert signature.encode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ("TimeoutError", "timed out after 30 s", "fetch"),
+            "timeout_error @fetch: timed out after #",
+        ),
+        (("builtins.KeyError", "'user_7'"), "key_error: <text>"),
+        (("ValueError", "ValueError: not a number: 12x"), "value_error: not a number: #"),
+        (("model_error", "no answer\n\n from 10.0.0.7:443"), "model_error: no answer from <name>"),
+        (("E", f"run {UUID(int=7)} can't read /tmp/a.txt"), "e: run # can't read <path>"),
+        (("E", "found [1, 2, 3] at 2026-11-21 10:00:00"), "e: found [#] at #"),
+        (("E", "error:404 from https://a.b/c?d=1: gone"), "e: error:# from <url> gone"),
+        (("", ""), "error"),
+    ],
+)
+def test_it_can_be_read(arguments: tuple[str, ...], expected: str) -> None:
+    assert failure_signature(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("TimeoutError", "x", None), ("ConnectionError", "x", None)),
+        (("E", "connection refused", None), ("E", "connection reset", None)),
+        (("E", "x", "fetch"), ("E", "x", "search")),
+        (("E", "x", "fetch"), ("E", "x", None)),
+        (("E", "3 failed", None), ("E", "none failed", None)),
+    ],
+)
+def test_another_kind_has_another(
+    one: tuple[str, str, str | None], other: tuple[str, str, str | None]
+) -> None:
+    assert failure_signature(*one) != failure_signature(*other)

@@ -1,0 +1,55 @@
+"""Stages by age: page 4, M15."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidInputError
+from app.memory.stages import Ages, Stage
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+AGES = Ages()
+
+
+@pytest.mark.parametrize(
+    ("days", "stage"),
+    [
+        (-1, Stage.ACTIVE),
+        (0, Stage.ACTIVE),
+        (30, Stage.ACTIVE),
+        (30.01, Stage.MATURE),
+        (180, Stage.MATURE),
+        (180.01, Stage.AGED),
+        (365, Stage.AGED),
+        (365.01, Stage.ARCHIVED),
+        (40_000, Stage.ARCHIVED),
+    ],
+)
+def test_age_says_the_stage(days: float, stage: Stage) -> None:
+    assert AGES.stage(NOW - timedelta(days=days), NOW) is stage
+
+
+@given(st.timedeltas(timedelta(0), timedelta(days=1000)))
+def test_what_is_older_than_a_stage_s_beginning_is_in_it_or_in_a_later_one(age: timedelta) -> None:
+    order = list(Stage)
+    reached = order.index(AGES.stage(NOW - age, NOW))
+    for place, stage in enumerate(order[1:], 1):
+        assert (NOW - age < AGES.begins(stage, NOW)) == (reached >= place)
+
+
+def test_what_was_deleted_is_kept_for_a_while() -> None:
+    assert not AGES.purged(NOW - timedelta(days=30), NOW)
+    assert AGES.purged(NOW - timedelta(days=30, seconds=1), NOW)
+
+
+@pytest.mark.parametrize("days", [(31.0, 30.0, 365.0), (30.0, 400.0, 365.0), (-1.0, 30.0, 365.0)])
+def test_ages_that_do_not_rise_are_refused(days: tuple[float, float, float]) -> None:
+    with pytest.raises(InvalidInputError, match="must rise"):
+        Ages(*days)
+
+
+def test_nothing_is_kept_for_a_negative_time() -> None:
+    with pytest.raises(InvalidInputError):
+        Ages(deleted_days=-1)
