@@ -1,0 +1,214 @@
+"""The score of an episode: page 4, M13."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from math import exp, inf, isfinite, log1p, nan
+from typing import get_args
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.scoring import Candidate, Normalisation, Parts, ScoringOptions, score
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+OPTIONS = ScoringOptions()
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+
+measures = st.none() | st.floats(-1, 1) | st.sampled_from([nan, inf, -inf, 0.0, 1.0])
+candidates = st.builds(
+    Candidate,
+    episode_id=st.uuids(),
+    at=st.integers(-(10**6), 10**9).map(lambda s: NOW - timedelta(seconds=s)),
+    outcome=st.sampled_from(["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]),
+    domain=st.none() | st.sampled_from(["code", "law"]),
+    access_count=st.integers(0, 10**12),
+    cosine=measures,
+    lexical=measures.map(lambda value: value if value is None else abs(value)),
+)
+lists = st.lists(candidates, max_size=40, unique_by=lambda each: each.episode_id)
+options = st.builds(
+    ScoringOptions,
+    normalisation=st.sampled_from(NORMALISATIONS),
+    normalise_recency=st.booleans(),
+)
+domains = st.none() | st.sampled_from(["code", "law"])
+
+
+def candidate(
+    number: int = 1,
+    cosine: float | None = None,
+    lexical: float | None = None,
+    *,
+    days: float = 10_000,
+    outcome: str = "FAILURE",
+    domain: str | None = None,
+    accesses: int = 0,
+) -> Candidate:
+    at = NOW - timedelta(days=days)
+    return Candidate(UUID(int=number), at, outcome, domain, accesses, cosine, lexical)
+
+
+def parts(*given: Candidate, **changed: object) -> dict[int, Parts]:
+    chosen = replace(OPTIONS, **changed)  # type: ignore[arg-type]
+    return {s.candidate.episode_id.int: s.parts for s in score(given, chosen, NOW, "code")}
+
+
+class TestAlways:
+    @given(lists, options, domains)
+    def test_terms_add_up_and_stay_within_their_weights(
+        self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None
+    ) -> None:
+        for each in score(given_, chosen, NOW, domain):
+            p = each.parts
+            assert isfinite(each.score)
+            terms = (p.similarity, p.recency, p.success, p.accesses, p.domain)
+            assert each.score == sum(terms)
+            assert (-0.5 if chosen.normalisation == "raw" else 0) <= p.similarity <= 0.5
+            assert 0 <= p.recency <= 0.2
+            assert 0 <= p.accesses <= 0.1
+            assert p.success in (0, 0.15)
+            assert p.domain in (0, 0.05)
+
+    @given(lists, options, domains, st.randoms())
+    def test_none_is_lost_and_the_order_given_makes_no_difference(
+        self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None, random: object
+    ) -> None:
+        shuffled = list(given_)
+        random.shuffle(shuffled)  # type: ignore[attr-defined]
+        result = score(given_, chosen, NOW, domain)
+        assert repr(result) == repr(score(shuffled, chosen, NOW, domain))  # NaN is not itself
+        assert sorted(s.candidate.episode_id for s in result) == sorted(
+            c.episode_id for c in given_
+        )
+        keys = [(-s.score, s.candidate.episode_id) for s in result]
+        assert keys == sorted(keys)
+
+    @given(lists, options, domains)
+    def test_who_is_at_least_as_good_in_everything_scores_no_less(
+        self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None
+    ) -> None:
+        known = [c for c in given_ if None not in (c.cosine, c.lexical)]
+        known = [c for c in known if isfinite(c.cosine or 0) and isfinite(c.lexical or 0)]
+        found = {s.candidate.episode_id: s.score for s in score(known, chosen, NOW, domain)}
+        for one in known:
+            for other in known:
+                better = (
+                    (one.cosine or 0) >= (other.cosine or 0)
+                    and (one.lexical or 0) >= (other.lexical or 0)
+                    and (one.at, one.access_count) >= (other.at, other.access_count)
+                    and (one.outcome, one.domain) == (other.outcome, other.domain)
+                )
+                if better:
+                    assert found[one.episode_id] >= found[other.episode_id] - 1e-12
+
+    @given(lists, domains)
+    def test_a_scale_and_an_offset_of_cosines_make_no_difference_to_minmax(
+        self, given_: list[Candidate], domain: str | None
+    ) -> None:
+        """What an embedder's cosines lie between says nothing."""
+        rounded = [
+            replace(c, cosine=round(c.cosine, 3) if c.cosine and isfinite(c.cosine) else 0.0)
+            for c in given_
+        ]
+        moved = [replace(c, cosine=0.7 + 0.2 * (c.cosine or 0)) for c in rounded]
+        before = {s.candidate.episode_id: s.score for s in score(rounded, OPTIONS, NOW, domain)}
+        for each in score(moved, OPTIONS, NOW, domain):
+            assert each.score == pytest.approx(before[each.candidate.episode_id], abs=1e-6)
+
+
+def test_no_candidates_have_no_scores() -> None:
+    assert score([], OPTIONS, NOW, "code") == []
+
+
+class TestTerms:
+    def test_they_are_those_of_the_page(self) -> None:
+        one = candidate(1, 0.9, days=30, outcome="SUCCESS", domain="code", accesses=5)
+        [found] = score([one], OPTIONS, NOW, "code")
+        assert found.parts.similarity == 0.5
+        assert found.parts.recency == pytest.approx(0.2 * exp(-1))
+        assert found.parts.success == 0.15
+        assert found.parts.accesses == pytest.approx(0.1 * log1p(5) / 10)
+        assert found.parts.domain == 0.05
+        assert found.parts.cosine == 0.9
+
+    def test_only_success_has_its_bonus(self) -> None:
+        for outcome in ("PARTIAL", "FAILURE", "CANCELLED"):
+            assert parts(candidate(outcome=outcome))[1].success == 0
+
+    def test_no_domain_is_nobody_s(self) -> None:
+        [found] = score([candidate(domain=None)], OPTIONS, NOW, None)
+        assert found.parts.domain == 0
+
+    def test_accesses_count_up_to_a_bound(self) -> None:
+        assert parts(candidate(accesses=10**9))[1].accesses == 0.1
+
+    def test_what_a_clock_ahead_wrote_is_new(self) -> None:
+        assert parts(candidate(days=-3))[1].recency == 0.2
+
+    def test_weights_are_as_set(self) -> None:
+        found = parts(candidate(cosine=0.4, days=0), similarity=2.0, recency=0.0)[1]
+        assert (found.similarity, found.recency) == (2.0, 0.0)
+
+    def test_recency_may_be_normalised(self) -> None:
+        found = parts(
+            candidate(1, days=400), candidate(2, days=500), candidate(3, days=600),
+            normalise_recency=True,
+        )  # fmt: skip
+        assert (found[1].recency, found[3].recency) == (0.2, 0.0)
+        assert 0 < found[2].recency < 0.2
+
+
+class TestSimilarity:
+    def test_an_old_episode_that_fits_comes_before_a_new_one_that_does_not(self) -> None:
+        """With cosines as they are, 0.78 and 0.7, recency alone would decide."""
+        old, new = candidate(1, 0.78, days=300), candidate(2, 0.7, days=0)
+        assert [s.candidate.episode_id.int for s in score([old, new], OPTIONS, NOW, None)] == [1, 2]
+        raw = replace(OPTIONS, normalisation="raw")
+        assert [s.candidate.episode_id.int for s in score([old, new], raw, NOW, None)] == [2, 1]
+
+    @pytest.mark.parametrize("normalisation", ["minmax", "anchored", "share"])
+    def test_a_weak_embedder_does_not_drag_a_hit_by_words_down(
+        self, normalisation: Normalisation
+    ) -> None:
+        hit, other = candidate(1, 0.11, 0.6), candidate(2, 0.13, 0.0)
+        alone = parts(replace(hit, cosine=None), replace(other, cosine=None))[1]
+        found = parts(hit, other, normalisation=normalisation)[1]
+        assert found.similarity == alone.similarity == 0.5
+
+    def test_what_is_not_embedded_yet_is_judged_by_its_words(self) -> None:
+        found = parts(candidate(1, None, 0.5), candidate(2, 0.8, 0.0), candidate(3, 0.7, 0.25))
+        assert (found[1].similarity, found[1].cosine, found[1].cosine_normalised) == (0.5, None, 0)
+        assert found[2].similarity == 0.5
+        assert found[3].similarity == 0.25
+
+    def test_without_words_the_vectors_decide(self) -> None:
+        found = parts(candidate(1, 0.9), candidate(2, 0.5), candidate(3, 0.1))
+        assert [found[n].similarity for n in (1, 2, 3)] == [0.5, 0.25, 0.0]
+
+    @pytest.mark.parametrize("normalisation", NORMALISATIONS)
+    def test_no_word_in_common_is_no_similarity(self, normalisation: Normalisation) -> None:
+        for found in parts(candidate(1, None, 0.0), candidate(2, None, 0.0)).values():
+            assert found.similarity == 0
+
+    @pytest.mark.parametrize("normalisation", ["minmax", "anchored", "share"])
+    def test_equal_candidates_are_all_the_best(self, normalisation: Normalisation) -> None:
+        found = parts(candidate(1, 0.3), candidate(2, 0.3), normalisation=normalisation)
+        assert found[1].similarity == found[2].similarity == 0.5
+
+    def test_anchored_keeps_close_what_is_close(self) -> None:
+        found = parts(candidate(1, 0.80), candidate(2, 0.79), normalisation="anchored")
+        assert found[2].cosine_normalised == pytest.approx(0.9)
+        far = parts(candidate(1, 0.8), candidate(2, 0.4), normalisation="anchored")
+        assert far[2].cosine_normalised == 0
+
+    def test_raw_is_the_plain_cosine(self) -> None:
+        found = parts(candidate(1, 0.3, 0.9), candidate(2, None, 0.4), normalisation="raw")
+        assert (found[1].similarity, found[2].similarity) == (0.15, 0.2)
+
+    @pytest.mark.parametrize("normalisation", NORMALISATIONS)
+    def test_a_vector_of_zeros_has_no_cosine(self, normalisation: Normalisation) -> None:
+        found = parts(candidate(1, nan), candidate(2, 0.5), normalisation=normalisation)
+        assert found[1].cosine is None
+        assert found[1].similarity == 0
