@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 LOCK_KEY = 4_871_019_201
 """Advisory lock that migrations hold."""
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration. A constant, so that a start need not load Alembic to check it."""
 
 
 def include_object(
     item: object, name: str | None, kind: str, reflected: bool, compare_to: object
 ) -> bool:
-    """Which tables Alembic compares with the models: all of ours (the queue's are not here)."""
+    """What Alembic compares with the models: all of ours (the queue's tables are not here), but for
+    the indexes of vectors, of which there is one for each length that embedders have."""
+    if kind == "index" and name is not None and name.startswith("ix_episode_vectors_task_"):
+        return False
     return not (kind == "table" and name == "alembic_version")
 
 

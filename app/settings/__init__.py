@@ -248,6 +248,7 @@ class Settings(MemorySettings, SubagentSettings):
             "concurrent_runs": self.concurrent_runs,
             "queued_runs": self.queued_runs,
             "tokens_per_day": self.tokens_per_day,
+            "memory_inline_bytes": self.memory_inline_bytes,
         }
 
     @property

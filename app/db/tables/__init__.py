@@ -3,6 +3,19 @@ cross tenants and every such table can be partitioned or distributed by it.
 """
 
 from app.db.tables.definitions import agent_versions, agents, graph_versions, graphs
+from app.db.tables.memory import (
+    episode_bodies,
+    episode_feedback,
+    episode_pending,
+    episode_reflections,
+    episode_search,
+    episode_state,
+    episode_tags,
+    episode_vectors,
+    episodes,
+    memory_indexes,
+    object_trash,
+)
 from app.db.tables.runs import (
     graph_snapshots,
     live_text,
@@ -29,12 +42,23 @@ __all__ = [
     "agents",
     "api_keys",
     "audit_log",
+    "episode_bodies",
+    "episode_feedback",
+    "episode_pending",
+    "episode_reflections",
+    "episode_search",
+    "episode_state",
+    "episode_tags",
+    "episode_vectors",
+    "episodes",
     "first_key",
     "graph_snapshots",
     "graph_versions",
     "graphs",
     "idempotency_keys",
     "live_text",
+    "memory_indexes",
+    "object_trash",
     "run_events",
     "runs",
     "schedules",

@@ -55,6 +55,10 @@ runs = Table(
     Column("task_root", Uuid),
     Column("carried_seq", BigInteger, nullable=False, server_default="0"),
     Column("metadata", JSONB, nullable=False, server_default="{}"),
+    # What it may do with what earlier runs taught: the stricter of its own wish and its agents'.
+    Column("memory", Text, nullable=False, server_default="off"),
+    # Who started it.
+    Column("principal", Text),
     # The fence: every claim raises it, and the log refuses events of an older one.
     Column("attempt", Integer, nullable=False, server_default="0"),
     # Which claim made it so: the same one may ask again.
@@ -71,6 +75,7 @@ runs = Table(
     # Which of its tenant's places it holds until it ends; null: it waits for one.
     Column("place", Integer),
     CheckConstraint(f"status IN ({_STATUSES})", name="status"),
+    CheckConstraint("memory IN ('off', 'read', 'full')", name="memory"),
 )
 
 # Of unfinished runs only; finished ones pile up, and must not slow the sweep down.
