@@ -1,0 +1,256 @@
+"""Which episodes may become one: page 4, M16."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.likeness import Candidate, Closeness, groups, said, task_key
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
+
+
+def key(text: str, **more: Any) -> bytes | None:
+    return task_key({"original_input": text, "goals": [], **more})
+
+
+TASKS = (
+    "Summarise the quarterly sales report and send the result to Maria",
+    "Delete order 42 of customer ACME-7 unless 12.50 euros were paid before 12:30 by wire",
+    "Don't restart the database, but check why the nightly job did not finish",
+    "Riassumi il verbale della riunione e inviane una copia al direttore",
+)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "written",
+    [
+        str.upper,
+        str.lower,
+        str.title,
+        lambda text: f"  {text}.  ",
+        lambda text: text.replace(" ", " \n\t"),
+        lambda text: text.replace(" ", "\N{NO-BREAK SPACE}"),
+        lambda text: f"{text}!",
+        lambda text: f"{text}, please.",
+        lambda text: f"Please {text}",
+        lambda text: text.replace(" and ", ", and ").replace(" e ", ", e "),
+        lambda text: text.replace(" and ", " (and) "),
+        lambda text: text.replace(" the ", " ").replace(" il ", " ").replace(" una ", " "),
+        lambda text: text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}"),
+    ],
+)
+def test_what_is_only_written_otherwise_reads_the_same(task: str, written: Any) -> None:
+    assert key(written(task)) == key(task)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Could you write a poem about the sea?", "write poem about sea"),
+        ("Per favore, riassumi il report", "riassumi report per cortesia"),
+        ("Find 'Moby Dick'", 'find "Moby Dick"'),
+        ("List names: Ann,Bob;Eve", "list names Ann, Bob, Eve"),
+        ("Explain cafe\u0301 culture", "explain caf\u00e9 culture"),
+    ],
+)
+def test_what_says_nothing_makes_no_difference(one: str, other: str) -> None:
+    assert key(one) == key(other) is not None
+
+
+NEAR_MISSES = [
+    # numbers, and what stands with them
+    ("Delete order 42", "Delete order 43"),
+    ("Delete order 42", "Delete order 4 2"),
+    ("Refund 10 dollars", "Refund 10 euros"),
+    ("Refund $10", "Refund €10"),
+    ("Refund $10", "Refund 10"),
+    ("Raise it by 5%", "Raise it by 5"),
+    ("Set it to -5", "Set it to 5"),
+    ("Set it to 5 - 3", "Set it to 5 3"),
+    ("Set it to 1.5", "Set it to 15"),
+    ("Set it to 1,5", "Set it to 1.5"),
+    ("Set it to 1,000", "Set it to 1, 000"),
+    ("Set it to 5 mW", "Set it to 5 MW"),
+    ("Set it to 5mW", "Set it to 5MW"),
+    ("Wait 5 m", "Wait 5 s"),
+    ("Compute 10\u00b2", "Compute 102"),
+    ("Compute 5!", "Compute 5"),
+    ("Order \u2460 item", "Order 1 item"),
+    ("Pay \u0663 bills", "Pay \u0664 bills"),
+    ("Pay \uff13 bills", "Pay \uff14 bills"),
+    ("Send two letters", "Send three letters"),
+    ("Invia due lettere", "Invia tre lettere"),
+    ("Retry if x > 5", "Retry if x < 5"),
+    ("Retry if x == 5", "Retry if x != 5"),
+    ("Meet at 12:30", "Meet at 1230"),
+    ("Use Python 3.11", "Use Python 3.1.1"),
+    ("Install v2", "Install v2-beta"),
+    # negations
+    ("Do not delete the logs", "Do delete the logs"),
+    ("Do not delete the logs", "Delete the logs"),
+    ("Don't delete the logs", "Delete the logs"),
+    ("Deploy with tests", "Deploy without tests"),
+    ("Never retry", "Retry"),
+    ("Show unpaid bills", "Show paid bills"),
+    ("Show non-urgent mails", "Show urgent mails"),
+    ("Non cancellare il file", "Cancellare il file"),
+    ("Procedi senza backup", "Procedi con backup"),
+    ("Non ho ancora finito", "Ho ancora finito"),
+    ("Invia né copie né originali", "Invia copie e originali"),
+    ("Match !important", "Match important"),
+    # what is done, when, where, to whom
+    ("Enable the billing", "Disable the billing"),
+    ("Add Ann to the team", "Remove Ann from the team"),
+    ("Attiva l'allarme", "Disattiva l'allarme"),
+    ("Restart before the backup", "Restart after the backup"),
+    ("Copy prod to staging", "Copy staging to prod"),
+    ("Ann pays Bob", "Bob pays Ann"),
+    ("Increase the limit", "Decrease the limit"),
+    ("Send all mails", "Send mails"),
+    ("Send the first mail", "Send the last mail"),
+    ("Send this and that", "Send this or that"),
+    ("Just delete the logs", "Delete the logs"),
+    ("Delete my files", "Delete your files"),
+    ("Send me the report", "Send the report"),
+    ("Invia a Maria", "Invia Maria"),
+    ("Le invia il report", "Gli invia il report"),
+    ("Lo cancella", "La cancella"),
+    ("Sum from A to B", "Sum from B to A"),
+    # names
+    ("Notify IT about the outage", "Notify it about the outage"),
+    ("NOTIFY IT ABOUT THE OUTAGE", "Notify it about the outage"),
+    ("Ask US partners", "Ask us partners"),
+    ("Take vitamin A daily", "Take vitamin daily"),
+    ("Choose plan a for the team", "Choose plan for the team"),
+    ("Compare C++ with Java", "Compare C with Java"),
+    ("Compare C# with Java", "Compare C with Java"),
+    ("Open README.md", "Open readme.md"),
+    ("Open .env", "Open env"),
+    ("Open /tmp/a", "Open tmp/a"),
+    ("Open a/b", "Open a b"),
+    ("cd ..", "cd ."),
+    ("Delete *.py", "Delete py"),
+    ("Delete [ab] files", "Delete (ab) files"),
+    ("Write to ann@a.com", "Write to ann@b.com"),
+    ('Delete "the report"', "Delete the report"),
+    ('Find "Apple"', 'Find "apple"'),
+    ('Say "not now"', 'Say "now"'),
+    ("Call user_id", "Call userid"),
+    ("Check Ma\u00dfe", "Check Masse"),
+    ("Visit Paris", "Visit Rome"),
+    ("Draw \u0430", "Draw a"),
+    ("Draw a \U0001f600", "Draw a \U0001f622"),
+    ("now here", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), NEAR_MISSES)
+def test_near_misses_are_different(one: str, other: str) -> None:
+    assert key(one) != key(other)
+    assert key(one) == key(f"{one} ") is not None
+
+
+@given(ANY_TEXT)
+def test_any_text_has_one_reading_which_writing_it_again_keeps(text: str) -> None:
+    assert key(text) == key(f"  {text}\n")
+    assert all(said(text)) or not said(text)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "?!", "...", "\U0001f600"])
+def test_what_has_no_word_is_like_nothing(text: str) -> None:
+    assert key(text) is None
+
+
+def test_all_of_a_task_counts_but_how_hard_it_seemed() -> None:
+    plain = key("x", constraints=["at most 5"], context={"branch": "main"}, complexity=0.2)
+    assert plain == key("X.", constraints=["at most 5"], context={"branch": "main"}, complexity=1)
+    assert plain != key("x", constraints=["at most 6"], context={"branch": "main"})
+    assert plain != key("x", constraints=["at most 5"], context={"branch": "dev"})
+    assert plain != key("x", goals=["y"], constraints=["at most 5"], context={"branch": "main"})
+    assert task_key({"original_input": "x"}, "x y") == task_key({"original_input": "z"}, "x y")
+    assert task_key({"original_input": "x"}, [{"content": "y"}]) is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["a'" * 50_000, "((" * 50_000, "a-" * 50_000, '"' * 99_999, "«" * 99_999, "a" * 10**5]
+)
+def test_a_long_text_takes_no_longer_than_it_is_long(text: str) -> None:
+    said(f"{text}/")  # would take hours if each place looked at the rest
+
+
+# --- Groups -------------------------------------------------------------------------------------
+
+
+def candidate(
+    number: int, vector: list[float], *, days: float = 0, alike: tuple[object, ...] = ("x",)
+) -> Candidate:
+    whole = np.array(vector, np.float32)
+    at = NOW + timedelta(days=days)
+    return Candidate(UUID(int=number), at, alike, whole / np.linalg.norm(whole))
+
+
+candidates = st.lists(
+    st.builds(
+        candidate,
+        st.integers(0, 10**9),
+        st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)).map(list),
+        days=st.integers(0, 12),
+        alike=st.sampled_from([("x",), ("y",)]),
+    ),
+    max_size=12,
+    unique_by=lambda each: each.id,
+)
+
+
+@given(candidates, st.randoms())
+def test_in_a_group_each_is_close_to_each(given: list[Candidate], random: Any) -> None:
+    closeness = Closeness()
+    found = groups(given, closeness)
+    members = [each.id for group in found for each in group]
+    assert len(members) == len(set(members))
+    for group in found:
+        assert len(group) >= 2
+        for one, other in combinations(group, 2):
+            assert float(one.whole.astype(float) @ other.whole.astype(float)) > 0.95
+            assert abs(one.at - other.at) <= closeness.window
+            assert one.alike == other.alike
+    random.shuffle(given)
+    assert [[each.id for each in group] for group in groups(given, closeness)] == [
+        [each.id for each in group] for group in found
+    ]
+
+
+@given(candidates)
+def test_groups_that_are_close_do_not_stay_apart(given: list[Candidate]) -> None:
+    """And none of those left over is close to another."""
+    closeness = Closeness()
+    found = groups(given, closeness)
+    grouped = {each.id for group in found for each in group}
+    found += [[each] for each in given if each.id not in grouped]
+    for one, other in combinations(found, 2):
+        pairs = [(a, b) for a in one for b in other]
+        assert not all(
+            float(a.whole.astype(float) @ b.whole.astype(float)) > closeness.cosine
+            and abs(a.at - b.at) <= closeness.window
+            and a.alike == b.alike
+            for a, b in pairs
+        )
+
+
+def test_a_chain_of_close_ones_is_no_group() -> None:
+    chain = [candidate(n, [np.cos(n * 0.25), np.sin(n * 0.25)]) for n in range(3)]
+    [group] = groups(chain)
+    assert len(group) == 2
+
+
+def test_no_more_become_one_than_the_most() -> None:
+    same = [candidate(n, [1, 0], days=n / 100) for n in range(25)]
+    assert [len(group) for group in groups(same, Closeness(most=10))] == [10, 10, 5]
