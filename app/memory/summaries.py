@@ -13,12 +13,16 @@ TokenCounter = Callable[[str], int]
 
 BYTES_PER_TOKEN = 4
 MAX_READ = 32_768
-"""Characters of a text that are looked at: the first and the last half of so many."""
+MIN_READ = 2_048
+"""Characters of a text that are looked at, as many as the summary is long but no more and no less:
+half of them from its beginning, half from its end."""
+_READ_PER_TOKEN = 48
 
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
 _JOINT_BYTES = _GAP_BYTES + 2  # at most what stands between two pieces: a gap on a line of its own
 _PIECE = 200
+_SHORTEST = 20  # bytes; less is not worth looking for
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _TROUBLE = (
     "error",
@@ -38,8 +42,7 @@ _TROUBLE = (
     "abort",
     "warning",
 )
-_IDENTIFIER = re.compile(r"[a-z][A-Z]|\w[_/\\@#]\w|\w\.[A-Za-z]|[\"'`]\w")
-_DIGIT = re.compile(r"\d")
+_TELLING = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
 
 
 def estimated_tokens(text: str) -> int:
@@ -54,7 +57,7 @@ def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -
     """
     if count(text) <= tokens:
         return text
-    pieces = list(_pieces(_ends(text)))
+    pieces = list(_pieces(_ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))))
     room = tokens * BYTES_PER_TOKEN
     while room > 0:
         summary = _extract(pieces, room)
@@ -78,10 +81,10 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _ends(text: str) -> str:
-    if len(text) <= MAX_READ:
+def _ends(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    return f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
+    return f"{text[: most // 2]}\n{text[-most // 2 :]}"
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -118,9 +121,9 @@ def _extract(pieces: list[str], room: int) -> str:
     if last and (end := cut(pieces[last], left // 2 - _JOINT_BYTES)):
         chosen[last] = end
         left -= _bytes(end) + _JOINT_BYTES
-    between = sorted(range(1, last), key=lambda index: -_weight(pieces[index]))
-    for index in between:
-        if left <= _JOINT_BYTES:
+    weights = _weights(pieces)
+    for index in sorted(range(1, last), key=weights.__getitem__, reverse=True):
+        if left < _SHORTEST:
             break
         size = _bytes(pieces[index]) + _JOINT_BYTES
         if size <= left:
@@ -136,9 +139,13 @@ def _extract(pieces: list[str], room: int) -> str:
     return "\n".join(lines)
 
 
-def _weight(piece: str) -> int:
-    lower = piece.lower()
-    trouble = any(word in lower for word in _TROUBLE)
-    number = _DIGIT.search(piece) is not None
-    identifier = _IDENTIFIER.search(piece) is not None
-    return 6 * trouble + 2 * number + identifier
+def _weights(pieces: list[str]) -> list[int]:
+    """What each piece is worth: trouble above all, then numbers and names."""
+    weights = [1 if _TELLING.search(piece) else 0 for piece in pieces]
+    whole = "\n".join(pieces).lower()
+    if trouble := [word for word in _TROUBLE if word in whole]:  # few, if any
+        for index, piece in enumerate(pieces):
+            lower = piece.lower()
+            if any(word in lower for word in trouble):
+                weights[index] += 2
+    return weights
