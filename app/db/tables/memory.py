@@ -8,6 +8,7 @@ written once and never changed, which the database itself sees to; ``episode_sea
 from pgvector.sqlalchemy import HALFVEC
 from sqlalchemy import (
     ARRAY,
+    REAL,
     CheckConstraint,
     Column,
     DateTime,
@@ -236,8 +237,10 @@ memory_indexes = Table(
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     # Whose vectors queries are compared with.
     Column("embedder", Text),
-    # Words that too many episodes have to be searched by, as a sample had them.
+    # Words that several episodes of a sample had, the most common first.
     Column("common", ARRAY(Text), nullable=False, server_default="{}"),
+    # Of each of these, what part of the tenant's episodes has it.
+    Column("shares", ARRAY(REAL), nullable=False, server_default="{}"),
     Column("sampled_rows", Integer, nullable=False, server_default="0"),
     Column("sampled_at", DateTime(timezone=True)),
 )

@@ -1,0 +1,104 @@
+"""Find episodes: by meaning and words, by what is known of them, by when (spec page 4, M12 to M15).
+
+Everything here runs in a transaction of the tenant's (:func:`app.db.engine.acting_as`).
+"""
+
+import json
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+from numpy.typing import NDArray
+
+from app.memory.episode import EpisodeFilter
+from app.memory.scoring import Candidate
+
+By = Literal["task", "result", "whole"]
+Place = tuple[datetime, UUID]
+"""Where an episode stands in the order of time."""
+
+EVERYTHING = EpisodeFilter()
+LONGEST_QUERY = 4_000
+"""Characters of a query that count, for its words."""
+
+_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2, $3, $4, $5) AS episode_id"
+_CANDIDATES = """
+SELECT * FROM episode_candidates($1, $2::real[], $3, $4, $5::jsonb, $6, $7, $8)
+"""
+
+
+async def candidates(
+    connection: asyncpg.Connection,
+    query: str,
+    vector: NDArray[np.float32] | None,
+    *,
+    embedder: str | None,
+    aged_before: datetime,
+    where: EpisodeFilter = EVERYTHING,
+    by: By = "task",
+    limit: int = 20,
+    aged_cosine: float = 0.8,
+) -> list[Candidate]:
+    """What a query may mean: of the episodes asked for, the ``limit`` nearest and the ``limit``
+    that have most of its words; in no order.
+
+    If that many can be found by meaning, that many are, wherever they lie.
+
+    Args:
+        query: its words; may be empty, and then the nearest alone are found.
+        vector: the query's, shape (d,); ``None`` if it cannot be had: words alone count.
+        embedder: which one it is of; other vectors are not looked at.
+        aged_before: what ended before that must have a cosine of ``aged_cosine`` at least.
+        by: whose cosine is answered. What is near is told by the task's.
+    """
+    rows = await connection.fetch(
+        _CANDIDATES,
+        query[:LONGEST_QUERY].replace("\x00", " "),
+        None if vector is None or embedder is None else vector.tolist(),
+        embedder,
+        by,
+        _conditions(where),
+        aged_before,
+        aged_cosine,
+        limit,
+    )
+    return [Candidate(*row) for row in rows]
+
+
+def _conditions(where: EpisodeFilter) -> str:
+    """As the SQL function takes them: those alone that say something."""
+    known: dict[str, Any] = {
+        "domain": where.domain,
+        "task_type": where.task_type,
+        "session_id": where.session_id,
+        "failure_signature": where.failure_signature,
+        "outcomes": list(where.outcomes),
+        "tags": list(where.tags),
+        "after": where.after and where.after.isoformat(),
+        "before": where.before and where.before.isoformat(),
+        "min_trust": where.min_trust if where.min_trust > 1 else None,
+    }
+    return json.dumps({name: value for name, value in known.items() if value})
+
+
+async def structured(
+    connection: asyncpg.Connection,
+    where: EpisodeFilter,
+    *,
+    limit: int,
+    after: Place | None = None,
+    descending: bool = False,
+) -> list[UUID]:
+    """Ids of the episodes asked for, by when they ended and then by id; ``limit`` at most.
+
+    Only of those that can be found: nothing archived, consolidated or deleted.
+
+    Args:
+        after: go on behind this place.
+        descending: the latest first.
+    """
+    at, episode_id = after or (None, None)
+    rows = await connection.fetch(_LIST, _conditions(where), at, episode_id, descending, limit)
+    return [row["episode_id"] for row in rows]

@@ -1,0 +1,234 @@
+"""Search of episodes: by meaning, by words, and by what is known of them.
+
+What is not leakproof (a distance, a match of words) is kept off its index under a policy. So the
+search is a function of the system's, which names the tenant in each of its statements.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+# --- What a search is made of: texts of conditions, and words -------------------------------------
+
+# Conditions on what a row of episode_search and one of episode_vectors both have.
+EPISODE_CONDITIONS = """
+CREATE FUNCTION episode_conditions(p_where jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'outcomes' THEN format(' AND outcome = ANY (%L)',
+            ARRAY(SELECT jsonb_array_elements_text(value)))
+        WHEN 'after' THEN format(' AND at > %L', value #>> '{}')
+        WHEN 'before' THEN format(' AND at < %L', value #>> '{}')
+        ELSE format(' AND %I = %L', key, value #>> '{}') END, ''), '')
+    FROM jsonb_each(p_where)
+    WHERE key IN ('domain', 'task_type', 'session_id', 'outcomes', 'after', 'before')
+$$
+"""
+
+# Conditions that only a row of episode_search, called s, can be asked.
+EPISODE_FURTHER_CONDITIONS = """
+CREATE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'failure_signature' THEN format(' AND s.failure_signature = %L', value #>> '{}')
+        WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
+        ELSE (SELECT string_agg(format(
+                  ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
+                  ' AND t.tag = %L AND t.episode_id = s.episode_id)', tag), '')
+              FROM jsonb_array_elements_text(value) AS tag) END, ''), '')
+    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'min_trust', 'tags')
+$$
+"""
+
+# A query's words, of which one must be found, and all that count once an episode is found. Words
+# that many of the tenant's episodes have say little and would have most of its rows read; so they
+# are found by the rarer ones: as many of them as a thousand episodes or so have. Of those that no
+# sample has seen, which may be rare or nowhere, and of those seen, the first sixteen each.
+EPISODE_WORDS = """
+CREATE FUNCTION episode_words(p_tenant uuid, p_query text, OUT one_of tsquery, OUT all_of tsquery)
+LANGUAGE sql STABLE AS $$
+    WITH known AS (
+        SELECT w.lexeme, w.share, i.sampled_rows
+        FROM memory_indexes i, unnest(i.common, i.shares) AS w(lexeme, share)
+        WHERE i.tenant_id = p_tenant
+    ), word AS (
+        SELECT lexeme, k.share, k.sampled_rows, row_number() OVER (
+            PARTITION BY k.share IS NULL ORDER BY k.share, length(lexeme) DESC, lexeme) AS place
+        FROM unnest(tsvector_to_array(to_tsvector('english', left(p_query, 4000)))) AS lexeme
+        LEFT JOIN known k USING (lexeme)
+    ), rare AS (
+        SELECT '''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''' AS lexeme,
+               coalesce(sum(share * sampled_rows) OVER earlier, 0) AS found,
+               row_number() OVER earlier AS place
+        FROM word WHERE place <= 16
+        WINDOW earlier AS (ORDER BY share NULLS FIRST, place)
+    )
+    SELECT (string_agg(lexeme, '|') FILTER (WHERE found <= 1000 OR place = 1))::tsquery
+               && ('''=' || p_tenant || '''')::tsquery,
+           string_agg(lexeme, '|')::tsquery
+    FROM rare
+$$
+"""
+
+# --- Finding --------------------------------------------------------------------------------------
+
+# The nearest by the vector of the task; those beyond a distance left out, if one is given. The
+# index knows no tenants: it is walked outwards from the query, and who is not asked for is passed
+# over. Where the way would be longer than to measure all that are asked for, and where it ends
+# before enough were met, they are all measured; so none is missed that the index has not met.
+EPISODE_NEAREST = """
+CREATE FUNCTION episode_nearest(
+    p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
+    p_farthest double precision, p_most integer
+) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_all double precision := (
+        SELECT reltuples FROM pg_class WHERE oid = 'episode_vectors'::regclass);
+    v_plan json;
+    v_expected double precision;
+    v_distance text := format('v.task::halfvec(%s) <=> $1', vector_dims(p_vector));
+    v_of text := format('v.tenant_id = %L AND v.embedder = %L AND vector_dims(v.task) = %s',
+                        p_tenant, p_embedder, vector_dims(p_vector));
+    v_asked text := format('SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = %L',
+                           p_tenant) || p_where || p_further;
+    v_found uuid[];
+    v_last double precision;
+BEGIN
+    EXECUTE 'EXPLAIN (FORMAT JSON) ' || v_asked INTO v_plan;
+    v_expected := v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
+    IF v_expected * v_expected > 160.0 * v_all THEN
+        PERFORM set_config('hnsw.max_scan_tuples', least(20000, greatest(1000,
+            5 * p_most * v_all / v_expected))::integer::text, true);
+        PERFORM set_config('enable_sort', 'off', true);
+        EXECUTE 'SELECT array_agg(episode_id), max(distance) FROM (
+            SELECT v.episode_id, ' || v_distance || ' AS distance
+            FROM episode_vectors v WHERE ' || v_of || p_where || CASE WHEN p_further <> '' THEN
+                ' AND (SELECT true FROM episode_search s WHERE s.tenant_id = v.tenant_id'
+                ' AND s.episode_id = v.episode_id' || p_further || ')' ELSE '' END || '
+            ORDER BY ' || v_distance || ' LIMIT $2) AS near'
+        INTO v_found, v_last USING p_vector, p_most;
+        PERFORM set_config('enable_sort', 'on', true);
+        IF cardinality(v_found) = p_most OR v_last > p_farthest THEN
+            RETURN v_found;
+        END IF;
+    END IF;
+    EXECUTE 'WITH near AS MATERIALIZED (
+        SELECT v.episode_id, ' || v_distance || ' AS distance
+        FROM episode_vectors v WHERE ' || v_of || p_where || CASE WHEN p_where || p_further <> ''
+            THEN ' AND v.episode_id IN (' || v_asked || ')' ELSE '' END || ')
+        SELECT array_agg(episode_id) FROM (
+            SELECT episode_id FROM near WHERE $3 IS NULL OR distance <= $3
+            ORDER BY distance LIMIT $2) AS nearest'
+    INTO v_found USING p_vector, p_most, p_farthest;
+    RETURN v_found;
+END $$
+"""
+
+# Episodes of the transaction's tenant that a query may mean: the nearest by meaning and the best by
+# words, each measured by both. One that is aged must be close. Without a vector, or words, there is
+# the other.
+EPISODE_CANDIDATES = """
+CREATE FUNCTION episode_candidates(
+    p_query text, p_vector real[], p_embedder text, p_by text, p_where jsonb,
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
+) RETURNS TABLE (
+    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
+    cosine double precision, lexical real
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_vector halfvec := p_vector::halfvec;
+    v_where text := episode_conditions(p_where);
+    v_further text := episode_further_conditions(p_where);
+    v_fresh text := format(' AND at >= %L', p_aged_before);
+    v_aged text := format(' AND at < %L', p_aged_before);
+    v_words record;
+    v_near uuid[];
+    v_named uuid[];
+BEGIN
+    PERFORM set_config('jit', 'off', true);
+    IF v_vector IS NOT NULL THEN
+        PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
+                set_config('hnsw.ef_search', '60', true);
+        v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where || v_fresh, v_further,
+                                  NULL, p_most)
+               || episode_nearest(v_tenant, p_embedder, v_vector, v_where || v_aged, v_further,
+                                  1 - p_aged_cosine, p_most);
+    END IF;
+    v_words := episode_words(v_tenant, p_query);
+    IF v_words.one_of IS NOT NULL THEN
+        EXECUTE 'SELECT array_agg(episode_id) FROM (
+            SELECT episode_id, row_number() OVER (
+                PARTITION BY at < $4 ORDER BY ts_rank(terms, $2) DESC, episode_id) AS place
+            FROM (SELECT s.episode_id, s.at, s.terms FROM episode_search s
+                  WHERE s.tenant_id = $5 AND s.terms @@ $1' || v_where || v_further || '
+                  LIMIT 5000) AS matching) AS ranked
+            WHERE place <= $3'
+        INTO v_named USING v_words.one_of, v_words.all_of, p_most, p_aged_before, v_tenant;
+    END IF;
+    RETURN QUERY EXECUTE format('
+        SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
+               1 - (v.%I <=> $2), ts_rank(s.terms, $3)
+        FROM episode_search s
+        JOIN episode_state st USING (tenant_id, episode_id)
+        LEFT JOIN episode_vectors v ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id
+            AND v.embedder = $4 AND vector_dims(v.%1$I) = vector_dims($2)
+        WHERE s.tenant_id = $1 AND s.episode_id = ANY ($5)
+          AND (s.at >= $6 OR 1 - (v.task <=> $2) >= $7)', p_by)
+    USING v_tenant, v_vector, v_words.all_of, p_embedder, v_near || v_named, p_aged_before,
+          p_aged_cosine;
+END $$
+"""
+
+# Episodes by what is known of them, in the order of time, from a place on. Bound by the policies.
+EPISODE_LIST = """
+CREATE FUNCTION episode_list(
+    p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
+) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_order text := CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = $1'
+        || episode_conditions(p_where) || episode_further_conditions(p_where)
+        || CASE WHEN p_at IS NOT NULL THEN format(' AND (s.at, s.episode_id) %s (%L, %L)',
+               CASE WHEN p_descending THEN '<' ELSE '>' END, p_at, p_id) ELSE '' END
+        || format(' ORDER BY s.at %s, s.episode_id %1$s LIMIT $2', v_order)
+    USING current_setting('bottega.tenant')::uuid, p_most;
+END $$
+"""
+
+FUNCTIONS = (
+    EPISODE_CONDITIONS,
+    EPISODE_FURTHER_CONDITIONS,
+    EPISODE_WORDS,
+    EPISODE_NEAREST,
+    EPISODE_LIST,
+)
+
+
+def _migration(revision: str) -> Any:
+    return op.get_context().script.get_revision(revision).module
+
+
+def upgrade() -> None:
+    op.add_column(
+        "memory_indexes",
+        sa.Column("shares", sa.ARRAY(sa.REAL()), server_default="{}", nullable=False),
+    )
+    for function in FUNCTIONS:
+        op.execute(function)
+    op.execute("GRANT CREATE ON SCHEMA public TO bottega_system")
+    _migration("0004")._replace_system_function(EPISODE_CANDIDATES)
+    op.execute("REVOKE CREATE ON SCHEMA public FROM bottega_system")
+
+
+def downgrade() -> None:
+    name = _migration("0003")._name
+    for function in (EPISODE_CANDIDATES, *FUNCTIONS):
+        op.execute(f"DROP FUNCTION {name(function)}")
+    op.drop_column("memory_indexes", "shares")

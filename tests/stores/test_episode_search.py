@@ -1,0 +1,274 @@
+"""Search of episodes by words, by vectors, and by what is known of them: page 4, M10 to M15."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.memory import search
+from app.memory.episode import EpisodeFilter, Outcome
+from app.memory.scoring import Candidate
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+AGED = NOW - timedelta(days=180)
+EMBEDDER = "test-1"
+OTHER = UUID(int=77)
+
+
+def direction(*parts: float) -> NDArray[np.float32]:
+    """A vector of length 1 that says how much of each of the first dimensions is in it."""
+    vector = np.zeros(768, np.float32)
+    vector[: len(parts)] = parts
+    return vector / np.linalg.norm(vector)
+
+
+def at_cosine(cosine: float) -> NDArray[np.float32]:
+    """A vector that has this cosine with ``direction(1)``."""
+    return direction(cosine, (1 - cosine**2) ** 0.5)
+
+
+class Episodes:
+    """A tenant's episodes, numbered as they are stored."""
+
+    def __init__(self, database: Database, tenant: UUID) -> None:
+        self.database = database
+        self.tenant = tenant
+        self.count = 0
+
+    @asynccontextmanager
+    async def acting(self) -> AsyncIterator[asyncpg.Connection]:
+        async with acting_as(self.database.pool, self.tenant) as connection:
+            yield connection
+
+    async def store(
+        self,
+        task: str = "",
+        *,
+        days: float = 1,
+        vector: NDArray[np.float32] | None = None,
+        embedder: str = EMBEDDER,
+        summary: dict[str, str] | None = None,
+        **more: Any,
+    ) -> int:
+        """Answers with its number, which is its id too."""
+        self.count += 1
+        row = {
+            "id": str(UUID(int=self.count)),
+            "at": (NOW - timedelta(days=days)).isoformat(),
+            "outcome": "SUCCESS",
+            "summary": {"task": task, **(summary or {})},
+            **more,
+        }
+        async with self.acting() as connection:
+            await connection.execute(
+                "SELECT store_episode($1, $2::jsonb)", self.tenant, json.dumps(row)
+            )
+            if vector is not None:
+                await connection.execute(
+                    """
+                    INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome,
+                        domain, task_type, session_id, task, result, whole)
+                    SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id,
+                        $4::real[], $4::real[], $4::real[]
+                    FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
+                    """,
+                    *(self.tenant, UUID(int=self.count), embedder, vector.tolist()),
+                )
+        return self.count
+
+    async def candidates(
+        self,
+        query: str = "",
+        vector: NDArray[np.float32] | None = None,
+        where: EpisodeFilter = search.EVERYTHING,
+        **more: Any,
+    ) -> dict[int, Candidate]:
+        async with self.acting() as connection:
+            found = await search.candidates(
+                connection, query, vector, where=where,
+                **{"embedder": EMBEDDER, "aged_before": AGED, **more},
+            )  # fmt: skip
+        assert len({each.episode_id for each in found}) == len(found)
+        return {each.episode_id.int: each for each in found}
+
+    async def listed(self, where: EpisodeFilter = search.EVERYTHING, **more: Any) -> list[int]:
+        async with self.acting() as connection:
+            found = await search.structured(connection, where, **{"limit": 100, **more})
+        return [each.int for each in found]
+
+
+@pytest.fixture
+def mine(database: Database) -> Episodes:
+    return Episodes(database, DEFAULT_TENANT)
+
+
+@pytest.fixture
+async def theirs(database: Database, owner: asyncpg.Pool) -> Episodes:
+    await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", OTHER)
+    return Episodes(database, OTHER)
+
+
+class TestByWords:
+    async def test_one_word_in_common_is_enough(self, mine: Episodes) -> None:
+        await mine.store("migrate the billing database")
+        await mine.store("write a poem")
+        found = await mine.candidates("which databases were migrated in spring?")
+        assert list(found) == [1]
+        assert found[1].lexical is not None
+        assert found[1].lexical > 0
+        assert found[1].cosine is None
+
+    async def test_more_words_in_common_and_in_the_task_rank_higher(self, mine: Episodes) -> None:
+        await mine.store("migrate the billing database")
+        await mine.store("migrate the accounts")
+        await mine.store("tidy up", summary={"steps": "migrate billing database"})
+        found = await mine.candidates("migrate billing database")
+        ranks = {number: each.lexical or 0 for number, each in found.items()}
+        assert sorted(ranks, key=ranks.__getitem__) == [3, 2, 1]
+
+    @pytest.mark.parametrize("query", ["", "   ", "the of and", "!?'\"\\ & | ! :* <->", "\x00"])
+    async def test_what_has_no_words_finds_nothing(self, mine: Episodes, query: str) -> None:
+        await mine.store("migrate the billing database")
+        assert await mine.candidates(query) == {}
+
+    async def test_quotes_and_operators_are_words_or_nothing(self, mine: Episodes) -> None:
+        await mine.store("mend o'reilly\\path & (or) !not it's 'quoted'")
+        found = await mine.candidates("o'reilly\\path & !mend | 'quoted' :* <-> (")
+        assert list(found) == [1]
+
+    async def test_a_query_may_be_long(self, mine: Episodes) -> None:
+        await mine.store("migrate the billing database")
+        assert list(await mine.candidates("billing " + "and the " * 20_000)) == [1]
+
+
+class TestByVector:
+    async def test_the_nearest_are_found_with_their_cosines(self, mine: Episodes) -> None:
+        for cosine in (0.9, 0.1, 0.5):
+            await mine.store(vector=at_cosine(cosine))
+        found = await mine.candidates("", direction(1), limit=2)
+        cosines = {number: each.cosine for number, each in found.items()}
+        assert cosines == pytest.approx({1: 0.9, 3: 0.5}, abs=1e-3)
+        assert found[1].lexical is None
+
+    async def test_both_are_measured_for_all_that_either_found(self, mine: Episodes) -> None:
+        await mine.store("a poem", vector=at_cosine(0.9))
+        await mine.store("the billing database", vector=at_cosine(0.1))
+        await mine.store("billing, not embedded yet")
+        found = await mine.candidates("billing", direction(1), limit=2)
+        assert found[1].lexical == 0
+        assert found[2].cosine == pytest.approx(0.1, abs=1e-3)
+        assert found[3].cosine is None
+        assert found[3].lexical is not None
+
+    async def test_vectors_of_another_embedder_are_not_compared(self, mine: Episodes) -> None:
+        await mine.store("one", vector=at_cosine(0.9), embedder="test-0")
+        await mine.store("two", vector=at_cosine(0.1))
+        await mine.store("three", vector=direction(1)[:5], embedder="short")
+        assert list(await mine.candidates("", direction(1))) == [2]
+        assert (await mine.candidates("one", direction(1)))[1].cosine is None
+        assert list(await mine.candidates("", direction(1)[:5], embedder="short")) == [3]
+
+    async def test_another_vector_may_be_the_measure(self, mine: Episodes) -> None:
+        await mine.store(vector=at_cosine(0.9))
+        async with mine.acting() as connection:
+            await connection.execute(
+                "UPDATE episode_vectors SET result = $1::real[]", at_cosine(0.25).tolist()
+            )
+        assert (await mine.candidates("", direction(1)))[1].cosine == pytest.approx(0.9, abs=1e-3)
+        by_result = await mine.candidates("", direction(1), by="result")
+        assert by_result[1].cosine == pytest.approx(0.25, abs=1e-3)
+
+    async def test_an_aged_one_must_be_close(self, mine: Episodes) -> None:
+        await mine.store("old and close", days=200, vector=at_cosine(0.85))
+        await mine.store("old and far", days=200, vector=at_cosine(0.75))
+        await mine.store("old and not embedded", days=200)
+        await mine.store("new and far", days=2, vector=at_cosine(0.1))
+        assert sorted(await mine.candidates("old new", direction(1))) == [1, 4]
+        assert sorted(await mine.candidates("", direction(1))) == [1, 4]
+        assert sorted(await mine.candidates("old new")) == [4]
+        assert sorted(await mine.candidates("old new", aged_before=NOW - timedelta(900))) == [
+            *range(1, 5)
+        ]
+
+    async def test_aged_ones_that_are_far_take_nobody_s_place(self, mine: Episodes) -> None:
+        for _ in range(5):
+            await mine.store("old billing", days=200, vector=at_cosine(0.7))
+        await mine.store("billing", vector=at_cosine(0.2))
+        assert list(await mine.candidates("old billing", direction(1), limit=2)) == [6]
+
+
+FILTERS = [
+    (EpisodeFilter(domain="code"), {1, 2}),
+    (EpisodeFilter(task_type="fix"), {1, 3}),
+    (EpisodeFilter(domain="code", task_type="fix"), {1}),
+    (EpisodeFilter(outcomes=(Outcome.SUCCESS,)), {1, 3}),
+    (EpisodeFilter(outcomes=(Outcome.SUCCESS, Outcome.FAILURE)), {1, 2, 3}),
+    (EpisodeFilter(session_id="it's"), {2, 4}),
+    (EpisodeFilter(tags=("a",)), {1, 2}),
+    (EpisodeFilter(tags=("a", "b")), {2}),
+    (EpisodeFilter(failure_signature="timeout"), {2}),
+    (EpisodeFilter(min_trust=2), {3, 4}),
+    (EpisodeFilter(after=NOW - timedelta(days=2)), {1}),
+    (EpisodeFilter(before=NOW - timedelta(days=3)), {4}),
+    (EpisodeFilter(after=NOW - timedelta(days=4), before=NOW - timedelta(days=1)), {2, 3}),
+    (EpisodeFilter(domain="nowhere'; DROP TABLE episodes; --"), set()),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), FILTERS)
+async def test_filters_hold_in_every_way_to_search(
+    mine: Episodes, where: EpisodeFilter, expected: set[int]
+) -> None:
+    vector = direction(1)
+    await mine.store("x", days=1, vector=vector, domain="code", task_type="fix", tags=["a"])
+    await mine.store(
+        "x", days=2, vector=vector, domain="code", tags=["a", "b"], outcome="FAILURE",
+        session_id="it's", failure_signature="timeout",
+    )  # fmt: skip
+    await mine.store("x", days=3, vector=vector, domain="law", task_type="fix", trust=2)
+    await mine.store("x", days=4, vector=vector, outcome="PARTIAL", trust=3, session_id="it's")
+    assert set(await mine.candidates("x", None, where)) == expected
+    assert set(await mine.candidates("", vector, where)) == expected
+    assert set(await mine.listed(where)) == expected
+
+
+class TestInOrder:
+    async def test_pages_join_without_gap_or_repetition(self, mine: Episodes) -> None:
+        for number in range(7):
+            await mine.store("x", days=number // 3)
+        forwards = [7, *range(4, 7), *range(1, 4)]
+        backwards = forwards[::-1]
+        for descending, expected in ((False, forwards), (True, backwards)):
+            pages, after = [], None
+            while page := await mine.listed(limit=2, after=after, descending=descending):
+                pages += page
+                at = NOW - timedelta(days=(page[-1] - 1) // 3)
+                after = (at, UUID(int=page[-1]))
+            assert pages == expected
+
+
+async def test_each_tenant_finds_its_own(mine: Episodes, theirs: Episodes) -> None:
+    await mine.store("billing", vector=direction(1))
+    await theirs.store("invoices")
+    await theirs.store("billing", vector=direction(1))
+    for query, vector in (("billing", None), ("", direction(1)), ("billing", direction(1))):
+        assert list(await mine.candidates(query, vector)) == [1]
+        assert list(await theirs.candidates(query, vector)) == [2]
+    assert await mine.listed() == [1]
+    assert await theirs.listed() == [1, 2]
+
+
+async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
+    connection = await database.connect()
+    with pytest.raises(asyncpg.UndefinedObjectError):
+        await search.candidates(connection, "x", None, embedder=None, aged_before=AGED)
+    await connection.close()
