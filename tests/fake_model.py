@@ -24,7 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.llm.demo_model import wire
 from app.llm.demo_model.conversation import Answer, Call
 from app.llm.demo_model.decide import decide as demo_decide
+from app.llm.demo_model.embeddings import answering
 from app.llm.demo_model.server import create_app
+from app.memory.embeddings import BuiltinEmbedder
 
 _HANG_UP = "fake_model.hang_up"
 
@@ -180,6 +182,7 @@ class FakeModel:
 
     Attributes:
         requests: bodies of all chat requests, in order of arrival.
+        embedded: bodies of all requests for embeddings, in order of arrival.
         disconnects: how many clients hung up before their answer was complete.
         base_url: for the provider; known inside the block.
         decide: may be replaced while the model serves.
@@ -192,16 +195,20 @@ class FakeModel:
         token_delay_s: float = 0.0,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.embedded: list[dict[str, Any]] = []
         self.disconnects = 0
         self.base_url = ""
         self.decide = decide
         self._demo = create_app(
             self._answer,
+            embed=self._embed,
             token_delay_s=token_delay_s,
             on_request=self._on_request,
             on_disconnect=self._on_disconnect,
         )
         self._script: deque[Reply] = deque()
+        self._vectors: deque[Reply | None] = deque()
+        self._demo_vectors = answering(BuiltinEmbedder().embed)
         self._changed = asyncio.Event()
         self._broken: Exception | None = None
         self._stack = AsyncExitStack()
@@ -210,10 +217,18 @@ class FakeModel:
         """Answer the next requests with these, one each."""
         self._script.extend(replies)
 
+    def script_vectors(self, *replies: Reply | None) -> None:
+        """Answer the next requests for embeddings with these; ``None`` is the demo model's."""
+        self._vectors.extend(replies)
+
     async def received(self, count: int = 1) -> dict[str, Any]:
         """Wait until ``count`` requests have arrived; answers with the last of them."""
         await self._until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
+
+    async def asked_for_vectors(self, count: int = 1) -> None:
+        """Wait until ``count`` requests for embeddings have arrived."""
+        await self._until(lambda: len(self.embedded) >= count)
 
     async def disconnected(self, count: int = 1) -> None:
         """Wait until ``count`` clients have hung up."""
@@ -237,6 +252,12 @@ class FakeModel:
     def _answer(self, request: dict[str, Any]) -> Answer | ASGIApp:
         reply = self._script.popleft() if self._script else self.decide(request)
         return reply if isinstance(reply, Answer) else response(reply, request)
+
+    async def _embed(self, request: dict[str, Any]) -> bytes | ASGIApp:
+        self.embedded.append(request)
+        self._changed.set()
+        reply = self._vectors.popleft() if self._vectors else None
+        return await self._demo_vectors(request) if reply is None else response(reply, request)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The demo model's application; its failures are the test's to see, not the client's."""

@@ -17,6 +17,7 @@ from app.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from app.clock import Clock, utcnow
 from app.errors import InvalidInputError, ModelError
 from app.llm.answer import AnswerBuilder
+from app.llm.backoff import delay_s
 from app.llm.chat import chat_completions
 from app.llm.dialect import Dialect, NewDialect
 from app.llm.door import NETWORK_ERRORS, Door
@@ -30,9 +31,6 @@ _DIALECTS: Mapping[str, NewDialect] = {
     "responses": responses,
 }
 _DRAIN_S = 0.1
-_FIRST_BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 20.0
-_LONGEST_RETRY_AFTER_S = 60.0
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
 _DONE = b"[DONE]"
@@ -145,10 +143,10 @@ class OpenAIProvider:
                 return answer
             if not answer.retryable or number >= self._max_tries:
                 raise answer
-            delay_s = self._delay_s(number, answer.retry_after_s)
+            pause_s = delay_s(number, answer, self._random_unit())
             if options.on_failed_try is not None:
-                options.on_failed_try(FailedTry(number, answer, delay_s))
-            await self._sleep(delay_s)
+                options.on_failed_try(FailedTry(number, answer, pause_s))
+            await self._sleep(pause_s)
             number += 1
 
     def _dialect(self, model: str) -> Dialect:
@@ -156,14 +154,6 @@ class OpenAIProvider:
         if dialect is None:
             dialect = self._dialects[model] = self._new_dialect(model, self._extra)
         return dialect
-
-    def _delay_s(self, number: int, retry_after_s: float | None) -> float:
-        """Seconds before the next try: full jitter, after what the server asked for."""
-        if retry_after_s is not None:
-            asked = min(retry_after_s, _LONGEST_RETRY_AFTER_S)
-            return asked + self._random_unit() * _FIRST_BACKOFF_S
-        longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (number - 1))
-        return self._random_unit() * longest
 
     async def _try(
         self, dialect: Dialect, body: bytes, on_delta: OnDelta | None

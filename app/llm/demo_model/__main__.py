@@ -9,10 +9,17 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import uvicorn
 
+from app.llm.demo_model.embeddings import answering
 from app.llm.demo_model.server import create_app
+
+if TYPE_CHECKING:
+    from app.memory.embeddings import BuiltinEmbedder, Vectors
 
 _KEEP_ALIVE_S = 75
 _GRACE_S = 0  # whoever stops it has no more use for its answers
@@ -38,7 +45,9 @@ def main() -> None:
     if options.exit_with_parent:
         threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     app = create_app(
-        latency_s=options.latency_ms / 1000, token_delay_s=options.token_delay_ms / 1000
+        embed=answering(_embed),
+        latency_s=options.latency_ms / 1000,
+        token_delay_s=options.token_delay_ms / 1000,
     )
     config = uvicorn.Config(
         app,
@@ -51,6 +60,18 @@ def main() -> None:
         timeout_graceful_shutdown=_GRACE_S,
     )
     _Server(config).run(sockets=[listener])
+
+
+async def _embed(texts: Sequence[str]) -> "Vectors":
+    return await _embedder().embed(texts)
+
+
+@cache
+def _embedder() -> "BuiltinEmbedder":
+    """Loaded, with numpy, when somebody asks for vectors."""
+    from app.memory.embeddings import BuiltinEmbedder
+
+    return BuiltinEmbedder()
 
 
 def _options() -> argparse.Namespace:

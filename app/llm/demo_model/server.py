@@ -12,13 +12,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.llm.demo_model import wire
+from app.llm.demo_model import embeddings, wire
 from app.llm.demo_model.checks import problem
 from app.llm.demo_model.conversation import Answer
 from app.llm.demo_model.decide import decide as demo_decide
 
 Decide = Callable[[dict[str, Any]], Answer | ASGIApp | Awaitable[Answer | ASGIApp]]
 """Answers a request's body. An ASGI application takes over the response as a whole."""
+
+Embed = Callable[[dict[str, Any]], Awaitable[bytes | ASGIApp]]
+"""Answers the body of a request for embeddings, or gives an application that does."""
+Problem = Callable[[Any], tuple[str, str | None] | None]
 
 _JSON = "application/json"
 _STREAM = "text/event-stream"
@@ -28,14 +32,16 @@ _MAX_BODY = 64 * 1024 * 1024
 def create_app(
     decide: Decide = demo_decide,
     *,
+    embed: Embed | None = None,
     latency_s: float = 0.0,
     token_delay_s: float = 0.0,
     on_request: Callable[[dict[str, Any]], None] | None = None,
     on_disconnect: Callable[[], None] | None = None,
 ) -> Starlette:
-    """An OpenAI-compatible server: chat completions and the list of models.
+    """An OpenAI-compatible server: chat completions, the list of models, and embeddings.
 
     Args:
+        embed: answers embeddings; without it there are none.
         latency_s: seconds before the answer begins.
         token_delay_s: seconds before each further piece of a stream.
         on_request: told the body of each chat request that is well formed.
@@ -57,16 +63,23 @@ def create_app(
             await response(scope, receive, send)
 
     async def completions(request: Request) -> ASGIApp:
-        body = await _body(request)
+        body = await _body(request, problem)
         if on_request is not None:
             on_request(body)
         return _Watched(lambda *channel: answer(body, *channel), on_disconnect)
+
+    async def vectors(request: Request) -> ASGIApp:
+        assert embed is not None
+        found = await embed(await _body(request, embeddings.problem))
+        return found if not isinstance(found, bytes) else Response(found, media_type=_JSON)
 
     # Starlette calls whatever an endpoint answers as an ASGI application.
     routes = [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/models", _models, methods=["GET"]),
     ]
+    if embed is not None:
+        routes.append(Route("/v1/embeddings", vectors, methods=["POST"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _problem})
 
 
@@ -112,11 +125,11 @@ async def _stream(answer: Answer, body: dict[str, Any], send: Send, token_delay_
         await send({"type": "http.response.body", "body": b"".join(pieces)})
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request, problem: Problem) -> dict[str, Any]:
     """The request's body.
 
     Raises:
-        HTTPException: it is too long, no JSON, or no chat request. ``detail`` is the answer.
+        HTTPException: it is too long, no JSON, or has a problem. ``detail`` is the answer.
     """
     data = bytearray()
     try:
