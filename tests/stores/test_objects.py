@@ -1,0 +1,214 @@
+"""Object storage: one suite for the local folder and for an S3 API (moto's server)."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
+
+from app.errors import InvalidInputError, NotFoundError, UnavailableError
+from app.memory.objects import CorruptObjectError, Objects, new_key, pack
+
+TENANT = UUID(int=7)
+EPISODE = UUID(int=8)
+
+
+@dataclass
+class Place:
+    """Where objects are.
+
+    Attributes:
+        objects: the same as others see it.
+        break_down: makes it unreachable.
+        write: puts bytes there as they are, beside ``Objects``.
+    """
+
+    url: str
+    break_down: Callable[[], None]
+    write: Callable[[str, bytes], None]
+
+    def open(self) -> Objects:
+        return Objects(self.url, timeout_s=10.0)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    place: Place = request.getfixturevalue(request.param)
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Place:
+    root = tmp_path / "made when it is opened"
+
+    def write(key: str, data: bytes) -> None:
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(data)
+
+    return Place(root.as_uri(), lambda: shutil.rmtree(root), write)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            server.stop()
+            assert server._server is not None
+            server._server.server_close()
+
+    options = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
+    beside = S3Store("bucket", prefix="some/prefix", client_options={"allow_http": True})
+    _make_bucket(f"http://{host}:{port}", "bucket")
+    try:
+        yield Place("s3://bucket/some/prefix", stop, lambda key, data: void(beside.put(key, data)))
+    finally:
+        stop()
+
+
+def _make_bucket(endpoint: str, name: str) -> None:
+    signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"
+    with httpx2.Client(trust_env=False) as client:
+        client.put(f"{endpoint}/{name}", headers={"authorization": signed}).raise_for_status()
+
+
+def void(result: object) -> None:
+    pass
+
+
+def a_key(part: str = "trace") -> str:
+    return new_key(TENANT, EPISODE, part)
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"long " * 200_000, os.urandom(6_000_000)])
+async def test_what_was_put_comes_back(place: Place, body: bytes) -> None:
+    objects, key = place.open(), a_key()
+
+    await objects.put(key, body)
+
+    assert await objects.get(key) == body
+    assert await place.open().get(key) == body  # as another process sees it
+
+
+async def test_each_key_has_its_own(place: Place) -> None:
+    objects = place.open()
+    keys = [new_key(uuid4(), uuid4(), "output") for _ in range(20)]
+
+    await asyncio.gather(*(objects.put(key, key.encode()) for key in keys))
+
+    assert await asyncio.gather(*map(objects.get, keys)) == [key.encode() for key in keys]
+
+
+async def test_put_again_replaces(place: Place) -> None:
+    objects, key = place.open(), a_key()
+    await objects.put(key, b"one")
+    await objects.put(key, b"two")
+
+    assert await objects.get(key) == b"two"
+
+
+async def test_deleted_ones_are_gone_and_missing_ones_no_matter(place: Place) -> None:
+    objects = place.open()
+    keys = [a_key() for _ in range(3)]
+    for key in keys[:2]:
+        await objects.put(key, b"x")
+
+    await objects.delete([a_key(), *keys, a_key()])
+    await objects.delete(keys)
+    await objects.delete([])
+
+    for key in keys:
+        with pytest.raises(NotFoundError):
+            await objects.get(key)
+
+
+async def test_what_is_not_what_was_written_is_never_handed_out(place: Place) -> None:
+    objects = place.open()
+    good = pack(b"the trace of a run")
+    broken = [b"", b"BTG1", good[:-1], good + b"x", good[:5] + b"\x00" + good[6:], good[4:]]
+    for data in broken:
+        key = a_key()
+        place.write(key, data)
+        with pytest.raises(CorruptObjectError):
+            await objects.get(key)
+    key = a_key()
+    place.write(key, good)
+    assert await objects.get(key) == b"the trace of a run"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("../x", "/etc/passwd", f"{TENANT}/../x", f"{TENANT}/{EPISODE}/../trace", "", "a/b/c"),
+        *(f"{TENANT}/{EPISODE}/{part}" for part in ("trace\x00", "a/b", "%2e%2e", "..")),
+    ],
+)
+async def test_a_key_of_another_form_is_refused(place: Place, key: str) -> None:
+    objects = place.open()
+    for attempt in (objects.put(key, b""), objects.get(key), objects.delete([key])):
+        with pytest.raises(InvalidInputError):
+            await attempt
+
+
+async def test_a_store_that_is_down_says_so(place: Place) -> None:
+    objects, key = place.open(), a_key()
+    await objects.put(key, b"x")
+    place.break_down()
+
+    with pytest.raises(UnavailableError, match="BOTTEGA_OBJECTS_URL"):
+        await objects.get(key)
+    with pytest.raises(UnavailableError):
+        await objects.delete([key])
+
+
+async def test_s3_that_is_down_takes_nothing(s3: Place) -> None:
+    objects = s3.open()
+    s3.break_down()
+
+    with pytest.raises(UnavailableError):
+        await objects.put(a_key(), b"x")
+
+
+async def test_a_bucket_that_does_not_exist_is_not_a_missing_object(s3: Place) -> None:
+    objects = Objects("s3://no-such-bucket/x", timeout_s=10.0)
+
+    for attempt in (objects.put(a_key(), b"x"), objects.get(a_key())):
+        with pytest.raises(UnavailableError, match="bucket does not exist"):
+            await attempt
+
+
+async def test_the_folder_is_closed_to_others(folder: Place, tmp_path: Path) -> None:
+    objects = folder.open()
+    await objects.put(a_key(), b"x")
+
+    root = tmp_path / "made when it is opened"
+    assert root.stat().st_mode & 0o077 == 0
+    assert objects.local
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x/y", "http://x/y", "memory:///", "s3://", ""])
+def test_an_address_that_cannot_be_used_is_found_at_once(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="BOTTEGA_OBJECTS_URL"):
+        Objects(url)
