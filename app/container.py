@@ -187,7 +187,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     from app.runs.webhooks import Webhooks
 
     settings, database = service.settings, service.database
-    limits = Limits(settings.run_timeout_s, settings.queue_timeout_s)
+    limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
     workers: list[Ticker | Webhooks] = [Ticker(database.engine, limits)]
     if settings.webhook_secret is not None:
         secret = settings.webhook_secret.get_secret_value()

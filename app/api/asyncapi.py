@@ -59,6 +59,7 @@ DATA = {
     EventType.SUBAGENT_FAILED: f"{_ENDED} error",
     EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
     EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",
+    EventType.EPISODE_STORED: "episode_id outcome",
     EventType.WARNING: "code message",
 }
 """What an event's ``data`` may hold, by its type; docs/events.md says what it means."""

@@ -113,6 +113,7 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
 async def retry(
     service: ServiceDep,
     tenant: Tenant,
+    actor: Actor,
     run_id: RunId,
     body: Retry,
     response: Response,
@@ -123,7 +124,9 @@ async def retry(
 
         async def accept() -> dict[str, Any]:
             pool = service.database.pool
-            run = await repeat(tx, pool, tenant, run_id, from_last_step=from_last_step)
+            run = await repeat(
+                tx, pool, tenant, run_id, from_last_step=from_last_step, principal=actor
+            )
             response.headers["Location"] = f"/v1/runs/{run['id']}"
             return run
 

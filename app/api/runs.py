@@ -128,6 +128,8 @@ async def create(
         body.model_dump(),
         timeout_s=service.settings.run_timeout_s,
         queue_timeout_s=service.settings.queue_timeout_s,
+        memory=service.settings.memory,
+        principal=principal.actor,
     )
     async with service.database.begin(tenant) as tx:
 

@@ -8,7 +8,8 @@ from app.api.deps import Actor, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.pages import LINK, PageQuery
 from app.api.schemas.base import Page
-from app.api.schemas.runs import Erased, Session, SessionMemory, SessionName
+from app.api.schemas.runs import SessionName
+from app.api.schemas.sessions import Erased, Session, SessionMemory
 from app.runs import sessions
 from app.tenants.erase import erase_session
 

@@ -38,6 +38,7 @@ class EventType(StrEnum):
     SUBAGENT_FAILED = "subagent.failed"
     SUBAGENT_TIMEOUT = "subagent.timeout"
     SUBAGENT_CANCELLED = "subagent.cancelled"
+    EPISODE_STORED = "episode.stored"
     WARNING = "warning"
 
 

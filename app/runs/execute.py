@@ -15,6 +15,7 @@ from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
+from app.memory.telling import About, Telling
 from app.redaction import Redactor
 from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
@@ -136,6 +137,8 @@ class Executor:
             attempt=claim["attempt"],
             last_seq=claim["last_seq"],
             carried_seq=claim["carried_seq"],
+            elapsed_s=claim["timeout_s"] - claim["remaining_s"],
+            telling=_telling(run_id, claim),
             wake=self.wake,
             known=self.known,
         )
@@ -200,8 +203,11 @@ class Executor:
 
     async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         """End the asynchronous tasks of a run that ends before it went on with them."""
-        if self.bench is not None and recorder.swarm is None and uses_subagents(claim):
-            end_all(self.bench, recorder, claim, await self._past(recorder.journal))
+        unended = self.bench is not None and recorder.swarm is None and uses_subagents(claim)
+        if unended or recorder.journal.untold:
+            past = await self._past(recorder.journal)
+            if self.bench is not None and unended:
+                end_all(self.bench, recorder, claim, past)
 
     async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         await self._end_tasks(recorder, claim)
@@ -242,7 +248,26 @@ class Executor:
         """What earlier attempts wrote down."""
         if not journal.has_past:
             return []
-        return await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+        journal.tell_past(events)
+        return events
+
+
+def _telling(run_id: UUID, claim: dict[str, Any]) -> Telling | None:
+    """Who tells the episode of a claimed run; ``None``: it is not to be remembered."""
+    if claim["memory"] != "full":
+        return None
+    return Telling(
+        About(
+            run_id,
+            claim["session_id"],
+            claim["principal"],
+            claim["input"],
+            claim["agent"] or claim["graph_name"],
+            claim["agents"],
+            claim["metadata"],
+        )
+    )
 
 
 def _broken(

@@ -10,18 +10,23 @@ A step is everything since the last commit, stored by one statement. Steps are c
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+import structlog
 
 from app.agents.messages import AgentUsage
+from app.clock import monotonic
 from app.events import log
-from app.events.types import FINAL_EVENT, EventType, RunStatus
+from app.events.types import FINAL_EVENT, Event, EventType, RunStatus
+from app.memory.telling import Telling
 from app.redaction import Redactor
 from app.runs.fold import Fold, key_of
+
+logger = structlog.get_logger(__name__)
 
 SHOW_AFTER_S = 0.05
 
@@ -54,6 +59,8 @@ class Journal:
     Args:
         attempt, last_seq: as the claim answered them.
         carried_seq: up to here the log was carried over from the run that this one repeats.
+        elapsed_s: since the run's first start.
+        telling: tells the run's episode at its end; ``None``: nobody is to remember it.
         wake: called after each commit.
         known: of secrets that are not to be written down.
 
@@ -71,6 +78,8 @@ class Journal:
         attempt: int,
         last_seq: int,
         carried_seq: int = 0,
+        elapsed_s: float = 0.0,
+        telling: Telling | None = None,
         wake: Callable[[UUID], None],
         known: Redactor = Redactor(()),
     ) -> None:
@@ -82,6 +91,9 @@ class Journal:
         self.tenant_id = tenant_id
         self._wake = wake
         self._known = known
+        self._began = monotonic() - elapsed_s
+        self.telling = telling
+        self._heard_past = False
         self._claimed = last_seq
         self.carried_seq = carried_seq
         self._stored = last_seq
@@ -123,6 +135,8 @@ class Journal:
                 "data": data,
             }
         )
+        if self.telling is not None:
+            self.telling.hear(event_type, task_id, agent, data)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
         return self._stored + self._in_flight + len(self._events)
@@ -131,6 +145,18 @@ class Journal:
     def has_past(self) -> bool:
         """Whether the log holds steps that were done before this attempt."""
         return self.attempt > 1 or self.carried_seq > 0
+
+    @property
+    def untold(self) -> bool:
+        """Whether the run's episode still lacks what earlier attempts did."""
+        return self.telling is not None and self.has_past and not self._heard_past
+
+    def tell_past(self, events: Iterable[Event]) -> None:
+        """Let the run's episode have what earlier attempts did."""
+        if self.telling is not None and self.untold:
+            self._heard_past = True
+            for event in events:
+                self.telling.hear(event.type, event.task_id, event.agent, event.data)
 
     def is_new(self, seq: int) -> bool:
         """Whether what an event changed is still to be changed."""
@@ -243,9 +269,14 @@ class Journal:
             data["error"] = end.error
         if end.answer_seq is not None:
             data["answer_seq"] = end.answer_seq
+        episode = self._episode(end)
+        if episode is not None:
+            about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
+            self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
         await self.commit(
             {
+                "episode": episode,
                 "status": end.status,
                 "output": end.output,
                 "stop_reason": end.stop_reason,
@@ -254,3 +285,21 @@ class Journal:
                 "tokens": self.tokens,
             }
         )
+
+    def _episode(self, end: End) -> dict[str, Any] | None:
+        """What is to be remembered of the run; a bug in it must not keep the run from its end."""
+        if self.telling is None:
+            return None
+        try:
+            return self.telling.episode(
+                end.status,
+                output=end.output,
+                stop_reason=end.stop_reason,
+                error=end.error,
+                duration_s=monotonic() - self._began,
+            )
+        except Exception as error:
+            logger.exception("run.untold", run_id=str(self.run_id))
+            message = f"its episode was not stored: {type(error).__name__}"
+            self.add(EventType.WARNING, {"code": "episode_not_stored", "message": message})
+            return None

@@ -39,6 +39,7 @@ _KEPT = (
     "token_budget",
     "webhook_url",
     "metadata",
+    "memory",
 )
 
 
@@ -49,12 +50,14 @@ async def retry(
     run_id: UUID,
     *,
     from_last_step: bool,
+    principal: str | None = None,
 ) -> dict[str, Any]:
     """Submit a run that repeats a finished one, with the versions that one pinned.
 
     Args:
         from_last_step: its log begins with what the finished one did and need not be done again:
             those model calls and tools are not paid for a second time.
+        principal: who asks for it.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -70,7 +73,7 @@ async def retry(
             f"run {run_id} is not over (it is {old['status']}): wait for its end, or cancel it",
             code="not_final",
         )
-    new = {name: old[name] for name in _KEPT} | {"retry_of": run_id}
+    new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
     if not from_last_step:
         return await accept(connection, tenant_id, new)
     task_root = old["task_root"] or run_id

@@ -164,6 +164,7 @@ class Limits:
 
     timeout_s: float
     queue_timeout_s: float
+    memory: str
 
 
 class Ticker:
@@ -213,6 +214,8 @@ class Ticker:
                     wanted,
                     timeout_s=self._limits.timeout_s,
                     queue_timeout_s=self._limits.queue_timeout_s,
+                    memory=self._limits.memory,
+                    principal=f"schedule:{row['name']}",
                 )
                 changes["last_run_id"] = (await submit(tx, row["tenant_id"], new))["id"]
         except BottegaError as error:

@@ -19,6 +19,7 @@ from app.errors import InvalidInputError, LimitedError, UnknownAgentError
 from app.runs.read import shown
 
 _MAX_CHAIN = 20
+_MODES = ("off", "read", "full")
 
 # All that the versions to pin depend on, in one answer: the graph, and every agent in reach.
 _PINS = text("""
@@ -44,6 +45,7 @@ SELECT CAST(jsonb_build_object(
     'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
     'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
         'version', version, 'undescribed', definition ->> 'description' = '',
+        'memory', coalesce(definition ->> 'memory', 'full'),
         'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))), '{}')
         FROM reached)) AS text)
 """)
@@ -67,6 +69,8 @@ class NewRun:
         queue_timeout_s: how long it may wait for that start.
         token_budget: input and output tokens of all its model calls; ``None`` is no limit.
         webhook_url: told when the run has ended.
+        memory: ``off``, ``read`` or ``full``; its agents may make it stricter.
+        principal: who starts it.
     """
 
     mode: str
@@ -80,18 +84,35 @@ class NewRun:
     token_budget: int | None
     webhook_url: str | None
     metadata: dict[str, Any]
+    memory: str
+    principal: str | None
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any], *, timeout_s: float, queue_timeout_s: float) -> "NewRun":
+    def of(
+        cls,
+        asked: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        queue_timeout_s: float,
+        memory: str,
+        principal: str | None,
+    ) -> "NewRun":
         """What a checked body of ``POST /v1/runs`` asks for.
 
         Args:
             timeout_s, queue_timeout_s: the server's, where it asks for none of its own.
+            memory: the server's; it may ask for less.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
+        asked = {**asked, "memory": stricter(memory, asked.get("memory") or memory)}
         known = [field.name for field in fields(cls)]  # an older version may have stored it
         given = {name: asked[name] for name in known if asked.get(name) is not None}
-        return cls(**{**dict.fromkeys(known), **limits, **given})
+        return cls(**{**dict.fromkeys(known), **limits, **given, "principal": principal})
+
+
+def stricter(*modes: str) -> str:
+    """Of modes of memory the one that allows least."""
+    return min(modes, key=_MODES.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +138,8 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> d
             nothing of itself (``missing_description``).
         LimitedError: see :func:`accept`.
     """
-    pinned = await _pin(connection, tenant_id, new)
-    return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned})
+    pinned, memory = await _pin(connection, tenant_id, new)
+    return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned, "memory": memory})
 
 
 async def accept(
@@ -150,8 +171,11 @@ async def accept(
     return shown(answer)
 
 
-async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
-    """The versions that the run keeps, whatever happens to the names later."""
+async def _pin(
+    connection: AsyncConnection, tenant_id: UUID, new: NewRun
+) -> tuple[dict[str, Any], str]:
+    """The versions that the run keeps, whatever happens to the names later; and what it may do
+    with memory, which is what the agents allow that it begins with."""
     found = from_json(
         await connection.scalar(
             _PINS, {"tenant": tenant_id, "agent": new.agent, "graph": new.graph}
@@ -191,7 +215,10 @@ async def _pin(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dic
             f"{', '.join(undescribed)}",
             code="missing_description",
         )
-    return {"agents": {name: agent.version for name, agent in agents.items()}, "graph": graph}
+    first = [new.agent] if new.agent is not None else nodes
+    memory = stricter(new.memory, *(found["agents"][name]["memory"] for name in first))
+    pinned = {name: agent.version for name, agent in agents.items()}
+    return {"agents": pinned, "graph": graph}, memory
 
 
 def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:

@@ -14,7 +14,9 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     Table,
+    Uuid,
     and_,
+    bindparam,
     delete,
     exists,
     func,
@@ -24,14 +26,16 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.base import DEFAULT_TENANT, metadata
-from app.db.engine import Database
+from app.db.engine import Database, act_as
 from app.db.tables import (
     api_keys,
     audit_log,
+    episodes,
     idempotency_keys,
     runs,
     schedules,
@@ -53,7 +57,7 @@ Removed = Counter[str]
 Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
 _TABLES = list(reversed(metadata.sorted_tables))  # what refers to others comes before them
-_OF_RUNS = [table for table in _TABLES if "run_id" in table.c]
+_OF_RUNS = [table for table in _TABLES if "run_id" in table.c and table is not episodes]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
 _OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c]
 # What is removed was paid for all the same.
@@ -112,9 +116,25 @@ async def _erase_memory(
     memory = and_(
         session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id
     )
+    taught = episodes.c.session_id == session_id
+    if await _erase_episodes(tx, tenant_id, taught, removed) == ROWS_AT_ONCE:
+        return False
     await _delete(tx, session_memory, memory, removed)
     await _delete(tx, sessions, own, removed)
     return True
+
+
+async def _erase_episodes(
+    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
+) -> int:
+    """Remove at most a page of a tenant's episodes, with all that is theirs; answers how many."""
+    found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
+    ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
+    if ids:
+        await act_as(tx, tenant_id)
+        erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
+        removed.update(await tx.scalar(select(erase)) or {})
+    return len(ids)
 
 
 async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
@@ -186,6 +206,7 @@ async def _erase_runs(
         return removed, 0
     named = [str(run_id) for run_id in ids]
     spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
+    await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
     for table in _OF_RUNS:
         of_them = and_(table.c.tenant_id == tenant_id, table.c.run_id.in_(ids))
         await _delete(tx, table, of_them, removed)

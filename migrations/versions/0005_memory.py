@@ -176,18 +176,27 @@ FOR EACH STATEMENT EXECUTE FUNCTION trash_objects()
 """
 
 # Episodes of the transaction's tenant, with all that is theirs; who may erase a run or a session
-# may erase what it taught. Answers how many there were.
+# may erase what it taught. Answers how many rows there were, by table.
 ERASE_EPISODES = """
-CREATE FUNCTION erase_episodes(p_ids uuid[]) RETURNS integer
+CREATE FUNCTION erase_episodes(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_table text;
     v_count integer;
+    v_removed jsonb := '{}';
 BEGIN
-    DELETE FROM episode_bodies WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids);
-    DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_ids);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
+    FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
+        'episode_state', 'episode_search', 'episode_vectors', 'episode_pending', 'episodes']
+    LOOP
+        EXECUTE format(
+            'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,
+            CASE v_table WHEN 'episodes' THEN 'id' ELSE 'episode_id' END)
+        USING v_tenant, p_ids;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        v_removed := v_removed || jsonb_build_object(v_table, v_count);
+    END LOOP;
+    RETURN v_removed;
 END $$
 """
 
@@ -211,7 +220,14 @@ GRANTS = (
 )
 
 _STORED = """    IF p_outcome IS NOT NULL AND p_outcome -> 'episode' <> 'null' THEN
-        PERFORM store_episode(p_tenant, p_outcome -> 'episode');
+        BEGIN
+            PERFORM store_episode(p_tenant, p_outcome -> 'episode');
+        EXCEPTION WHEN OTHERS THEN  -- the run ends all the same
+            UPDATE run_events SET type = 'warning', data = jsonb_build_object(
+                'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM)
+            WHERE tenant_id = p_tenant AND run_id = p_run AND seq = p_after + v_count - 1
+              AND type = 'episode.stored';
+        END;
     END IF;
 """
 _STORED_UNCLAIMED = """    IF r.memory = 'full' THEN
@@ -263,7 +279,7 @@ def _changed_functions() -> list[str]:
                 "        'mode', r.mode,",
                 (
                     "        'mode', r.mode, 'memory', r.memory, 'principal', r.principal,\n"
-                    "        'metadata', r.metadata,"
+                    "        'metadata', r.metadata, 'graph_name', r.graph,"
                 ),
             ),
         ),

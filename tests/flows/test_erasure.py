@@ -225,6 +225,8 @@ async def test_a_run_that_is_accepted_at_the_same_time_goes_too(
         | {"priority": 5, "metadata": {}},
         timeout_s=60,
         queue_timeout_s=60,
+        memory="full",
+        principal=None,
     )
     async with database.begin(DEFAULT_TENANT) as tx:
         if how == "new":

@@ -39,7 +39,9 @@ async def api(settings: Settings, database_url: str, model: FakeModel) -> AsyncI
 
 @asynccontextmanager
 async def ticking(service: Service) -> AsyncIterator[Ticker]:
-    ticker = Ticker(service.database.engine, Limits(timeout_s=50.0, queue_timeout_s=60.0))
+    ticker = Ticker(
+        service.database.engine, Limits(timeout_s=50.0, queue_timeout_s=60.0, memory="full")
+    )
     async with background(lambda: heed(service.database.connect, ticker.alarm), ticker.run):
         yield ticker
 

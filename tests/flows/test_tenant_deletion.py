@@ -80,6 +80,19 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         " SELECT tenant_id, id, 'https://a.example/', 'failed' FROM runs WHERE id = $1",
         run["id"],
     )
+    for row in (
+        "episode_feedback (tenant_id, run_id, by) SELECT tenant_id, run_id, 'x'",
+        "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
+        "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
+        "episode_pending (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
+        (
+            "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
+            " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
+        ),
+        "memory_indexes (tenant_id) SELECT tenant_id",
+    ):
+        into = f"INSERT INTO {row} FROM episodes WHERE run_id = $1 ON CONFLICT DO NOTHING"
+        await owner.execute(into, run["id"])
     await owner.execute(
         "SELECT beat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
         " FROM tenants WHERE name = $1",

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.api.schemas.base import Answer, Body, Metadata, Name
+from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from app.tools.http import HttpToolDefinition
 from app.tools.json_values import WHOLE
 
@@ -215,6 +215,15 @@ class AgentContent(Body):
     agent_comment: Annotated[
         bool, Field(description="Ask the model again once its tools have answered.")
     ] = True
+    memory: Annotated[
+        MemoryMode,
+        Field(
+            description=(
+                "What runs that begin with this agent may do with memory: `full`, `read` (they are "
+                "not remembered themselves), or `off`."
+            )
+        ),
+    ] = "full"
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -270,5 +279,6 @@ class Agent(Answer):
     tool_policy: list[ToolRule]
     exit_on_success: list[str]
     agent_comment: bool
+    memory: MemoryMode = "full"
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="When this version was stored.")]

@@ -2,7 +2,7 @@
 
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -28,6 +28,9 @@ PlaceInTime = Annotated[
     AwareDatetime,
     Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
 ]
+MemoryMode = Literal["off", "read", "full"]
+"""What may be done with memory: nothing, be given what earlier runs taught, or add to it too."""
+
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],
     Field(

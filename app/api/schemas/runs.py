@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.api.schemas.base import Answer, Body, Metadata, Name
+from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from app.errors import InvalidInputError
 from app.tools.egress import checked_url
 from app.tools.json_values import WHOLE
@@ -110,6 +110,16 @@ class NewRun(Body):
             description=(
                 "Told when the run has ended, with a signature (Standard Webhooks); a public http "
                 "or https address."
+            )
+        ),
+    ] = None
+    memory: Annotated[
+        MemoryMode | None,
+        Field(
+            description=(
+                "`full`: it is given what earlier runs taught, and is remembered itself; `read`: "
+                "only the first; `off`: neither. Null takes the server's default. Its agent (in a "
+                "DAG all of them) may be stricter, and the stricter counts."
             )
         ),
     ] = None
@@ -213,6 +223,7 @@ class Run(Answer):
     timeout_s: float
     queue_timeout_s: float
     token_budget: int | None
+    memory: Annotated[MemoryMode, Field(description="What it may do with memory, all told.")]
     metadata: Metadata
     webhook: Annotated[Webhook | None, Field(description="Null: nobody asked to be told.")]
     retry_of: Annotated[UUID | None, Field(description="The run that this one does again.")]
@@ -343,43 +354,6 @@ class Context(Answer):
     """Why an agent saw what it saw."""
 
     items: list[ContextItem]
-
-
-class Session(Answer):
-    """Shared memory that outlives a run."""
-
-    id: str
-    created_at: datetime
-    updated_at: datetime
-
-
-class SessionItem(Answer):
-    """What an agent published last in a session."""
-
-    agent: str
-    version: int
-    content: str
-    run_id: UUID
-    published_at: datetime
-
-
-class SessionMemory(Session):
-    """A session with all it holds."""
-
-    memory: list[SessionItem]
-
-
-class Erased(Answer):
-    """What was removed, for good."""
-
-    id: str
-    removed: Annotated[
-        dict[str, int],
-        Field(
-            description="How many rows, by table.",
-            examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_events": 31}],
-        ),
-    ]
 
 
 class RunGraph(Answer):

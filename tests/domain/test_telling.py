@@ -1,0 +1,132 @@
+"""A run's episode, told from its events."""
+
+from typing import Any
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
+from app.events.types import EventType, RunStatus
+from app.memory.episode import LONGEST_SUMMARY, Episode, Outcome, Summary, episode_id_of
+from app.memory.telling import About, Telling
+
+RUN, TASK = UUID(int=1), UUID(int=2)
+HTTP = {"type": "http", "name": "pay", "method": "POST"}
+
+
+def about(**changes: Any) -> About:
+    definitions = {"boss": {"tools": [HTTP], "metadata": {"domain": "finance"}}, "helper": {}}
+    given = {"session_id": None, "principal": "key:1", "input": "Pay invoice 17.", "first": "boss"}
+    return About(**{"run_id": RUN, "definitions": definitions, "metadata": {}, **given, **changes})
+
+
+def tool(name: str, call: int, *, error: str | None = None, result: Any = "done") -> list[Any]:
+    asked = {"call": call, "tool_call_id": f"c{call}", "name": name}
+    ended = {**asked, "status": "error" if error else "success", "result": None, "error": error}
+    kind = EventType.TOOL_FAILED if error else EventType.TOOL_COMPLETED
+    return [
+        (EventType.TOOL_STARTED, None, "boss", {**asked, "arguments": {"n": call}}),
+        (kind, None, "boss", ended if error else {**ended, "result": result}),
+    ]
+
+
+def answer(task: UUID | None = TASK) -> Any:
+    return (EventType.AGENT_COMPLETED, task, "helper", {"output": "checked", "usage": {}})
+
+
+def failed(task: UUID = TASK) -> Any:
+    error = {"code": "model_error", "message": "no answer in 30 s"}
+    return (EventType.AGENT_FAILED, task, "helper", {"error": error, "usage": {}})
+
+
+def tell(
+    *events: Any,
+    status: RunStatus = RunStatus.COMPLETED,
+    output: Any = "Paid.",
+    stop_reason: str | None = "final_answer",
+    error: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    telling = Telling(about(**changes))
+    for event in events:
+        telling.hear(*event)
+    return telling.episode(
+        status, output=output, stop_reason=stop_reason, error=error, duration_s=1.5
+    )
+
+
+def test_all_of_a_run_is_told() -> None:
+    usage = {"input_tokens": 10, "output_tokens": 2}
+    said = (EventType.LLM_COMPLETED, None, "boss", {"usage": usage})
+    told = tell(said, *tool("pay", 1), answer(), metadata={"tags": ["a", "a", 3, " "]})
+    assert told["id"] == episode_id_of(RUN)
+    assert (told["outcome"], told["domain"], told["task_type"]) == ("SUCCESS", "finance", "boss")
+    assert told["trust"] == 2  # it read what somebody else answered
+    assert told["tags"] == ("a",)
+    assert told["origin"] == {"principal": "key:1", "run": RUN, "tool": None}
+    assert told["result"]["side_effects"] == [{"tool": "pay", "calls": 1}]
+    assert told["metadata"]["tools_used"] == ["pay"]
+    assert told["execution"]["duration_s"] == 1.5
+    resources = told["execution"]["resources"]
+    assert (resources["model_calls"], resources["input_tokens"], resources["tasks"]) == (1, 10, 1)
+    assert [step.get("tool") for step in told["bodies"]["trace"]] == ["pay", None]
+    assert told["summary"]["task"] == "Pay invoice 17."
+    assert "finance boss a" in told["summary"]["steps"]
+
+
+def test_outcomes() -> None:
+    error = {"code": "timeout", "message": "too long"}
+    assert tell()["outcome"] == Outcome.SUCCESS
+    assert tell(answer(), failed())["outcome"] == Outcome.PARTIAL
+    assert tell(stop_reason="max_iterations")["outcome"] == Outcome.PARTIAL
+    assert tell(*tool("pay", 1, error="no"))["outcome"] == Outcome.SUCCESS  # no task failed
+    for status in (RunStatus.FAILED, RunStatus.TIMEOUT):
+        assert tell(status=status, output=None, error=error)["outcome"] == Outcome.FAILURE
+    assert tell(status=RunStatus.CANCELLED, output=None)["outcome"] == Outcome.CANCELLED
+
+
+def test_what_it_failed_on_first_is_its_signature() -> None:
+    one = tell(*tool("pay", 1, error="invoice 17 is unknown"), failed())
+    other = tell(*tool("pay", 9, error="invoice 18 is unknown"))
+    assert one["failure_signature"] == other["failure_signature"]
+    assert "pay" in one["failure_signature"]
+    assert tell()["failure_signature"] is None
+    error = {"code": "timeout", "message": "too long"}
+    assert "timeout" in tell(status=RunStatus.TIMEOUT, error=error)["failure_signature"]
+
+
+def test_a_task_that_failed_counts_once() -> None:
+    ended = {"error": {"code": "model_error", "message": "no"}}
+    told = tell(failed(), (EventType.SUBAGENT_FAILED, TASK, "helper", ended))
+    assert told["result"]["quality"]["failed_tasks"] == 1
+    assert len(told["bodies"]["trace"]) == 1
+
+
+def test_what_is_long_has_a_body_and_the_rest_is_bounded() -> None:
+    long = "word " * 10_000
+    told = tell(input=long, output=long)
+    assert told["bodies"] == {"input": long, "output": long}
+    assert len(told["task"]["original_input"]) == len(told["result"]["output"]) == 2000
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "Hello"}]
+    assert tell(input=messages)["summary"]["task"] == "Hello"
+
+
+@given(st.integers(0, 400), st.text(max_size=500))
+def test_whatever_happens_an_episode_is_small(calls: int, text: str) -> None:
+    events = [event for n in range(calls) for event in tool("t", n, error=text if n % 3 else None)]
+    told = tell(*events, input=text or "x", output=text)
+    assert all(len(part) <= LONGEST_SUMMARY for part in told["summary"].values())
+    trace = told["bodies"].get("trace", [])
+    assert len(trace) == min(calls, 160)
+    assert [step["step"] for step in trace][:40] == list(range(1, min(calls, 40) + 1))
+    assert told["execution"]["resources"]["tool_calls"] == calls
+    assert len(to_json(told["bodies"])) < 200_000
+
+
+def test_an_episode_is_the_same_read_back() -> None:
+    told = tell(answer()) | {"at": None}
+    row = {name: value for name, value in told.items() if name not in ("bodies", "state")}
+    again = Episode.from_row(row, trace=told["bodies"]["trace"])
+    assert again.to_row() == told
+    assert again.summary == Summary(**told["summary"])
