@@ -20,6 +20,7 @@ from app.agents.messages import (
     Usage,
 )
 from app.agents.policy import ToolRequirement
+from app.agents.prompting import PromptMemory
 from app.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from app.agents.recall import Embedder, Recall
 from app.agents.recording import Query, Recorder
@@ -59,6 +60,7 @@ __all__ = [
     "ModelError",
     "ModelOptions",
     "NoProviderError",
+    "PromptMemory",
     "PropagationPolicy",
     "Publication",
     "Query",

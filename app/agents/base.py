@@ -9,6 +9,7 @@ from app.agents.hooks import AgentEvent, Hook
 from app.agents.loop import QueryLoop
 from app.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
 from app.agents.policy import ToolRequirement
+from app.agents.prompting import PromptMemory
 from app.agents.provider import LLMProvider, collecting_providers, default_provider, using
 from app.agents.recall import Recall
 from app.agents.recording import Query, Recorder
@@ -38,6 +39,7 @@ class BaseAgent:
         hooks: by event; only events that have some.
         memory_graph, agent_id: the shared memory and the agent's name in it, if it has them.
         recall: gives it, besides, what it does not read directly; needs the two above.
+        memory: chooses what of the history its model is given; copies of the agent have none.
         usage: of all its queries, sub-agents included.
     """
 
@@ -72,6 +74,7 @@ class BaseAgent:
         self.memory_graph: SharedMemoryGraph | None = None
         self.agent_id: str | None = None
         self.recall: Recall | None = None
+        self.memory: PromptMemory | None = None
         self.usage = AgentUsage()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         for tool in tools or ():

@@ -55,6 +55,7 @@ class QueryLoop:
         self._tools: list[ToolBase] = []
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
+        self._messages: Sequence[StandardMessage] = ()
         self._options = ModelOptions(on_failed_try=partial(query.recorder.model_try_failed, query))
 
     async def run(self) -> AssistantResponse:
@@ -181,10 +182,11 @@ class QueryLoop:
         """
         query, agent = self.query, self.agent
         self._check_history()
-        if agent.registered_tools != self._tools:
-            self._tools = list(agent.registered_tools)
-            self._toolbox = {tool.name: tool for tool in self._tools}
-            self._schemas = tuple(tool.schema for tool in self._tools)
+        self._take_tools()
+        self._messages = agent.conversation_history
+        if agent.memory is not None:
+            self._messages = agent.memory.compose(query, self._schemas)
+            self._take_tools()  # it may have one more now
         query.model_calls += 1
         try:
             message = await query.recorder.model_call(query, self._invoke)
@@ -194,6 +196,20 @@ class QueryLoop:
         if query.task is not None:
             query.task.spent(message.usage)
         return with_distinct_ids(message)
+
+    def _take_tools(self) -> None:
+        """The agent's tools as they are now; its own go before its memory's of that name."""
+        memory = self.agent.memory
+        if memory is None or not memory.tools:
+            tools = self.agent.registered_tools
+        else:
+            names = {tool.name for tool in self.agent.registered_tools}
+            more = [tool for tool in memory.tools if tool.name not in names]
+            tools = [*self.agent.registered_tools, *more]
+        if tools != self._tools:
+            self._tools = list(tools)
+            self._toolbox = {tool.name: tool for tool in self._tools}
+            self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
         """Check what was added since the last call; all of it, if older messages were changed."""
@@ -207,7 +223,7 @@ class QueryLoop:
             options = replace(options, max_output_tokens=most)
         try:
             message = await self.provider.invoke(
-                self.agent.conversation_history,
+                self._messages,
                 self._schemas,
                 options=options,
                 on_delta=self._listener(),

@@ -5,7 +5,7 @@ The library keeps none: :class:`Recorder` lets everything through. The service's
 journal when the run is resumed after a crash.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -83,6 +83,8 @@ class Query:
         escaped: the exception that ended the query instead of a response, if one did.
         task: that it is the work of, or its parent is; ``None``: it is waited for as it runs.
         scope: set by tools that start something beside the query.
+        composed: what the next model call is given in place of the whole history, if it is not:
+            ``tokens`` in all, tool answers ``shrunk`` to a summary, messages ``left`` out.
     """
 
     agent: "BaseAgent"
@@ -99,6 +101,7 @@ class Query:
     escaped: BaseException | None = None
     task: BackgroundTask | None = None
     scope: Scope | None = None
+    composed: Mapping[str, int] | None = None
 
     @property
     def depth(self) -> int:

@@ -35,11 +35,13 @@ def question_of(arguments: Mapping[str, Any]) -> str:
 
 
 def copy_of(agent: "BaseAgent") -> "BaseAgent":
-    """A shallow copy with a history, tools and usage of its own; hooks and graph are shared."""
+    """A shallow copy with a history, tools and usage of its own, and without a memory; hooks and
+    graph are shared."""
     agent = copy.copy(agent)
     agent.conversation_history = list(agent.conversation_history)
     agent.registered_tools = list(agent.registered_tools)
     agent.usage = AgentUsage()
+    agent.memory = None
     return agent
 
 

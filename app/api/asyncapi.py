@@ -37,7 +37,7 @@ DATA = {
     EventType.AGENT_STARTED: "depth",
     EventType.AGENT_COMPLETED: "output usage",
     EventType.AGENT_FAILED: "error usage",
-    EventType.LLM_STARTED: f"{_CALL} beside",
+    EventType.LLM_STARTED: f"{_CALL} beside memory",
     EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",

@@ -151,7 +151,6 @@ class Archive:
                 self._refer(key, entry)
                 if share > 1:
                     section.change(entry, None, share)
-                    self.gist(section, entry)
                 else:
                     section.leave(key)
         for key in list(section.entries):

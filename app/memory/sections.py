@@ -147,16 +147,15 @@ class Section:
         number, first, _ = self.gone or (0, reference, reference)
         self.gone = (number + 1, first, reference)
 
-    def lines(self) -> Iterator[str]:
-        """The section as a model reads it; every entry must have its text."""
-        if not self._shown:
+    def lines(self, without: Key = ()) -> Iterator[str]:
+        """The section as a model reads it, without one entry; all must have their texts."""
+        texts = [each.text for key, each in self.entries.items() if each.text and key != without]
+        if not self._shown or not (texts or self.gone):
             return
         yield f"## {self.title}"
         if self.gone is not None:
             yield _gone(self.gone)
-        for entry in self.entries.values():
-            if entry.text:
-                yield entry.text
+        yield from texts
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as JSON can hold it."""

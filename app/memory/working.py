@@ -15,6 +15,7 @@ from app.memory.sections import Budgets, Entry, Key, Kind, Part, Section, label_
 from app.memory.summaries import TokenCounter, estimated_tokens, summary_of
 from app.memory.variables import KIND_IN, Place, Scope, Variable, VariableKind, jsonable, text_of
 
+_DESCRIPTION = ("note", "description")
 _TITLES = {
     Part.SYSTEM: "System",
     Part.TASK: "Task",
@@ -53,6 +54,7 @@ class WorkingMemory:
         listener: told when a section is too small for what must stand in it (``memory_limit``).
 
     Attributes:
+        count: see above.
         revision: counts the changes of what a reader sees.
     """
 
@@ -65,19 +67,18 @@ class WorkingMemory:
     ) -> None:
         self.budgets = budgets or Budgets()
         self.revision = 0
-        self._count = count
+        self.count = count
         self._listener = listener
         self._variables: dict[Place, Variable] = {}
         self._empty()
 
     def _empty(self) -> None:
         self._sections = {
-            part: Section(_TITLES[part], self.budgets.of(part), self._count) for part in Part
+            part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Part
         }
-        self._archive = Archive(self._count, self._listener)
+        self._archive = Archive(self.count, self._listener)
         self._control: set[Place] = set()
         self._results = self._states = 0
-        self._last_subtask = ""
         self._subtask = ""
         self.revision += 1
 
@@ -107,7 +108,7 @@ class WorkingMemory:
             criteria: by which success is told.
             plan: its steps; they are warm, all the others hot.
         """
-        self._note(Part.TASK, "Task", task, hot=True)
+        self._note(Part.TASK, _DESCRIPTION[-1], task, hot=True)
         self._list("Goals", goals, hot=True)
         self._list("Success criteria", criteria, hot=True)
         self._list("Constraints", constraints, hot=True)
@@ -149,7 +150,7 @@ class WorkingMemory:
             self._show(place, f"{label_of(key)} += {text_of(value)}")
             return
         more = f", {text_of(value)}"
-        section.change(entry, entry.text + more, entry.tokens + self._count(more))
+        section.change(entry, entry.text + more, entry.tokens + self.count(more))
         self._changed(_PART_OF[scope])
 
     def get(
@@ -212,9 +213,7 @@ class WorkingMemory:
         reference = f"m{self._results}"
         text = self._archive.texts[reference] = text_of(jsonable(output))
         self._archive.referred.update(refers_to)
-        if subtask != self._last_subtask or not subtask:
-            self._archive.turn += 1
-            self._last_subtask = subtask
+        self._archive.turn = self._results
         label = label_of(subtask)
         line = f"{reference} {label}: {text}"
         self._put(Part.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
@@ -231,10 +230,10 @@ class WorkingMemory:
         new: list[tuple[Key, str, str]] = []
         for item in items:
             label = label_of(item.source)
-            most = share - self._count(f"{label}: ") - 1
-            if most > 0 and (text := summary_of(item.text, most, self._count)):
+            most = share - self.count(f"{label}: ") - 1
+            if most > 0 and (text := summary_of(item.text, most, self.count)):
                 new.append((("episode", item.source), label, f"{label}: {text}"))
-        left = section.room - sum(self._count(line) + 1 for *_, line in new)
+        left = section.room - sum(self.count(line) + 1 for *_, line in new)
         self._archive.drop_unread(section, left)
         for key in list(section.entries):  # the oldest first
             if section.filled <= left:
@@ -254,11 +253,14 @@ class WorkingMemory:
         """All references, in the order in which they came."""
         return list(self._archive.texts)
 
-    def compose(self, *parts: Part) -> str:
-        """The sections (all, if none are named) as a model reads them.
+    def compose(self, *parts: Part, description: bool = True) -> str:
+        """The sections (all, if none are named) as a model reads them; what it is sent counts as
+        accessed.
 
-        What is sent to a model counts as accessed.
+        Args:
+            description: of the task, which a model may have been sent already.
         """
+        without = () if description else _DESCRIPTION
         lines: list[str] = []
         for part in parts or Part:
             section = self._sections[part]
@@ -266,7 +268,7 @@ class WorkingMemory:
                 entry.accessed = True
                 if entry.text is None:
                     self._archive.gist(section, entry)
-            lines += section.lines()
+            lines += section.lines(without)
         return "\n".join(lines)
 
     @property
@@ -319,8 +321,8 @@ class WorkingMemory:
             "control": sorted(list(place) for place in self._control),
             "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
-            "counts": [self._results, self._states, self._archive.others, self._archive.turn],
-            "subtasks": [self._last_subtask, self._subtask],
+            "counts": [self._results, self._states, self._archive.others],
+            "subtask": self._subtask,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -337,8 +339,9 @@ class WorkingMemory:
         archive = self._archive
         archive.texts = dict(snapshot["archive"])
         archive.referred = set(snapshot["referred"])
-        self._results, self._states, archive.others, archive.turn = snapshot["counts"]
-        self._last_subtask, self._subtask = snapshot["subtasks"]
+        self._results, self._states, archive.others = snapshot["counts"]
+        archive.turn = self._results
+        self._subtask = snapshot["subtask"]
 
     # How it is done
 
@@ -357,7 +360,7 @@ class WorkingMemory:
     def _put(
         self, part: Part, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
     ) -> None:
-        size = self._count(text) + 1  # and the end of the line
+        size = self.count(text) + 1  # and the end of the line
         self._sections[part].put(key, Entry(kind, label, text, size, self._archive.turn, hot))
         self._changed(part)
 

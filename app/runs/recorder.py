@@ -151,7 +151,8 @@ class JournalRecorder(Recorder):
         about = {"call": call, "attempt": self.journal.attempt}
         # The text of a task that runs beside its parent is that task's output.
         beside = {"beside": True} if query.task and not query.tool_call else {}
-        started = self.tasks.add(query, EventType.LLM_STARTED, about | beside)
+        memory = {"memory": dict(query.composed)} if query.composed else {}
+        started = self.tasks.add(query, EventType.LLM_STARTED, about | beside | memory)
         began = monotonic()
         try:
             with self._overheard(query, started):
