@@ -9,6 +9,7 @@ from pgvector.sqlalchemy import HALFVEC
 from sqlalchemy import (
     ARRAY,
     REAL,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    false,
     func,
     text,
 )
@@ -230,6 +232,10 @@ episode_pending = Table(
     CheckConstraint("work IN ('embed', 'offload')", name="work"),
 )
 Index("ix_episode_pending_next", episode_pending.c.next_at)
+Index(
+    "ix_episode_pending_due",
+    *(episode_pending.c[name] for name in ("work", "tenant_id", "next_at", "episode_id")),
+)
 
 memory_indexes = Table(
     "memory_indexes",
@@ -243,6 +249,8 @@ memory_indexes = Table(
     Column("shares", ARRAY(REAL), nullable=False, server_default="{}"),
     Column("sampled_rows", Integer, nullable=False, server_default="0"),
     Column("sampled_at", DateTime(timezone=True)),
+    # Whether there may be vectors of other embedders still.
+    Column("leftovers", Boolean, nullable=False, server_default=false()),
 )
 
 # Objects that nothing refers to any more. Of no tenant: it outlives them.
@@ -252,3 +260,4 @@ object_trash = Table(
     Column("object_key", Text, primary_key=True),
     Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
+Index("ix_object_trash_at", object_trash.c.at)

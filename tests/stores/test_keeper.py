@@ -1,0 +1,343 @@
+"""Vectors made in the background: by whom, when the embedder is down, and when it is another."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.llm.demo_model import embeddings
+from app.llm.openai_embedder import OpenAIEmbedder
+from app.memory.embedders import Embedders
+from app.memory.embeddings import BuiltinEmbedder, Embedder
+from app.memory.keeper import Keeper
+from tests.fake_model import FakeModel, Reply, http_error, http_reply
+
+OTHER = UUID(int=77)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+async def store(
+    database: Database, numbers: range | list[int], tenant: UUID = DEFAULT_TENANT
+) -> None:
+    async with acting_as(database.pool, tenant) as connection:
+        for number in numbers:
+            row = {
+                "id": str(UUID(int=number)),
+                "outcome": "SUCCESS",
+                "summary": {"task": f"task {number}", "result": f"result {number}"},
+            }
+            await connection.execute("SELECT store_episode($1, $2::jsonb)", tenant, json.dumps(row))
+
+
+def keeper(
+    database: Database, clock: Clock, current: Embedder | None = None, *others: Embedder
+) -> Keeper:
+    found = current or BuiltinEmbedder()
+    embedders = Embedders(
+        database.pool,
+        lambda: found,
+        lambda name: next((each for each in others if each.name == name), None),
+        clock=clock,
+    )
+    return Keeper(database.pool, embedders, clock=clock)
+
+
+@asynccontextmanager
+async def hosted(model: FakeModel, name: str = "vectors-1") -> AsyncIterator[OpenAIEmbedder]:
+    embedder = OpenAIEmbedder(
+        name, api_key="test-key", base_url=model.base_url, max_tries=1, cached=0
+    )
+    try:
+        yield embedder
+    finally:
+        await embedder.aclose()
+
+
+async def embedded(owner: asyncpg.Pool, embedder: str, tenant: UUID = DEFAULT_TENANT) -> list[int]:
+    """The episodes that have vectors of an embedder."""
+    rows = await owner.fetch(
+        "SELECT episode_id FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 ORDER BY 1",
+        *(tenant, embedder),
+    )
+    return [row[0].int for row in rows]
+
+
+async def waiting(owner: asyncpg.Pool) -> list[int]:
+    rows = await owner.fetch("SELECT episode_id FROM episode_pending WHERE work='embed' ORDER BY 1")
+    return [row[0].int for row in rows]
+
+
+async def of_queries(owner: asyncpg.Pool) -> str | None:
+    name: str | None = await owner.fetchval("SELECT embedder FROM memory_indexes")
+    return name
+
+
+async def leases_end(owner: asyncpg.Pool) -> None:
+    await owner.execute("UPDATE episode_pending SET next_at = now()")
+
+
+async def all_done(keeper: Keeper, owner: asyncpg.Pool) -> None:
+    while await waiting(owner):
+        await keeper.embed_due()
+
+
+async def other_tenant(owner: asyncpg.Pool) -> None:
+    await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", OTHER)
+
+
+async def test_what_was_stored_gets_vectors_of_its_three_texts(
+    database: Database, owner: asyncpg.Pool, clock: Clock
+) -> None:
+    await store(database, [1, 2])
+
+    assert await keeper(database, clock).embed_due() < 1
+    assert await embedded(owner, "builtin-1") == [1, 2]
+    assert await waiting(owner) == []
+    assert await of_queries(owner) == "builtin-1"
+    row = await owner.fetchrow(
+        "SELECT task::real[], result::real[], whole::real[], outcome FROM episode_vectors"
+        " WHERE episode_id = $1",
+        UUID(int=1),
+    )
+    assert row is not None
+    expected = await BuiltinEmbedder().embed(["task 1", "result 1", "task 1\nresult 1"])
+    assert np.allclose(np.array(row[:3]), expected, atol=1e-3)
+    assert row["outcome"] == "SUCCESS"
+    assert await keeper(database, clock).embed_due() == float("inf")
+
+
+async def test_no_tenant_waits_for_all_of_another_s(
+    database: Database, owner: asyncpg.Pool, clock: Clock
+) -> None:
+    await other_tenant(owner)
+    await store(database, range(1, 101))
+    await store(database, [901], OTHER)
+
+    await keeper(database, clock).embed_due()
+
+    assert await embedded(owner, "builtin-1", OTHER) == [901]
+    assert 0 < len(await embedded(owner, "builtin-1")) < 100
+
+
+async def test_workers_share_the_work(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, range(1, 41))
+    async with hosted(model) as one, hosted(model) as two:
+        workers = [keeper(database, clock, each) for each in (one, two)]
+        while await waiting(owner):
+            await asyncio.gather(*(worker.embed_due() for worker in workers))
+
+    asked = [text for request in model.embedded for text in request["input"]]
+    assert sorted(text for text in asked if text.startswith("task") and "\n" not in text) == sorted(
+        f"task {number}" for number in range(1, 41)
+    )
+    assert await embedded(owner, "openai:vectors-1:768") == list(range(1, 41))
+
+
+async def test_what_a_dead_worker_took_is_taken_again_after_its_lease(
+    database: Database, owner: asyncpg.Pool, clock: Clock
+) -> None:
+    await store(database, [1])
+    taken = await database.pool.fetch("SELECT * FROM due_episode_work('embed', 120, 10, 10)")
+    assert len(taken) == 1
+
+    worker = keeper(database, clock)
+    assert 100 < await worker.embed_due() <= 120
+    assert await embedded(owner, "builtin-1") == []
+    await leases_end(owner)
+    await worker.embed_due()
+
+    assert await embedded(owner, "builtin-1") == [1]
+
+
+async def test_an_embedder_that_is_down_loses_nothing(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1, 2])
+    model.script_vectors(http_error(503), http_error(503))
+    async with hosted(model) as embedder:
+        worker = keeper(database, clock, embedder)
+        assert await worker.embed_due() == 1
+        await store(database, [3])
+        assert await worker.embed_due() == 1  # nobody asks it meanwhile, however often it rings
+        assert len(model.embedded) == 1
+        clock.now += 1
+        await leases_end(owner)
+        assert await worker.embed_due() == 2
+        assert await waiting(owner) == [1, 2, 3]
+        assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_pending")} == {0}
+        clock.now += 2
+        await leases_end(owner)
+        await worker.embed_due()
+
+    assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
+
+
+async def test_a_text_that_is_refused_keeps_no_other_from_its_vectors(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1, 2, 3])
+    refused = http_error(400, message="this is not allowed")
+    model.script_vectors(refused, None, refused, None)
+    async with hosted(model) as embedder:
+        worker = keeper(database, clock, embedder)
+        assert await worker.embed_due() < 1
+        assert len(await embedded(owner, embedder.name)) == 2
+        assert len(await waiting(owner)) == 1  # and is tried again later
+        assert await worker.embed_due() > 10
+        await leases_end(owner)
+        await worker.embed_due()
+
+    assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
+
+
+async def test_what_is_searched_no_more_gets_no_vectors(
+    database: Database, owner: asyncpg.Pool, clock: Clock
+) -> None:
+    await store(database, [1, 2])
+    await owner.execute("DELETE FROM episode_search WHERE episode_id = $1", UUID(int=1))
+
+    await keeper(database, clock).embed_due()
+
+    assert await embedded(owner, "builtin-1") == [2]
+    assert await waiting(owner) == []
+
+
+async def test_queries_change_over_when_all_have_the_new_vectors(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, range(1, 301))
+    old = BuiltinEmbedder()
+    await all_done(keeper(database, clock, old), owner)
+
+    async with hosted(model) as new:
+        worker = keeper(database, clock, new, old)
+        assert await worker.change_over() == 0.5
+        assert len(await waiting(owner)) == 256  # a page
+        assert await worker.change_over() == 0.5
+        assert len(await waiting(owner)) == 256
+        await store(database, [301])
+        await worker.embed_due()
+        worker = keeper(database, clock, new, old)  # as after a kill
+        while await of_queries(owner) == "builtin-1":
+            assert len(await embedded(owner, old.name)) >= 300
+            await worker.embed_due()
+            await worker.change_over()
+        assert await embedded(owner, new.name) == list(range(1, 302))
+        # Until then queries found the one that came meanwhile, too.
+        assert await embedded(owner, old.name) == list(range(1, 302))
+        while await worker.change_over() == 0.5:
+            pass
+
+    assert await of_queries(owner) == "openai:vectors-1:768"
+    assert await embedded(owner, old.name) == []
+    assert not await owner.fetchval("SELECT leftovers FROM memory_indexes")
+
+
+async def test_queries_stay_with_the_old_vectors_while_the_new_embedder_is_down(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1])
+    await all_done(keeper(database, clock), owner)
+    model.script_vectors(http_error(503))
+    async with hosted(model) as new:
+        worker = keeper(database, clock, new, BuiltinEmbedder())
+        assert await worker.change_over() == 1
+        assert await of_queries(owner) == "builtin-1"
+        clock.now += 1
+        for _ in range(10):
+            await worker.change_over()
+            await worker.embed_due()
+
+    assert await of_queries(owner) == "openai:vectors-1:768"
+
+
+async def test_a_change_that_is_taken_back_leaves_nothing_of_the_other(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1, 2])
+    old = BuiltinEmbedder()
+    await all_done(keeper(database, clock, old), owner)
+    async with hosted(model) as new:
+        worker = keeper(database, clock, new, old)
+        await worker.change_over()
+        await worker.embed_due()
+        assert await embedded(owner, new.name) == [1, 2]
+    worker = keeper(database, clock, old)
+    while await worker.change_over() == 0.5:
+        pass
+
+    assert await embedded(owner, "openai:vectors-1:768") == []
+    assert await embedded(owner, old.name) == [1, 2]
+    assert await of_queries(owner) == old.name
+
+
+async def test_who_has_not_the_old_embedder_goes_by_words_until_all_have_the_new_vectors(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1])
+    async with hosted(model, "gone") as gone:
+        await all_done(keeper(database, clock, gone), owner)
+    current = BuiltinEmbedder()
+    embedders = Embedders(database.pool, lambda: current, lambda name: None, clock=clock)
+
+    assert await embedders.of_queries(DEFAULT_TENANT) is None
+    worker = keeper(database, clock, current)
+    for _ in range(3):
+        await worker.change_over()
+        await worker.embed_due()
+    clock.now += 5
+    assert await embedders.of_queries(DEFAULT_TENANT) is current
+
+
+async def test_vectors_of_another_length_get_an_index_of_their_own(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1])
+    model.script_vectors(_five)
+    async with hosted(model) as embedder:
+        await keeper(database, clock, embedder).embed_due()
+
+    assert await embedded(owner, "openai:vectors-1:5") == [1]
+    definition = await owner.fetchval(
+        "SELECT indexdef FROM pg_indexes WHERE indexname = 'ix_episode_vectors_task_5'"
+    )
+    assert "hnsw" in definition
+    assert "vector_dims(task) = 5" in definition
+    for wrong in (0, 4001):
+        with pytest.raises(asyncpg.RaiseError):
+            await database.pool.execute("SELECT ensure_vector_index($1)", wrong)
+
+
+def _five(request: dict[str, Any]) -> Any:
+    rows = np.random.default_rng(1).normal(size=(len(request["input"]), 5))
+    reply: Reply = http_reply(embeddings.body(rows, request), media_type="application/json")
+    assert callable(reply)
+    return reply(request)
