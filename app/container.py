@@ -9,10 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.clock import utcnow
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
+from app.memory.episodic import EpisodicMemory
 from app.runs import queue
 from app.settings import Settings, redactor, secrets
 from app.tenants.keyring import Keyring
@@ -37,6 +39,7 @@ class Service:
     Attributes:
         tails: the runs that are being watched through this process.
         keys: who is let in.
+        memory: what was done before.
         working: whether this process executes runs too.
     """
 
@@ -45,6 +48,7 @@ class Service:
     feed: Feed
     tails: Tails
     keys: Keyring
+    memory: EpisodicMemory
     working: bool = False
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -68,10 +72,12 @@ async def open_service(
         feed = Feed(database.connect)
         keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
         tails = Tails(database.pool, feed)
-        service = Service(settings, database, feed, tails, keyring, working=worker)
+        memory = EpisodicMemory(database.pool, embedder=_embedder, clock=utcnow)
+        service = Service(settings, database, feed, tails, keyring, memory, working=worker)
         # By every process: what waits must end in time though no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
-        async with background(lambda: sweeping), contextlib.AsyncExitStack() as stack:
+        beside = background(lambda: sweeping, memory.accesses.run)
+        async with beside, contextlib.AsyncExitStack() as stack:
             if api:
                 await keyring.is_open()
                 watching = background(feed.run, tails.run, keyring.run)

@@ -89,7 +89,17 @@ class Database:
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
         """A transaction of a tenant's: it sees and writes that tenant's rows, and no others.
 
-        A tenant that begins many at once has some of them wait, so that others find connections.
+        Raises:
+            TimeoutError: too long, as for a connection.
+        """
+        async with self.turn(tenant_id), self.engine.begin() as connection:
+            await act_as(connection, tenant_id)
+            yield connection
+
+    @asynccontextmanager
+    async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
+        """A tenant's turn: one that has many at once has some of them wait, so that others find
+        connections. Who takes one from the pool for a request takes a turn first, and only one.
 
         Raises:
             TimeoutError: too long, as for a connection.
@@ -98,9 +108,7 @@ class Database:
         async with asyncio.timeout(self.patience_s):
             await slots.acquire()
         try:
-            async with self.engine.begin() as connection:
-                await act_as(connection, tenant_id)
-                yield connection
+            yield
         finally:
             slots.release()
 

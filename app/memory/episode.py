@@ -67,12 +67,28 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class Body:
+    """A part of an episode that lies beside it.
+
+    Attributes:
+        part: ``trace``, ``input`` or ``output``.
+        bytes: its length, as JSON.
+        object_key: where it is in the object store; ``None``: it is in the database.
+    """
+
+    part: str
+    bytes: int
+    object_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What has happened to an episode since.
 
     Attributes:
         referenced_by: episodes that stand for it, or refer to it.
         feedback: ``{outcome, score, comment, by, at}``, if a person judged its run.
+        bodies: where the parts are that lie beside it.
     """
 
     state: StorageState = StorageState.ACTIVE
@@ -82,6 +98,7 @@ class State:
     deleted_at: datetime | None = None
     referenced_by: tuple[UUID, ...] = ()
     feedback: Mapping[str, Any] | None = None
+    bodies: tuple[Body, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

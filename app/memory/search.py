@@ -5,15 +5,17 @@ Everything here runs in a transaction of the tenant's (:func:`app.db.engine.acti
 
 import json
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import asyncpg
-import numpy as np
-from numpy.typing import NDArray
 
 from app.memory.episode import EpisodeFilter
 from app.memory.scoring import Candidate
+
+if TYPE_CHECKING:  # an API that nobody searches through need not load it
+    import numpy as np
+    from numpy.typing import NDArray
 
 By = Literal["task", "result", "whole"]
 Place = tuple[datetime, UUID]
@@ -32,7 +34,7 @@ SELECT * FROM episode_candidates($1, $2::real[], $3, $4, $5::jsonb, $6, $7, $8)
 async def candidates(
     connection: asyncpg.Connection,
     query: str,
-    vector: NDArray[np.float32] | None,
+    vector: "NDArray[np.float32] | None",
     *,
     embedder: str | None,
     aged_before: datetime,

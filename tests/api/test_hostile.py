@@ -44,6 +44,7 @@ BOMBS = [
 ]
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 _CANDIDATES = ("a", "A", "a:b", "0", NOBODY, "https://example.com/", '"1"', "2026-01-01T00:00:00Z")
+SEARCHES = ("/v1/episodes/search", "/v1/episodes/similar-failures")
 _MARK = "\x02here\x03"
 
 Path = tuple[Any, ...]
@@ -156,6 +157,8 @@ class Attacker:
         await self.client.post("/v1/graphs", json={"name": "software", "edges": edges})
         schedule = {"name": "morning", "cron": "0 5 * * 1", "run": {"agent": "a", "input": "x"}}
         await self.client.post("/v1/schedules", json=schedule)
+        done = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
+        episode = await self.client.post("/v1/episodes", json=done)
         run = await self.client.post("/v1/runs", json={"agent": "a", "input": "x"})
         await self.client.post(f"/v1/runs/{run.json()['id']}/cancel")
         self.known = {
@@ -164,6 +167,7 @@ class Attacker:
             "/v1/schedules": "morning",
             "/v1/sessions": "todo",
             "/v1/runs": run.json()["id"],
+            "/v1/episodes": episode.json()["id"],
         }
 
     def url(self, path: str, hostile: str = "", value: str = "") -> str:
@@ -171,7 +175,9 @@ class Attacker:
         start = "/".join(path.split("/")[:3])
         for name in re.findall(r"{(\w+)}", path):
             good = (
-                self.known.get(start, NOBODY) if name in ("name", "run_id", "session_id") else None
+                self.known.get(start, NOBODY)
+                if name in ("name", "run_id", "session_id", "episode_id")
+                else None
             )
             filling = {"version": "1", "agent": "designer"}.get(name, good or NOBODY)
             raw = value.encode("utf-8", "surrogatepass") if name == hostile else filling
@@ -191,6 +197,8 @@ class Attacker:
             problem = answer.json()
             assert problem["code"], what
             assert problem["detail"], what
+        elif where.split()[0] in SEARCHES:
+            assert answer.status_code == 200, what  # it may find nothing
         elif "content" in sent and isinstance(value, str) and value not in ("", "null"):
             assert value in list(texts(answer.json())), what
             self.kept.add(where)
@@ -252,7 +260,8 @@ async def rows(url: str) -> set[tuple[str, str]]:
         tables = await connection.fetch(
             "SELECT table_name AS name FROM information_schema.tables"
             " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
-            " AND table_name <> 'api_keys'"  # they tell when they were used
+            # They tell when they were used.
+            " AND table_name NOT IN ('api_keys', 'episode_state')"
         )
         return {
             (table["name"], row["text"])
@@ -286,6 +295,8 @@ async def test_hostile_values_everywhere(
     assert (await client.post("/v1/runs", json=asked)).status_code == 202
     schedule = {"name": "bystander", "cron": "0 5 * * 1", "run": asked, "paused": True}
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    done = {"outcome": "SUCCESS", "task": {"original_input": "bystander"}, "tags": ["a"]}
+    assert (await client.post("/v1/episodes", json=done)).status_code == 201
     before = await rows(database_url)
 
     attacker = Attacker(client, document)

@@ -27,7 +27,14 @@ from tests.team import define, start
 from tests.tenants import Holder, holder
 
 SESSION = "theirs"
-CREATED = {"create_agent", "create_graph", "create_key", "create_run", "create_schedule"}
+CREATED = {
+    "create_agent",
+    "create_graph",
+    "create_key",
+    "create_run",
+    "create_schedule",
+    "import_episode",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class Stage:
     intruders_key: Holder
     run_id: str
     task_id: str
+    episode_id: str
     document: dict[str, Any]
 
     @property
@@ -49,6 +57,7 @@ class Stage:
         return {
             "run_id": self.run_id,
             "task_id": self.task_id,
+            "episode_id": self.episode_id,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
@@ -61,7 +70,15 @@ class Stage:
     @property
     def marks(self) -> list[str]:
         """What no answer to the intruder may contain."""
-        return [self.run_id, self.task_id, SESSION, str(self.victim.key_id), "nightly", "designer"]
+        return [
+            self.run_id,
+            self.task_id,
+            self.episode_id,
+            SESSION,
+            str(self.victim.key_id),
+            "nightly",
+            "designer",
+        ]
 
 
 @pytest.fixture
@@ -84,14 +101,19 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             await mine.get(f"/v1/runs/{again.json()['id']}/events", headers=SSE)
             assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+            done = EPISODE | {"session_id": SESSION}
+            episode = (await mine.post("/v1/episodes", json=done)).json()
             document = (await mine.get("/openapi.json")).json()
-            yield Stage(server, victim, mine, theirs, intruder, run_id, tasks[0]["id"], document)
+            ids = (run_id, tasks[0]["id"], episode["id"])
+            yield Stage(server, victim, mine, theirs, intruder, *ids, document)
 
 
 SSE = {"accept": "text/event-stream"}
 RUN = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name, "input": "x"}
 SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
 AGENT = {"name": "own", "system_message": "x"}
+EPISODE = {"outcome": "FAILURE", "task": {"original_input": "Build"}, "domain": "todo"}
+EPISODE |= {"result": {"error": {"type": "Error", "message": "designer nightly"}}}
 BODIES: dict[str, Any] = {
     "create_agent": AGENT,
     "replace_agent": {"system_message": "x"},
@@ -104,6 +126,10 @@ BODIES: dict[str, Any] = {
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},
     "create_ws_ticket": {},
+    "import_episode": {"outcome": "SUCCESS", "task": {"original_input": "x"}},
+    "search_episodes": {"query": "Build a todo app", "k": 100},
+    "find_similar_failures": {"error": {"type": "Error", "message": "designer nightly"}},
+    "give_run_feedback": {"outcome": "FAILURE"},
 }
 QUERIES = {
     "remove_graph_edge": {"source": "requirements", "target": "designer"},
@@ -170,7 +196,7 @@ async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-IDS = ("run_id", "task_id", "key_id")
+IDS = ("run_id", "task_id", "key_id", "episode_id")
 
 
 async def test_the_same_requests_work_for_whose_it_is(stage: Stage) -> None:

@@ -1,0 +1,48 @@
+"""Routes of what runs leave in memory, and of what is thought of it."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path
+
+from app.api.deps import Actor, Tenant, Transaction
+from app.api.errors import problems
+from app.api.schemas.episodes import Feedback, NewFeedback
+from app.errors import ConflictError
+from app.events.types import RunStatus
+from app.memory import feedback
+from app.runs import read
+from app.tenants import audit
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+
+
+@router.post(
+    "/{run_id}/feedback",
+    operation_id="give_run_feedback",
+    summary="Say what a run's result was worth",
+    description=(
+        "Of a run that is over. The `outcome` counts from then on instead of the run's own, "
+        "wherever episodes are read or searched; the episode itself stays as it is. Said again, "
+        "the last word counts, as a whole. 409 `not_final`; 409 `no_episode` if the run left none, "
+        "or it was deleted."
+    ),
+    response_model=Feedback,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def give_feedback(
+    tx: Transaction, tenant: Tenant, actor: Actor, run_id: RunId, body: NewFeedback
+) -> Any:
+    run = await read.get(tx, tenant, run_id)
+    if run["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
+        raise ConflictError(
+            f"run {run_id} is not over (it is {run['status']}): wait for its end",
+            code="not_final",
+        )
+    said = feedback.Feedback(**body.model_dump())
+    given = await feedback.give(tx, tenant, run_id, said, actor)
+    details = {"outcome": said.outcome, "score": said.score}
+    await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
+    return given

@@ -1,0 +1,311 @@
+"""Episodic memory: what was done, kept and found again (spec page 4, M8 to M17)."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from app.clock import Clock
+from app.db.engine import acting_as
+from app.errors import BottegaError, NotFoundError
+from app.memory import rows, search
+from app.memory.accesses import Accesses
+from app.memory.episode import Episode, EpisodeFilter
+from app.memory.scoring import Parts, ScoringOptions, score
+from app.memory.search import EVERYTHING, By, Place
+from app.memory.stages import Ages, Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from app.memory.embeddings import Embedder
+    from app.memory.hot import HotEpisodes
+    from app.memory.objects import Objects
+
+    Vector = NDArray[np.float32]
+
+log = structlog.get_logger(__name__)
+
+_PARTS = ("trace", "input", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """How episodes are looked for.
+
+    Attributes:
+        candidates: how many are scored for a query, at least.
+        aged_cosine: what has aged is found only if it is as near as that.
+        embed_within_s: how long a query may take to be embedded; then words alone count.
+    """
+
+    candidates: int = 20
+    aged_cosine: float = 0.8
+    ages: Ages = field(default_factory=Ages)
+    embed_within_s: float = 2.0
+    scoring: ScoringOptions = field(default_factory=ScoringOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An episode that was found, without its bodies.
+
+    Attributes:
+        score: what it is ranked by.
+        parts: every term of the score, and what the similarity comes from.
+    """
+
+    episode: Episode
+    score: float
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a query found, best first.
+
+    Attributes:
+        by_meaning: whether the query could be embedded; else words alone counted.
+    """
+
+    hits: list[Hit]
+    by_meaning: bool
+
+
+class EpisodicMemory:
+    """The episodes of all tenants.
+
+    What is read counts as an access, written a second later by :attr:`accesses`.
+
+    Args:
+        embedder: the one of queries; asked for at the first.
+        clock: what says how old episodes are.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        *,
+        embedder: "Callable[[], Embedder]",
+        objects: "Objects | None" = None,
+        hot: "HotEpisodes | None" = None,
+        options: MemoryOptions | None = None,
+        clock: Clock,
+    ) -> None:
+        self.accesses = Accesses(pool, clock)
+        self._pool = pool
+        self._embedder = embedder
+        self._objects = objects
+        self._hot = hot
+        self._options = options or MemoryOptions()
+        self.clock = clock
+
+    async def store(
+        self, tenant_id: UUID, episode: Episode, *, on: asyncpg.Connection | None = None
+    ) -> UUID:
+        """Keep an episode; the same one (by id) again changes nothing. It is found by its words at
+        once, and by its meaning when it was embedded.
+
+        Args:
+            on: whose transaction, of this tenant's, it is to be part of.
+        """
+        async with self._acting(tenant_id, on) as connection:
+            return await rows.store(connection, tenant_id, episode)
+
+    async def get(self, tenant_id: UUID, episode_id: UUID, *, bodies: bool = True) -> Episode:
+        """An episode, whole, wherever its parts lie. Counts as an access.
+
+        Args:
+            bodies: with those parts that lie beside it.
+
+        Raises:
+            NotFoundError: unknown, deleted, or another tenant's.
+            UnavailableError: the object store is out of reach.
+        """
+        episode = await self._read(tenant_id, episode_id, bodies)
+        self.accesses.count(tenant_id, [episode_id])
+        return episode
+
+    async def _read(self, tenant_id: UUID, episode_id: UUID, bodies: bool) -> Episode:
+        found = await self._hot.get(tenant_id, episode_id) if self._hot else None
+        parts: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        async with acting_as(self._pool, tenant_id) as connection:
+            was_hot = found is not None
+            if found is not None:  # what never changes need not be read again
+                state = (await rows.states(connection, tenant_id, [episode_id])).get(episode_id)
+                found = None if state is None else replace(found, state=state)
+            else:
+                found = (await rows.load(connection, tenant_id, [episode_id])).get(episode_id)
+                if found is not None and bodies:
+                    parts, keys = await rows.contents(connection, tenant_id, episode_id)
+        if found is None:
+            if self._hot:
+                await self._hot.drop(tenant_id, episode_id)
+            raise NotFoundError(f"there is no episode {episode_id}")
+        if not bodies:
+            return rows.with_bodies(found, dict.fromkeys(_PARTS))
+        if not was_hot:
+            found = rows.with_bodies(found, parts | await self._fetched(keys))
+            if self._hot:
+                await self._hot.put(tenant_id, found)
+        return found
+
+    async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
+        """Bodies out of the object store."""
+        if not keys:
+            return {}
+        assert self._objects is not None, "a body lies in an object store that is not configured"
+        contents = await asyncio.gather(*map(self._objects.get, keys.values()))
+        return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
+
+    async def search(
+        self,
+        tenant_id: UUID,
+        query: str,
+        *,
+        k: int = 5,
+        where: EpisodeFilter = EVERYTHING,
+        by: By = "task",
+        domain: str | None = None,
+    ) -> Found:
+        """The episodes that best answer a query, in words and in meaning.
+
+        Args:
+            by: whose vector is compared.
+            domain: of the task at hand; episodes of the same score a little higher.
+        """
+        vector = await self._embedded(query)
+        now, options = self.clock(), self._options
+        async with acting_as(self._pool, tenant_id) as connection:
+            candidates = await search.candidates(
+                connection,
+                query,
+                vector,
+                embedder=self._embedder().name,
+                aged_before=options.ages.begins(Stage.AGED, now),
+                where=where,
+                by=by,
+                limit=max(k, options.candidates),
+                aged_cosine=options.aged_cosine,
+            )
+            best = score(candidates, options.scoring, now, domain)[:k]
+            ids = [each.candidate.episode_id for each in best]
+            loaded = await rows.load(connection, tenant_id, ids)
+        self.accesses.count(tenant_id, loaded)
+        hits = [
+            Hit(loaded[each.candidate.episode_id], each.score, each.parts)
+            for each in best
+            if each.candidate.episode_id in loaded
+        ]
+        return Found(hits, by_meaning=vector is not None)
+
+    async def semantic_search(
+        self,
+        tenant_id: UUID,
+        query: str,
+        *,
+        k: int = 5,
+        where: EpisodeFilter = EVERYTHING,
+        by: By = "task",
+        domain: str | None = None,
+    ) -> list[Hit]:
+        """What :meth:`search` finds; with filters, the hybrid mode."""
+        found = await self.search(tenant_id, query, k=k, where=where, by=by, domain=domain)
+        return found.hits
+
+    async def structured_search(
+        self,
+        tenant_id: UUID,
+        where: EpisodeFilter,
+        *,
+        limit: int,
+        after: Place | None = None,
+        descending: bool = False,
+    ) -> list[Episode]:
+        """Episodes by when they ended, then by id; at most ``limit``, behind the place ``after``.
+
+        Does not count as an access: who lists does not look for one.
+        """
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = await search.structured(
+                connection, where, limit=limit, after=after, descending=descending
+            )
+            return await self._in_order(connection, tenant_id, ids)
+
+    async def recent(
+        self, tenant_id: UUID, n: int, where: EpisodeFilter = EVERYTHING
+    ) -> list[Episode]:
+        """The ``n`` episodes that ended last, the latest first."""
+        found = await self.structured_search(tenant_id, where, limit=n, descending=True)
+        self.accesses.count(tenant_id, [episode.id for episode in found if episode.id])
+        return found
+
+    async def similar_failures(
+        self,
+        tenant_id: UUID,
+        signature: str,
+        k: int,
+        where: EpisodeFilter = EVERYTHING,
+    ) -> list[Episode]:
+        """Episodes that failed alike (:mod:`app.memory.signature`), the latest first."""
+        return await self.recent(tenant_id, k, where.but(failure_signature=signature))
+
+    async def touch(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+        """Count an access of each, at once."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            await rows.touch(connection, tenant_id, Counter(ids), self.clock())
+
+    async def mark_deleted(
+        self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
+    ) -> bool:
+        """Forget an episode: it is not found or read any more, and goes for good later.
+
+        Returns:
+            whether it was not forgotten before.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+        """
+        async with self._acting(tenant_id, on) as connection:
+            marked = await rows.mark_deleted(connection, tenant_id, episode_id, self.clock())
+        if marked is None:
+            raise NotFoundError(f"there is no episode {episode_id}")
+        if self._hot:
+            await self._hot.drop(tenant_id, episode_id)
+        return marked
+
+    @asynccontextmanager
+    async def _acting(
+        self, tenant_id: UUID, on: asyncpg.Connection | None
+    ) -> AsyncIterator[asyncpg.Connection]:
+        if on is not None:
+            yield on
+            return
+        async with acting_as(self._pool, tenant_id) as connection:
+            yield connection
+
+    async def _in_order(
+        self, connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+    ) -> list[Episode]:
+        loaded = await rows.load(connection, tenant_id, ids)
+        return [loaded[each] for each in ids if each in loaded]
+
+    async def _embedded(self, query: str) -> "Vector | None":
+        """The query's vector; ``None`` if it cannot be had in time."""
+        try:
+            async with asyncio.timeout(self._options.embed_within_s):
+                vectors = await self._embedder().embed([query])
+        except (TimeoutError, BottegaError) as error:
+            log.warning("memory.query_not_embedded", error=str(error))
+            return None
+        vector: Vector = vectors[0]
+        return vector

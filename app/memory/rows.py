@@ -1,0 +1,155 @@
+"""Episodes in their rows: one with all that lies beside it, and what changes of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json, to_json
+
+from app.memory.episode import Body, Episode, State, StorageState
+
+_STORE = "SELECT store_episode($1, $2)"
+_STATE = """
+    s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
+    CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
+        'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at) END
+        AS feedback,
+    (SELECT jsonb_agg(jsonb_build_object(
+         'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
+     FROM episode_bodies b WHERE b.tenant_id = s.tenant_id AND b.episode_id = s.episode_id)
+        AS bodies
+"""
+_BESIDE = """
+    FROM episode_state s JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
+    LEFT JOIN episode_feedback f ON f.tenant_id = e.tenant_id AND f.run_id = e.run_id
+"""
+_LIVE = "WHERE s.tenant_id = $1 AND s.episode_id = ANY($2) AND s.state <> 'deleted'"
+_STATES = f"SELECT s.episode_id AS id, {_STATE} {_BESIDE} {_LIVE}"
+_EPISODES = f"""
+SELECT e.id, e.kind, e.run_id, e.session_id, e.at, e.outcome, e.domain, e.task_type,
+    e.failure_signature, e.trust, e.origin, e.task, e.execution, e.result, e.metadata, e.summary,
+    r.reflection, coalesce(x.instances, 1) AS instances,
+    ARRAY(SELECT t.tag FROM episode_tags t
+          WHERE t.tenant_id = e.tenant_id AND t.episode_id = e.id ORDER BY t.tag) AS tags,
+    {_STATE} {_BESIDE}
+    LEFT JOIN episode_reflections r ON r.tenant_id = e.tenant_id AND r.episode_id = e.id
+    LEFT JOIN episode_search x ON x.tenant_id = e.tenant_id AND x.episode_id = e.id
+    {_LIVE}
+"""  # noqa: S608 (texts of ours)
+_CONTENTS = """
+SELECT part, content, object_key FROM episode_bodies WHERE tenant_id = $1 AND episode_id = $2
+"""
+# Those that are locked are locked in one order, whoever else does the same.
+_TOUCH = """
+UPDATE episode_state s SET access_count = s.access_count + t.times,
+    last_access = greatest(s.last_access, $4)
+FROM (
+    SELECT o.episode_id, n.times FROM episode_state o
+    JOIN unnest($2::uuid[], $3::int[]) AS n(episode_id, times) ON n.episode_id = o.episode_id
+    WHERE o.tenant_id = $1 ORDER BY o.episode_id FOR NO KEY UPDATE OF o
+) t
+WHERE s.tenant_id = $1 AND s.episode_id = t.episode_id
+"""
+_MARK = """
+WITH marked AS (
+    UPDATE episode_state SET state = 'deleted', deleted_at = $3
+    WHERE tenant_id = $1 AND episode_id = $2 AND state <> 'deleted' RETURNING episode_id
+), unsearched AS (
+    DELETE FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
+), unfound AS (
+    DELETE FROM episode_vectors WHERE tenant_id = $1 AND episode_id = $2
+), undone AS (
+    DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = $2
+)
+SELECT EXISTS (SELECT FROM marked) AS marked,
+       EXISTS (SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = $2) AS known
+"""
+_JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
+
+
+async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episode) -> UUID:
+    """Write all rows of an episode; the same one (by id) again changes nothing."""
+    row = to_json(episode.to_row()).decode()
+    stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
+    return stored
+
+
+async def states(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, State]:
+    """What has become of episodes, by id; without those that are unknown, or deleted."""
+    rows = await connection.fetch(_STATES, tenant_id, ids)
+    return {row["id"]: _state(row) for row in rows}
+
+
+async def load(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, Episode]:
+    """Episodes by id, without their bodies; without those that are unknown, or deleted."""
+    rows = await connection.fetch(_EPISODES, tenant_id, ids)
+    return {row["id"]: _episode(row) for row in rows}
+
+
+def _episode(row: Mapping[str, Any]) -> Episode:
+    decoded = {name: _decoded(row[name]) for name in _JSON}
+    return Episode.from_row({**row, **decoded, "tags": tuple(row["tags"])}, state=_state(row))
+
+
+def _decoded(value: Any) -> Any:
+    """An object or a list; connections of the engine's decode JSON by themselves."""
+    return from_json(value) if isinstance(value, str) else value
+
+
+def _state(row: Mapping[str, Any]) -> State:
+    said = _decoded(row["feedback"])
+    if said is not None:
+        said["at"] = datetime.fromisoformat(said["at"])
+    bodies = _decoded(row["bodies"]) or ()
+    into = row["consolidated_into"]
+    return State(
+        state=StorageState(row["state"]),
+        access_count=row["access_count"],
+        last_access=row["last_access"],
+        consolidated_into=into,
+        deleted_at=row["deleted_at"],
+        referenced_by=() if into is None else (into,),
+        feedback=said,
+        bodies=tuple(Body(**body) for body in bodies),
+    )
+
+
+async def contents(
+    connection: asyncpg.Connection, tenant_id: UUID, episode_id: UUID
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The bodies of an episode that lie in the database, and the object keys of the others, each
+    by its part."""
+    rows = await connection.fetch(_CONTENTS, tenant_id, episode_id)
+    here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
+    return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
+
+
+def with_bodies(episode: Episode, bodies: Mapping[str, Any]) -> Episode:
+    """The episode with its bodies, by their part."""
+    return replace(episode, **bodies)
+
+
+async def touch(
+    connection: asyncpg.Connection, tenant_id: UUID, times: Mapping[UUID, int], at: datetime
+) -> None:
+    """Count accesses, by the episode's id; those that are gone count nothing."""
+    await connection.execute(_TOUCH, tenant_id, list(times), list(times.values()), at)
+
+
+async def mark_deleted(
+    connection: asyncpg.Connection, tenant_id: UUID, episode_id: UUID, at: datetime
+) -> bool | None:
+    """Take an episode out of all searches, to be removed later.
+
+    Returns:
+        whether it was not marked before; ``None`` if there is none.
+    """
+    row = await connection.fetchrow(_MARK, tenant_id, episode_id, at)
+    return row["marked"] if row["known"] else None

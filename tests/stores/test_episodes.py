@@ -1,0 +1,326 @@
+"""The ten operations of episodic memory, on the real database."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.errors import NotFoundError, UnavailableError
+from app.memory.embeddings import BuiltinEmbedder, Vectors
+from app.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
+from app.memory.episodic import EpisodicMemory, MemoryOptions
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+ANY = EpisodeFilter()
+
+
+class Down:
+    """An embedder that is not there."""
+
+    name, dimension = "down", 768
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        raise UnavailableError("it is down")
+
+
+class Stuck(Down):
+    """An embedder that never answers."""
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def episode(task: str = "Export the invoices of March.", **changes: Any) -> Episode:
+    plain = Episode(
+        at=NOW,
+        outcome=Outcome.SUCCESS,
+        task={"original_input": task},
+        summary=Summary(task=task),
+    )
+    return replace(plain, **changes)
+
+
+FULL = Episode(
+    at=NOW,
+    outcome=Outcome.PARTIAL,
+    task={
+        "original_input": "Größe \U0001f468‍\U0001f469 'quoted' \\ \"double\" \n new line"[:2000],
+        "goals": ["one", {"deep": [1, 2.5, None, True, {"a": []}]}],
+        "constraints": [],
+        "context": {"Key": 10**40, "small": 1e-9, "": "empty name"},
+        "complexity": 0.25,
+    },
+    summary=Summary(task="export", result="done", errors="TimeoutError", steps="1. fetch"),
+    session_id="s",
+    domain="billing",
+    task_type="export",
+    failure_signature="timeout_error: no answer in #",
+    trust=1,
+    origin={"principal": "key:btg_x", "run": None, "tool": "t"},
+    execution={"plan": ["a"], "adaptations": [], "duration_s": 1.5, "resources": {"tokens": 3}},
+    result={"output": {"n": 1}, "error": None, "side_effects": [], "quality": {"good": 1}},
+    metadata={"tools_used": ["calc"], "strategies_applied": [], "agents": ["lead"]},
+    tags=("a b", "zwei", "ümlaut"),
+    reflection={"insights": ["x"], "performance": {}},
+    trace=[{"step": n, "text": "%_\\" * n} for n in range(50)],
+    input="in full " * 400,
+    output=["in", {"full": None}],
+)
+
+
+@pytest.fixture
+def embedder() -> BuiltinEmbedder:
+    return BuiltinEmbedder()
+
+
+@pytest.fixture
+async def memory(database: Database, embedder: BuiltinEmbedder) -> EpisodicMemory:
+    return EpisodicMemory(database.pool, embedder=lambda: embedder, clock=lambda: NOW)
+
+
+@pytest.fixture
+async def stranger(owner: asyncpg.Pool) -> UUID:
+    found: UUID = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    return found
+
+
+async def test_all_of_an_episode_comes_back_as_it_was(memory: EpisodicMemory) -> None:
+    stored = await memory.store(DEFAULT_TENANT, FULL)
+    found = await memory.get(DEFAULT_TENANT, stored)
+    assert replace(found, id=None, state=State()) == FULL
+    assert found.id == stored
+    assert [body.part for body in found.state.bodies] == ["input", "output", "trace"]
+    assert replace(found.state, bodies=()) == State()
+    short = await memory.get(DEFAULT_TENANT, stored, bodies=False)
+    assert short == replace(found, trace=None, input=None, output=None)
+
+
+async def test_what_is_stored_twice_is_there_once_and_as_it_was_first(
+    memory: EpisodicMemory, owner: asyncpg.Pool
+) -> None:
+    known = uuid4()
+    same = replace(FULL, id=known)
+    for _ in range(2):
+        assert await memory.store(DEFAULT_TENANT, same) == known
+    assert await memory.store(DEFAULT_TENANT, replace(same, domain="other", tags=("x",))) == known
+    found = await memory.get(DEFAULT_TENANT, known)
+    assert (found.domain, found.tags) == (FULL.domain, FULL.tags)
+    assert await owner.fetchval("SELECT count(*) FROM episodes") == 1
+
+
+async def test_one_that_is_part_of_what_fails_is_not_stored(
+    memory: EpisodicMemory, database: Database, owner: asyncpg.Pool
+) -> None:
+    async def fail() -> None:
+        async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+            await memory.store(DEFAULT_TENANT, FULL, on=connection)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    for table in ("episodes", "episode_bodies", "episode_state", "episode_search", "episode_tags"):
+        assert await owner.fetchval(f"SELECT count(*) FROM {table}") == 0
+
+
+CHANGES = [
+    "UPDATE episodes SET outcome = 'SUCCESS'",
+    "UPDATE episodes SET task = '{}' WHERE id = $1",
+    "DELETE FROM episodes",
+    "UPDATE episode_bodies SET content = '1'",
+    "DELETE FROM episode_bodies",
+    "UPDATE episode_reflections SET reflection = '{}'",
+    "DELETE FROM episode_reflections",
+    "TRUNCATE episodes CASCADE",
+]
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+async def test_the_database_refuses_the_service_to_change_an_episode(
+    memory: EpisodicMemory, database: Database, statement: str
+) -> None:
+    stored = await memory.store(DEFAULT_TENANT, FULL)
+    given = [stored] if "$1" in statement else []
+    async with database.pool.acquire() as connection:
+        await connection.execute(f"SET bottega.tenant = '{DEFAULT_TENANT}'")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(statement, *given)
+    found = await memory.get(DEFAULT_TENANT, stored)
+    assert replace(found, id=None, state=State()) == FULL
+
+
+@pytest.mark.parametrize(
+    "statement", [each for each in CHANGES if each.startswith("UPDATE") and "$1" not in each]
+)
+async def test_the_database_refuses_its_owner_too(
+    memory: EpisodicMemory, owner: asyncpg.Pool, statement: str
+) -> None:
+    await memory.store(DEFAULT_TENANT, FULL)
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await owner.execute(statement)
+    assert refused.value.sqlstate == "BT002"
+
+
+Operation = Callable[[EpisodicMemory, UUID, Episode], Awaitable[Any]]
+READ: dict[str, Operation] = {
+    "get": lambda m, t, e: m.get(t, e.id or uuid4()),
+    "semantic_search": lambda m, t, e: m.semantic_search(t, e.summary.task),
+    "structured_search": lambda m, t, e: m.structured_search(t, ANY.but(domain=e.domain), limit=9),
+    "recent": lambda m, t, e: m.recent(t, 9),
+    "similar_failures": lambda m, t, e: m.similar_failures(t, e.failure_signature or "", 9),
+    "mark_deleted": lambda m, t, e: m.mark_deleted(t, e.id or uuid4()),
+}
+
+
+@pytest.mark.parametrize("operation", READ)
+async def test_no_operation_reaches_what_is_another_tenant_s(
+    memory: EpisodicMemory, stranger: UUID, owner: asyncpg.Pool, operation: str
+) -> None:
+    theirs = replace(FULL, id=uuid4())
+    await memory.store(stranger, theirs)
+    await memory.touch(DEFAULT_TENANT, [theirs.id or uuid4()])
+    try:
+        assert not await READ[operation](memory, DEFAULT_TENANT, theirs)
+    except NotFoundError:
+        assert operation in ("get", "mark_deleted")
+    await memory.accesses.flush()
+    state = await owner.fetchrow("SELECT state, access_count FROM episode_state")
+    assert (state["state"], state["access_count"]) == ("active", 0)
+    assert await READ[operation](memory, stranger, theirs)
+
+
+async def test_another_tenant_s_episode_of_the_same_id_is_another_one(
+    memory: EpisodicMemory, stranger: UUID
+) -> None:
+    same = uuid4()
+    await memory.store(DEFAULT_TENANT, episode("ours", id=same))
+    await memory.store(stranger, episode("theirs", id=same))
+    assert (await memory.get(DEFAULT_TENANT, same)).summary.task == "ours"
+    await memory.mark_deleted(DEFAULT_TENANT, same)
+    assert (await memory.get(stranger, same)).summary.task == "theirs"
+
+
+async def stored(memory: EpisodicMemory, *episodes: Episode) -> list[UUID]:
+    return [await memory.store(DEFAULT_TENANT, each) for each in episodes]
+
+
+def ids(found: Sequence[Episode]) -> list[UUID | None]:
+    return [each.id for each in found]
+
+
+async def test_episodes_are_found_by_what_is_known_of_them(memory: EpisodicMemory) -> None:
+    hour = timedelta(hours=1)
+    first, second, third = await stored(
+        memory,
+        episode(domain="a", task_type="x", tags=("t", "u"), at=NOW - 2 * hour, session_id="s"),
+        episode(domain="b", task_type="x", outcome=Outcome.FAILURE, at=NOW - hour, trust=3),
+        episode(domain="a", tags=("t",), outcome=Outcome.PARTIAL, failure_signature="e: x"),
+    )
+    for where, expected in (
+        (ANY, [first, second, third]),
+        (ANY.but(domain="a"), [first, third]),
+        (ANY.but(task_type="x"), [first, second]),
+        (ANY.but(outcomes=(Outcome.FAILURE, Outcome.PARTIAL)), [second, third]),
+        (ANY.but(session_id="s"), [first]),
+        (ANY.but(tags=("t",)), [first, third]),
+        (ANY.but(tags=("u", "t")), [first]),
+        (ANY.but(after=NOW - 2 * hour), [second, third]),
+        (ANY.but(before=NOW), [first, second]),
+        (ANY.but(failure_signature="e: x"), [third]),
+        (ANY.but(min_trust=2), [second]),
+        (ANY.but(domain="a", task_type="x", tags=("t",)), [first]),
+        (ANY.but(domain="c"), []),
+    ):
+        assert ids(await memory.structured_search(DEFAULT_TENANT, where, limit=9)) == expected
+        assert ids(await memory.recent(DEFAULT_TENANT, 9, where)) == expected[::-1]
+    assert ids(await memory.recent(DEFAULT_TENANT, 2)) == [third, second]
+    assert ids(await memory.similar_failures(DEFAULT_TENANT, "e: x", 5)) == [third]
+
+
+async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
+    made = sorted(await stored(memory, *[episode(str(n)) for n in range(7)]))  # at the same time
+    for descending in (False, True):
+        seen: list[UUID | None] = []
+        place = None
+        while page := await memory.structured_search(
+            DEFAULT_TENANT, ANY, limit=3, after=place, descending=descending
+        ):
+            seen += ids(page)
+            place = (page[-1].at, page[-1].id or uuid4())
+        assert seen == sorted(made, reverse=descending)
+
+
+async def test_a_query_finds_by_words_at_once(memory: EpisodicMemory) -> None:
+    wanted, _ = await stored(memory, episode(), episode("Water the plants."))
+    (hit,) = await memory.semantic_search(DEFAULT_TENANT, "invoices", k=1)
+    assert hit.episode.id == wanted
+    assert hit.parts.lexical is not None
+    assert hit.parts.cosine is None
+    parts = hit.parts
+    terms = (parts.similarity, parts.recency, parts.success, parts.accesses, parts.domain)
+    assert hit.score == pytest.approx(sum(terms))
+
+
+@pytest.mark.parametrize("lame", [Down(), Stuck()], ids=lambda each: type(each).__name__)
+async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
+    database: Database, memory: EpisodicMemory, lame: Down
+) -> None:
+    (wanted,) = await stored(memory, episode())
+    options = MemoryOptions(embed_within_s=0.0 if isinstance(lame, Stuck) else 30.0)
+    without = EpisodicMemory(
+        database.pool, embedder=lambda: lame, options=options, clock=lambda: NOW
+    )
+    found = await without.search(DEFAULT_TENANT, "invoices")
+    assert not found.by_meaning
+    assert ids([hit.episode for hit in found.hits]) == [wanted]
+    assert (await memory.search(DEFAULT_TENANT, "invoices")).by_meaning
+
+
+async def test_accesses_are_counted_together_and_written_later(
+    memory: EpisodicMemory, owner: asyncpg.Pool
+) -> None:
+    first, second = await stored(memory, episode(), episode("Water the plants."))
+    for _ in range(3):
+        await memory.get(DEFAULT_TENANT, first)
+    await memory.semantic_search(DEFAULT_TENANT, "plants", where=ANY.but(domain="none"))
+    for _ in range(2):
+        await memory.recent(DEFAULT_TENANT, 9)
+    await memory.structured_search(DEFAULT_TENANT, ANY, limit=9)
+    assert await owner.fetchval("SELECT sum(access_count) FROM episode_state") == 0
+    await memory.accesses.flush()
+    counts = dict(await owner.fetch("SELECT episode_id, access_count FROM episode_state"))
+    assert counts == {first: 5, second: 2}
+    await memory.touch(DEFAULT_TENANT, [second, second, uuid4()])
+    state = (await memory.get(DEFAULT_TENANT, second)).state
+    assert (state.access_count, state.last_access) == (4, NOW)
+    await memory.semantic_search(DEFAULT_TENANT, "plants", k=1)
+    await memory.accesses.flush()
+    state = (await memory.get(DEFAULT_TENANT, second)).state
+    assert state.access_count == 6
+
+
+async def test_what_is_forgotten_is_gone_at_once_and_for_all(
+    memory: EpisodicMemory, owner: asyncpg.Pool
+) -> None:
+    gone, kept = await stored(memory, episode(failure_signature="e"), episode())
+    assert await memory.mark_deleted(DEFAULT_TENANT, gone)
+    assert not await memory.mark_deleted(DEFAULT_TENANT, gone)
+    with pytest.raises(NotFoundError):
+        await memory.get(DEFAULT_TENANT, gone)
+    with pytest.raises(NotFoundError):
+        await memory.mark_deleted(DEFAULT_TENANT, uuid4())
+    assert ids(await memory.structured_search(DEFAULT_TENANT, ANY, limit=9)) == [kept]
+    hits = await memory.semantic_search(DEFAULT_TENANT, "invoices")
+    assert ids([hit.episode for hit in hits]) == [kept]
+    assert await memory.similar_failures(DEFAULT_TENANT, "e", 5) == []
+    rows = await owner.fetch("SELECT episode_id, state, deleted_at FROM episode_state")
+    assert (gone, "deleted", NOW) in [tuple(row) for row in rows]
+    assert await owner.fetchval("SELECT count(*) FROM episodes") == 2  # until it is purged
+    assert await owner.fetchval("SELECT count(*) FROM episode_pending") == 1
