@@ -14,6 +14,7 @@ from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
+from app.memory.embedders import Embedders
 from app.memory.episodic import EpisodicMemory
 from app.runs import queue
 from app.settings import Settings, redactor, secrets
@@ -72,7 +73,8 @@ async def open_service(
         feed = Feed(database.connect)
         keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
         tails = Tails(database.pool, feed)
-        memory = EpisodicMemory(database.pool, embedder=_embedder, clock=utcnow)
+        embedders = Embedders(database.pool, _embedder, lambda name: None)
+        memory = EpisodicMemory(database.pool, embedders=embedders, clock=utcnow)
         service = Service(settings, database, feed, tails, keyring, memory, working=worker)
         # By every process: what waits must end in time though no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)

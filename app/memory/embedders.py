@@ -2,13 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
 
 from app.clock import monotonic
 from app.db.engine import acting_as
-from app.memory.embeddings import Embedder
+
+if TYPE_CHECKING:
+    from app.memory.embeddings import Embedder
 
 _BELIEVED_S = 5.0
 _KNOWN = 10_000
@@ -28,8 +31,8 @@ class Embedders:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        current: Callable[[], Embedder],
-        named: Callable[[str], Embedder | None],
+        current: "Callable[[], Embedder]",
+        named: "Callable[[str], Embedder | None]",
         *,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -40,16 +43,16 @@ class Embedders:
         self._believed: OrderedDict[UUID, tuple[str | None, float]] = OrderedDict()
 
     @property
-    def current(self) -> Embedder:
+    def current(self) -> "Embedder":
         """The one that new vectors are made by."""
         return self._current()
 
-    def named(self, name: str | None) -> Embedder | None:
+    def named(self, name: str | None) -> "Embedder | None":
         """The embedder of that name, if this process has it; of none, the current one."""
         current = self._current()
         return current if name is None or name == current.name else self._named(name)
 
-    async def of_queries(self, tenant_id: UUID) -> Embedder | None:
+    async def of_queries(self, tenant_id: UUID) -> "Embedder | None":
         """The one whose vectors all of the tenant's episodes have, as known for five seconds.
 
         Returns:

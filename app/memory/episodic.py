@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from app.memory.embeddings import Embedder
+    from app.memory.embedders import Embedders
     from app.memory.hot import HotEpisodes
     from app.memory.objects import Objects
 
@@ -86,7 +86,7 @@ class EpisodicMemory:
     What is read counts as an access, written a second later by :attr:`accesses`.
 
     Args:
-        embedder: the one of queries; asked for at the first.
+        embedders: the one of a tenant's queries is asked for at its first.
         clock: what says how old episodes are.
     """
 
@@ -94,7 +94,7 @@ class EpisodicMemory:
         self,
         pool: asyncpg.Pool,
         *,
-        embedder: "Callable[[], Embedder]",
+        embedders: "Embedders",
         objects: "Objects | None" = None,
         hot: "HotEpisodes | None" = None,
         options: MemoryOptions | None = None,
@@ -102,7 +102,7 @@ class EpisodicMemory:
     ) -> None:
         self.accesses = Accesses(pool, clock)
         self._pool = pool
-        self._embedder = embedder
+        self._embedders = embedders
         self._objects = objects
         self._hot = hot
         self._options = options or MemoryOptions()
@@ -183,14 +183,14 @@ class EpisodicMemory:
             by: whose vector is compared.
             domain: of the task at hand; episodes of the same score a little higher.
         """
-        vector = await self._embedded(query)
+        vector, embedder = await self._embedded(tenant_id, query)
         now, options = self.clock(), self._options
         async with acting_as(self._pool, tenant_id) as connection:
             candidates = await search.candidates(
                 connection,
                 query,
                 vector,
-                embedder=self._embedder().name,
+                embedder=embedder,
                 aged_before=options.ages.begins(Stage.AGED, now),
                 where=where,
                 by=by,
@@ -299,13 +299,16 @@ class EpisodicMemory:
         loaded = await rows.load(connection, tenant_id, ids)
         return [loaded[each] for each in ids if each in loaded]
 
-    async def _embedded(self, query: str) -> "Vector | None":
-        """The query's vector; ``None`` if it cannot be had in time."""
+    async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
+        """The query's vector, and whose it is; nothing if it cannot be had in time."""
+        embedder = await self._embedders.of_queries(tenant_id)
+        if embedder is None:
+            return None, None
         try:
             async with asyncio.timeout(self._options.embed_within_s):
-                vectors = await self._embedder().embed([query])
+                vectors = await embedder.embed([query])
         except (TimeoutError, BottegaError) as error:
             log.warning("memory.query_not_embedded", error=str(error))
-            return None
+            return None, None
         vector: Vector = vectors[0]
-        return vector
+        return vector, embedder.name

@@ -75,6 +75,7 @@ def test_a_file_fits_in_the_head_and_a_function_on_a_screen(path: Path) -> None:
         ("app.worker", ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"]),
         ("app.agents", ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings"]),
         ("app.agents", ["numpy"]),
+        ("app.main", ["numpy"]),
         ("app.cli", ["fastapi", "openai", "sqlalchemy", "alembic"]),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.errors import NotFoundError, UnavailableError
-from app.memory.embeddings import BuiltinEmbedder, Vectors
+from app.memory.embedders import Embedders
+from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
 from app.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
 from app.memory.episodic import EpisodicMemory, MemoryOptions
 
@@ -81,9 +82,14 @@ def embedder() -> BuiltinEmbedder:
     return BuiltinEmbedder()
 
 
+def over(database: Database, embedder: Embedder, **more: Any) -> EpisodicMemory:
+    embedders = Embedders(database.pool, lambda: embedder, lambda name: None)
+    return EpisodicMemory(database.pool, embedders=embedders, clock=lambda: NOW, **more)
+
+
 @pytest.fixture
 async def memory(database: Database, embedder: BuiltinEmbedder) -> EpisodicMemory:
-    return EpisodicMemory(database.pool, embedder=lambda: embedder, clock=lambda: NOW)
+    return over(database, embedder)
 
 
 @pytest.fixture
@@ -274,9 +280,7 @@ async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
 ) -> None:
     (wanted,) = await stored(memory, episode())
     options = MemoryOptions(embed_within_s=0.0 if isinstance(lame, Stuck) else 30.0)
-    without = EpisodicMemory(
-        database.pool, embedder=lambda: lame, options=options, clock=lambda: NOW
-    )
+    without = over(database, lame, options=options)
     found = await without.search(DEFAULT_TENANT, "invoices")
     assert not found.by_meaning
     assert ids([hit.episode for hit in found.hits]) == [wanted]
