@@ -2,22 +2,25 @@
 
 What a query found comes here as candidates, each with what was measured of it. Cosines and ranks
 of a full-text search are on scales of their own, which change with the embedder and the length of
-the query; so each is first put onto 0 to 1 among the candidates. Else the terms that have such a
-scale from the start, recency before all, decide what similarity should.
+the query; so each is first put onto 0 to 1 among the candidates, and so is what both come to. Else
+the terms that have such a scale from the start, recency before all, decide what similarity should.
+``benchmarks/memory`` measures what each way of doing so finds, and decided the default.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import exp, isfinite, log1p
+from math import exp, isfinite, log1p, pi
 from typing import Literal
 from uuid import UUID
 
-Normalisation = Literal["minmax", "anchored", "share", "raw"]
+Normalisation = Literal["added", "minmax", "share", "raw"]
 
 _DAY_S = 86_400.0
-_LEAST_SPAN = 0.1
-"""Of cosines that are ``anchored``: what lies closer together than this is not pulled apart."""
+_ALL_WORDS = 6 / pi**2
+"""PostgreSQL's rank of a text that has each of the query's words, once, where it counts most."""
+_COMPARED = 20
+"""So many candidates, or half of them if that is more, share the scale of what was ``added``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,12 @@ class ScoringOptions:
 
     Attributes:
         recency_days: the age at which recency has fallen to 1/e.
-        normalisation: how cosines and ranks come onto 0 to 1. ``minmax``: the lowest candidate is
-            0, the highest 1. ``anchored``: the same, but cosines that lie close together stay so,
-            and ranks keep their zero. ``share``: of the highest. ``raw``: as measured, and a rank
-            counts only where there is no cosine.
+        normalisation: how cosines and ranks come onto 0 to 1, and what of them is the similarity.
+            ``added``: a cosine counts by how far it is above the lowest candidate's on the way to
+            1, a rank by the share of the query's words that it stands for; their sums go from 0
+            for the twentieth to 1 for the best. Else the higher of the two is the similarity.
+            ``minmax``: the lowest candidate is 0, the highest 1. ``share``: of the highest.
+            ``raw``: as measured, and a rank counts only where there is no cosine.
         normalise_recency: whether recency goes from 0 for the oldest candidate to 1 for the newest.
     """
 
@@ -58,7 +63,7 @@ class ScoringOptions:
     accesses: float = 0.1
     domain: float = 0.05
     recency_days: float = 30.0
-    normalisation: Normalisation = "minmax"
+    normalisation: Normalisation = "added"
     normalise_recency: bool = False
 
 
@@ -103,6 +108,8 @@ def score(
     cosines = [_finite(candidate.cosine) for candidate in candidates]
     ranks = [_finite(candidate.lexical) for candidate in candidates]
     of_cosines, of_ranks = _NORMALISERS[options.normalisation]
+    near, named = _where_known(cosines, of_cosines), _where_known(ranks, of_ranks)
+    similarities = _similarities(options.normalisation, cosines, near, named)
     recencies = [_recency(candidate.at, now, options.recency_days) for candidate in candidates]
     if options.normalise_recency:
         recencies = _minmax(recencies)
@@ -111,10 +118,11 @@ def score(
         for candidate, recency, *measured in zip(
             candidates,
             recencies,
+            similarities,
             cosines,
             ranks,
-            _where_known(cosines, of_cosines),
-            _where_known(ranks, of_ranks),
+            near,
+            named,
             strict=True,
         )
     ]
@@ -131,14 +139,12 @@ def _parts(
     options: ScoringOptions,
     recency: float,
     domain: str | None,
+    similarity: float,
     cosine: float | None,
     rank: float | None,
     cosine_normalised: float,
     rank_normalised: float,
 ) -> Parts:
-    similarity = max(cosine_normalised, rank_normalised)
-    if options.normalisation == "raw" and cosine is not None:
-        similarity = cosine
     accesses = min(log1p(max(candidate.access_count, 0)) / 10, 1.0)
     return Parts(
         similarity=options.similarity * similarity,
@@ -151,6 +157,26 @@ def _parts(
         cosine_normalised=cosine_normalised,
         lexical_normalised=rank_normalised,
     )
+
+
+def _similarities(
+    how: Normalisation,
+    cosines: Sequence[float | None],
+    near: Sequence[float],
+    named: Sequence[float],
+) -> list[float]:
+    """Of each candidate, from what was normalised of its cosine and of its rank."""
+    if how == "added":
+        sums = _stretched([sum(pair) for pair in zip(near, named, strict=True)])
+        return [
+            0.0 if cosine is None and rank == 0 else value
+            for cosine, rank, value in zip(cosines, named, sums, strict=True)
+        ]
+    if how == "raw":
+        return [
+            rank if cosine is None else cosine for cosine, rank in zip(cosines, named, strict=True)
+        ]
+    return [max(pair) for pair in zip(near, named, strict=True)]
 
 
 def _recency(at: datetime, now: datetime, days: float) -> float:
@@ -174,12 +200,12 @@ def _where_known(
     return [0.0 if value is None else next(known) for value in values]
 
 
-def _minmax(values: Sequence[float], least_span: float = 0.0) -> list[float]:
+def _minmax(values: Sequence[float]) -> list[float]:
     """From the highest, which is 1, down. Values that are all alike are all the highest."""
     if not values:
         return []
     highest = max(values)
-    span = max(highest - min(values), least_span)
+    span = highest - min(values)
     return [1.0 - (highest - value) / span if span > 0 else 1.0 for value in values]
 
 
@@ -191,8 +217,29 @@ def _ranks_minmax(ranks: Sequence[float]) -> list[float]:
     ]
 
 
-def _anchored(cosines: Sequence[float]) -> list[float]:
-    return _minmax(cosines, _LEAST_SPAN)
+def _above_lowest(cosines: Sequence[float]) -> list[float]:
+    """What unrelated texts have in common differs from embedder to embedder, and says nothing."""
+    lowest = min(cosines, default=0.0)
+    return [(cosine - lowest) / (1.0 - lowest) if lowest < 1 else 0.0 for cosine in cosines]
+
+
+def _of_all_words(ranks: Sequence[float]) -> list[float]:
+    return [min(rank / _ALL_WORDS, 1.0) for rank in ranks]
+
+
+def _stretched(sums: Sequence[float]) -> list[float]:
+    """The best is 1, those that are not among the better ones are 0. If all are alike, they are
+    all the best."""
+    if not sums:
+        return []
+    better = sorted(sums, reverse=True)[: max(_COMPARED, len(sums) // 2)]
+    return [_between(value, better[-1], better[0]) for value in sums]
+
+
+def _between(value: float, lowest: float, highest: float) -> float:
+    if highest == lowest:
+        return float(value == highest)
+    return max((value - lowest) / (highest - lowest), 0.0)
 
 
 def _share(values: Sequence[float]) -> list[float]:
@@ -209,8 +256,8 @@ _NORMALISERS: dict[
     Normalisation,
     tuple[Callable[[Sequence[float]], list[float]], Callable[[Sequence[float]], list[float]]],
 ] = {
+    "added": (_above_lowest, _of_all_words),
     "minmax": (_minmax, _ranks_minmax),
-    "anchored": (_anchored, _share),
     "share": (_share, _share),
     "raw": (_raw, _raw),
 }

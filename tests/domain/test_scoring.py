@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from math import exp, inf, isfinite, log1p, nan
+from math import exp, inf, isfinite, log1p, nan, pi
 from typing import get_args
 from uuid import UUID
 
@@ -113,8 +113,9 @@ class TestAlways:
             for c in given_
         ]
         moved = [replace(c, cosine=0.7 + 0.2 * (c.cosine or 0)) for c in rounded]
-        before = {s.candidate.episode_id: s.score for s in score(rounded, OPTIONS, NOW, domain)}
-        for each in score(moved, OPTIONS, NOW, domain):
+        minmax = replace(OPTIONS, normalisation="minmax")
+        before = {s.candidate.episode_id: s.score for s in score(rounded, minmax, NOW, domain)}
+        for each in score(moved, minmax, NOW, domain):
             assert each.score == pytest.approx(before[each.candidate.episode_id], abs=1e-6)
 
 
@@ -168,7 +169,7 @@ class TestSimilarity:
         raw = replace(OPTIONS, normalisation="raw")
         assert [s.candidate.episode_id.int for s in score([old, new], raw, NOW, None)] == [2, 1]
 
-    @pytest.mark.parametrize("normalisation", ["minmax", "anchored", "share"])
+    @pytest.mark.parametrize("normalisation", ["added", "minmax", "share"])
     def test_a_weak_embedder_does_not_drag_a_hit_by_words_down(
         self, normalisation: Normalisation
     ) -> None:
@@ -178,7 +179,10 @@ class TestSimilarity:
         assert found.similarity == alone.similarity == 0.5
 
     def test_what_is_not_embedded_yet_is_judged_by_its_words(self) -> None:
-        found = parts(candidate(1, None, 0.5), candidate(2, 0.8, 0.0), candidate(3, 0.7, 0.25))
+        found = parts(
+            candidate(1, None, 0.5), candidate(2, 0.8, 0.0), candidate(3, 0.7, 0.25),
+            normalisation="minmax",
+        )  # fmt: skip
         assert (found[1].similarity, found[1].cosine, found[1].cosine_normalised) == (0.5, None, 0)
         assert found[2].similarity == 0.5
         assert found[3].similarity == 0.25
@@ -192,16 +196,27 @@ class TestSimilarity:
         for found in parts(candidate(1, None, 0.0), candidate(2, None, 0.0)).values():
             assert found.similarity == 0
 
-    @pytest.mark.parametrize("normalisation", ["minmax", "anchored", "share"])
+    @pytest.mark.parametrize("normalisation", ["added", "minmax", "share"])
     def test_equal_candidates_are_all_the_best(self, normalisation: Normalisation) -> None:
         found = parts(candidate(1, 0.3), candidate(2, 0.3), normalisation=normalisation)
         assert found[1].similarity == found[2].similarity == 0.5
 
-    def test_anchored_keeps_close_what_is_close(self) -> None:
-        found = parts(candidate(1, 0.80), candidate(2, 0.79), normalisation="anchored")
-        assert found[2].cosine_normalised == pytest.approx(0.9)
-        far = parts(candidate(1, 0.8), candidate(2, 0.4), normalisation="anchored")
-        assert far[2].cosine_normalised == 0
+    def test_what_is_added_is_the_way_to_1_and_the_share_of_the_words(self) -> None:
+        every_word = 6 / pi**2
+        found = parts(
+            candidate(1, 0.2, every_word), candidate(2, 0.6, 0.0), candidate(3, 0.6, every_word / 2)
+        )
+        assert [found[n].cosine_normalised for n in (1, 2, 3)] == pytest.approx([0, 0.5, 0.5])
+        assert [found[n].lexical_normalised for n in (1, 2, 3)] == pytest.approx([1, 0, 0.5])
+        assert [found[n].similarity for n in (1, 2, 3)] == pytest.approx([0.5, 0, 0.5])
+
+    def test_what_comes_after_the_twentieth_has_no_similarity(self) -> None:
+        found = parts(*(candidate(n, 1 - n / 100) for n in range(1, 31)))
+        assert [n for n in found if found[n].similarity > 0] == list(range(1, 20))
+
+    def test_a_page_of_fifty_is_compared_as_a_whole(self) -> None:
+        found = parts(*(candidate(n, 1 - n / 200) for n in range(1, 101)))
+        assert [n for n in found if found[n].similarity > 0] == list(range(1, 50))
 
     def test_raw_is_the_plain_cosine(self) -> None:
         found = parts(candidate(1, 0.3, 0.9), candidate(2, None, 0.4), normalisation="raw")
