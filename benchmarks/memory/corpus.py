@@ -3,8 +3,9 @@
 The generator decides what is relevant (the same intent for the same entity, the same ticket, the
 same kind of failure), before any text is written; no text is ever compared. The same seed gives
 the same corpus. Outcome, age and accesses have nothing to do with relevance, but for the classes
-``old`` (all that is relevant is old, while recent tasks share its words) and ``latest`` (of one
-topic's tasks, only those of the last two weeks are).
+``old`` (all that is relevant is three to six months old, while recent tasks share its words),
+``aged`` (the same beyond six months, when only what is close may be found, spec page 4, M15) and
+``latest`` (of one topic's tasks, only those of the last two weeks are).
 """
 
 import re
@@ -15,8 +16,9 @@ from random import Random
 
 from benchmarks.memory.intents import ENTITIES, Failure, Intent, failures, intents
 
-OLDEST_DAYS = 400
 LATEST_DAYS = 14
+OLD_DAYS = (90.0, 175.0)
+AGED_DAYS = (185.0, 360.0)
 _MOST_LOVED = 5.0  # times as many tasks as the least loved topic
 
 Topic = tuple[Intent, str]
@@ -26,7 +28,7 @@ Topic = tuple[Intent, str]
 @dataclass(frozen=True, slots=True)
 class Told:
     """An episode as the generator knows it. ``steps`` are tools; ``kind`` says what its topic is
-    for: plain, old, latest, italian. ``age_days`` is 0 to 400."""
+    for: plain, old, aged, latest, italian. ``age_days`` is 0 to 360."""
 
     number: int
     topic: Topic
@@ -106,7 +108,7 @@ def _plans(random: Random, size: int) -> list[tuple[Topic, str, float, str]]:
     pairs: list[Topic] = [(intent, entity) for intent in intents() for entity in ENTITIES]
     random.shuffle(pairs)
     share = max(3, size // 80)  # topics of each special kind
-    special = {"old": share, "latest": share, "italian": share * 3 // 2}
+    special = {"old": share, "aged": share, "latest": share, "italian": share * 3 // 2}
     plans: list[tuple[Topic, str, float, str]] = []
     for kind, count in special.items():
         for topic in [pairs.pop() for _ in range(min(count, len(pairs) // 4))]:
@@ -121,17 +123,18 @@ def _plans(random: Random, size: int) -> list[tuple[Topic, str, float, str]]:
 
 
 def _ages(random: Random, kind: str) -> list[float]:
-    if kind == "old":
-        return [random.uniform(150, OLDEST_DAYS) for _ in range(random.randint(1, 4))]
+    if kind in ("old", "aged"):
+        between = OLD_DAYS if kind == "old" else AGED_DAYS
+        return [random.uniform(*between) for _ in range(random.randint(1, 4))]
     if kind == "latest":
         recent = [random.uniform(0, LATEST_DAYS) for _ in range(random.randint(1, 3))]
-        return recent + [random.uniform(60, OLDEST_DAYS) for _ in range(random.randint(4, 8))]
+        return recent + [random.uniform(*OLD_DAYS) for _ in range(random.randint(4, 8))]
     return [_age(random) for _ in range(random.randint(2, 12))]
 
 
 def _age(random: Random) -> float:
     """Two in five tasks are of the last three weeks."""
-    return random.uniform(0, 20) if random.random() < 0.4 else random.uniform(0, OLDEST_DAYS)
+    return random.uniform(0, 20) if random.random() < 0.4 else random.uniform(0, OLD_DAYS[1])
 
 
 def _ticketed(
@@ -248,7 +251,7 @@ class Index:
                 {told.topic for told in episodes if told.kind == kind},
                 key=lambda topic: (topic[0].key, topic[1]),
             )
-            for kind in ("plain", "old", "latest", "italian")
+            for kind in ("plain", "old", "aged", "latest", "italian")
         }
 
 
@@ -369,8 +372,8 @@ def _domain(random: Random, index: Index) -> Asked:
     return _of_topic(index, topic, "anything about " + text, domain=topic[0].domain)
 
 
-def _old(random: Random, index: Index) -> Asked:
-    topic, phrase = _plain(random, index, "old")
+def _old(random: Random, index: Index, kind: str = "old") -> Asked:
+    topic, phrase = _plain(random, index, kind)
     return _of_topic(index, topic, " ".join(_some_words(random, phrase, topic[1], 3)))
 
 
@@ -399,6 +402,7 @@ CLASSES: dict[str, Callable[[Random, Index], Asked]] = {
     "short": _short,
     "domain": _domain,
     "old": _old,
+    "aged": partial(_old, kind="aged"),
     "latest": _latest,
     "failures": _failures,
 }

@@ -1,0 +1,79 @@
+"""Embedders to compare the built-in one with: worse than any in use, and better than spelling."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.memory.embeddings import DIMENSION, Vectors, words
+
+About = Mapping[str, tuple[str | None, str | None]]
+
+
+def _unit(vectors: NDArray[np.float64]) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return cast("Vectors", (vectors / np.maximum(lengths, 1e-9)).astype(np.float32))
+
+
+def _direction(name: str) -> NDArray[np.float64]:
+    """A direction of its own for each name, of length about 1."""
+    drawn = np.random.default_rng(crc32(name.encode())).normal(size=DIMENSION)
+    return cast("NDArray[np.float64]", drawn / np.sqrt(DIMENSION))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Knows nothing: a random direction per text."""
+
+    name: str = "noise"
+    dimension: int = DIMENSION
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        return _unit(np.array([_direction(text) for text in texts]).reshape(-1, DIMENSION))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Knows next to nothing, and is sure of it: words counted in 16 buckets, so that most texts are
+    near each other."""
+
+    name: str = "buckets"
+    dimension: int = DIMENSION
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors = np.zeros((len(texts), DIMENSION))
+        for row, text in zip(vectors, texts, strict=True):
+            for word, count in words(text).items():
+                row[crc32(word.encode()) % 16] += count
+        return _unit(vectors)
+
+
+@dataclass(frozen=True)
+class Understanding:
+    """Knows what a text of the corpus means, more or less: the intent and the entity that the
+    generator had in mind, and ``noise`` of its own for each text. ``narrow`` is what all texts
+    have in common: as in many models, the more, the closer together all cosines are.
+
+    It knows no ticket's number and no error: real ones hardly do.
+    """
+
+    about: About
+    name: str
+    noise: float
+    narrow: float = 0.6
+    dimension: int = DIMENSION
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        return _unit(np.array([self._vector(text) for text in texts]).reshape(-1, DIMENSION))
+
+    def _vector(self, text: str) -> NDArray[np.float64]:
+        intent, entity = self.about.get(text, (None, None))
+        vector = self.narrow * _direction("") + self.noise * _direction(text)
+        if intent is not None:
+            vector += 0.6 * _direction(intent)
+        if entity is not None:
+            vector += 0.45 * _direction(entity)
+        return vector

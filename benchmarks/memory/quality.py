@@ -1,0 +1,164 @@
+"""How well a question finds what answers it: by words, by vectors, by both.
+
+Each question goes through the service's own search and scoring on the embedded PostgreSQL. One
+retrieval gives the candidates, which are then scored in every way there is. Choose on one seed,
+report on another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import get_args
+
+import asyncpg
+
+from app.db.engine import acting_as
+from app.memory import search
+from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
+from app.memory.episode import EpisodeFilter, Outcome
+from app.memory.scoring import Candidate, Normalisation, ScoringOptions, score
+from app.memory.stages import Ages, Stage
+from benchmarks.memory import stage
+from benchmarks.memory.corpus import CLASSES, Corpus, Query, corpus
+from benchmarks.memory.embedders import Buckets, Noise, Understanding
+from benchmarks.memory.measures import Measured, interval, measured
+
+AGED_BEFORE = Ages().begins(Stage.AGED, stage.NOW)
+Retrieved = list[tuple[Query, list[Candidate]]]
+
+
+def embedders(made: Corpus) -> list[Embedder]:
+    """The built-in one, two that are no good, three that know what the corpus means."""
+    return [
+        BuiltinEmbedder(),
+        Noise(),
+        Buckets(),
+        Understanding(made.about, "fair", noise=1.3),
+        Understanding(made.about, "good", noise=1.0),
+        Understanding(made.about, "good, narrow", noise=1.0, narrow=2.0),
+    ]
+
+
+async def retrieve(
+    pool: asyncpg.Pool,
+    queries: Sequence[Query],
+    vectors: Vectors | None,
+    embedder: str | None,
+    *,
+    words: bool = True,
+) -> Retrieved:
+    """The candidates of each question.
+
+    Args:
+        vectors: of the questions, shape (n, d); ``None``: by words alone.
+        words: whether the questions' words count.
+    """
+    found: Retrieved = []
+    for place, query in enumerate(queries):
+        where = EpisodeFilter(
+            domain=query.domain, outcomes=(Outcome.FAILURE,) if query.failures_only else ()
+        )
+        async with acting_as(pool, stage.TENANT) as connection:
+            candidates = await search.candidates(
+                connection,
+                query.text if words else "",
+                None if vectors is None else vectors[place],
+                embedder=embedder,
+                aged_before=AGED_BEFORE,
+                where=where,
+            )
+        found.append((query, candidates))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table: what was tried, and each question's measures with its class."""
+
+    name: str
+    each: Sequence[tuple[str, Measured]]
+
+    def mean(self, field: str, name: str | None = None) -> float:
+        values: list[float] = [getattr(m, field) for of, m in self.each if name in (None, of)]
+        return sum(values) / len(values)
+
+
+def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
+    """What the questions find if scored so."""
+    each = []
+    for query, candidates in retrieved:
+        best = score(candidates, options, stage.NOW, query.domain)[:10]
+        ranking = [stage.number(scored.candidate.episode_id) for scored in best]
+        each.append((query.name, measured(ranking, query.relevant)))
+    return Row(name, each)
+
+
+def variants() -> list[tuple[str, ScoringOptions]]:
+    """Similarity alone, then the whole formula, normalised in every way."""
+    named = [(f"{how}, alone", alone(ScoringOptions(normalisation=how))) for how in _ways()]
+    for how, of_recency in product(_ways(), (False, True)):
+        options = ScoringOptions(normalisation=how, normalise_recency=of_recency)
+        named.append((f"{how}{', recency too' * of_recency}", options))
+    return named
+
+
+def alone(options: ScoringOptions) -> ScoringOptions:
+    """The same, but similarity alone decides."""
+    return replace(options, recency=0.0, success=0.0, accesses=0.0, domain=0.0)
+
+
+def _ways() -> tuple[Normalisation, ...]:
+    return get_args(Normalisation)
+
+
+async def measure(seed: int, size: int, per_class: int) -> dict[str, list[Row]]:
+    """The tables of one corpus, by embedder."""
+    made = corpus(seed, size, per_class)
+    texts = [query.text for query in made.queries]
+    default = ScoringOptions()
+    tables: dict[str, list[Row]] = {}
+    async with stage.database() as opened:
+        await stage.store(opened.pool, made.episodes)
+        by_words = await retrieve(opened.pool, made.queries, None, None)
+        for embedder in embedders(made):
+            await stage.embed(opened.pool, made.episodes, embedder)
+            vectors = await embedder.embed(texts)
+            both = await retrieve(opened.pool, made.queries, vectors, embedder.name)
+            near = await retrieve(opened.pool, made.queries, vectors, embedder.name, words=False)
+            tables[embedder.name] = [
+                ranked("lexical", by_words, default),
+                ranked("vector", near, default),
+                ranked("hybrid", both, default),
+                ranked("lexical, similarity alone", by_words, alone(default)),
+                ranked("vector, similarity alone", near, alone(default)),
+                *(ranked(f"hybrid {name}", both, options) for name, options in variants()),
+            ]
+    return tables
+
+
+def show(tables: dict[str, list[Row]]) -> None:
+    """Per embedder: each way overall, and the default's classes."""
+    for embedder, rows in tables.items():
+        print(f"\nembedder: {embedder}")
+        print(f"{'':34} recall@5  @10  any@10  NDCG@10 (95 %)     " + " ".join(
+            f"{name[:6]:>6}" for name in CLASSES
+        ))  # fmt: skip
+        for row in rows:
+            low, high = interval([m.ndcg10 for _, m in row.each])
+            per_class = " ".join(f"{row.mean('ndcg10', name) * 100:6.1f}" for name in CLASSES)
+            print(
+                f"{row.name:34} {row.mean('recall5') * 100:8.1f} {row.mean('recall10') * 100:4.1f}"
+                f" {row.mean('any10') * 100:7.1f} {row.mean('ndcg10') * 100:8.1f}"
+                f" ({low * 100:.1f} to {high * 100:.1f})   {per_class}"
+            )
+    print("\nrecall@5 / recall@10 / NDCG@10 by class, scored as by default")
+    for embedder in ("builtin-1", "fair"):
+        print(f"{embedder:12} " + " ".join(f"{row.name:>16}" for row in tables[embedder][:3]))
+        for name in CLASSES:
+            cells = (
+                "/".join(
+                    f"{row.mean(f, name) * 100:.0f}" for f in ("recall5", "recall10", "ndcg10")
+                )
+                for row in tables[embedder][:3]
+            )
+            print(f"  {name:10} " + " ".join(f"{cell:>16}" for cell in cells))

@@ -1,0 +1,134 @@
+"""A database to measure on, and a corpus or vectors in it."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from app.db import embedded, migrate
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as, open_database
+from app.memory.embeddings import Embedder
+from app.memory.signature import failure_signature
+from benchmarks.memory.corpus import Told
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+TENANT = DEFAULT_TENANT
+
+
+@asynccontextmanager
+async def database(*, config: str = "", folder: Path | None = None) -> AsyncIterator[Database]:
+    """A fresh, migrated database of our own.
+
+    Args:
+        config: more lines for ``postgresql.conf``.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="bottega-", dir=folder, ignore_cleanup_errors=True
+    ) as name:
+        if config:  # the server reads it when it starts
+            with embedded.running(Path(name)):
+                pass
+            with (Path(name) / "postgres" / "postgresql.conf").open("a") as file:
+                file.write(config)
+        with embedded.running(Path(name)) as url:
+            await asyncio.to_thread(migrate.upgrade, url)
+            async with open_database(url) as opened:
+                yield opened
+
+
+def row(told: Told) -> dict[str, Any]:
+    """An episode as ``store_episode`` takes it; its id is its number."""
+    failure = told.failure
+    return {
+        "id": str(UUID(int=told.number + 1)),
+        "at": (NOW - timedelta(days=told.age_days)).isoformat(),
+        "outcome": told.outcome,
+        "domain": told.topic[0].domain,
+        "task_type": told.topic[0].task_type,
+        "trust": 3,
+        "failure_signature": failure
+        and failure_signature(failure.type, told.errors, tool=failure.tool),
+        "task": {"original_input": told.task, "goals": [], "constraints": [], "context": {}},
+        "metadata": {"tools_used": list(told.steps)},
+        "summary": {
+            "task": told.task,
+            "result": told.result,
+            "errors": told.errors,
+            "steps": " ".join(told.steps),
+        },
+    }
+
+
+def number(episode_id: UUID) -> int:
+    """The number that :func:`row` made an id of."""
+    return episode_id.int - 1
+
+
+async def _many(connection: asyncpg.Connection, statement: str, rows: Sequence[Any]) -> None:
+    for start in range(0, len(rows), 500):
+        await connection.executemany(statement, rows[start : start + 500])
+
+
+async def store(pool: asyncpg.Pool, episodes: Sequence[Told]) -> None:
+    """Keep the corpus as episodes of :data:`TENANT`, with their accesses, and sample its words."""
+    async with acting_as(pool, TENANT) as connection:
+        await _many(
+            connection,
+            "SELECT store_episode($1, $2::jsonb)",
+            [(TENANT, json.dumps(row(told))) for told in episodes],
+        )
+        await _many(
+            connection,
+            "UPDATE episode_state SET access_count = $3 WHERE tenant_id = $1 AND episode_id = $2",
+            [(TENANT, UUID(int=told.number + 1), told.accesses) for told in episodes],
+        )
+        await connection.execute(SAMPLE, TENANT, 20_000)
+
+
+SAMPLE = """
+WITH sample AS (SELECT terms FROM episode_search WHERE tenant_id = $1 LIMIT $2),
+total AS (SELECT count(*) AS n FROM sample),
+words AS (
+    SELECT lexeme, count(*)::real / n AS share
+    FROM sample, total, unnest(tsvector_to_array(terms)) AS lexeme
+    WHERE lexeme <> '=' || $1 GROUP BY lexeme, n HAVING count(*) > n / 1000.0
+)
+INSERT INTO memory_indexes (tenant_id, common, shares, sampled_rows, sampled_at)
+SELECT $1, array_agg(lexeme), array_agg(share),
+       (SELECT count(*) FROM episode_search WHERE tenant_id = $1), now() FROM words
+"""
+"""Which words of a tenant's many episodes have, by a sample: tenant, size."""
+
+
+async def embed(pool: asyncpg.Pool, episodes: Sequence[Told], embedder: Embedder) -> None:
+    """Put the vectors of one embedder in place of any other's."""
+    async with acting_as(pool, TENANT) as connection:
+        await connection.execute("DELETE FROM episode_vectors WHERE tenant_id = $1", TENANT)
+        parts = [
+            [told.task for told in episodes],
+            [told.result for told in episodes],
+            ["\n".join((told.task, told.result, told.errors)) for told in episodes],
+        ]
+        vectors = [await embedder.embed(texts) for texts in parts]
+        await _many(
+            connection,
+            """
+            INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain,
+                                         task_type, session_id, task, result, whole)
+            SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id,
+                   $4::real[], $5::real[], $6::real[]
+            FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
+            """,
+            [
+                (TENANT, UUID(int=told.number + 1), embedder.name, *(v.tolist() for v in three))
+                for told, *three in zip(episodes, *vectors, strict=True)
+            ],
+        )
