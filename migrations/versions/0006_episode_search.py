@@ -77,54 +77,78 @@ $$
 
 # --- Finding --------------------------------------------------------------------------------------
 
-# The nearest by the vector of the task; those beyond a distance left out, if one is given. The
-# index knows no tenants: it is walked outwards from the query, and who is not asked for is passed
-# over. Where the way would be longer than to measure all that are asked for, and where it ends
-# before enough were met, they are all measured; so none is missed that the index has not met.
+# About how many rows of episode_search there are to these conditions, as the planner knows it.
+EPISODE_ESTIMATE = """
+CREATE FUNCTION episode_estimate(p_tenant uuid, p_conditions text) RETURNS double precision
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_plan json;
+BEGIN
+    EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM episode_search s WHERE s.tenant_id = %L',
+                   p_tenant) || p_conditions INTO v_plan;
+    RETURN v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
+END $$
+"""
+
+# The nearest by the vector of the task, aged ones only within a distance. The index knows no
+# tenants: it is walked outwards from the query, and who is not asked for is passed over. So it is
+# taken only where the way to enough of those asked for is short beside measuring each of them; and
+# when it ended before enough were met, each of them is measured after all. None is missed because
+# others lie nearer.
+#
+# Costs are in vectors of the tenant's measured one after the other (2 us each, in memory): to look
+# one up by its id is about five, a step through the index twenty-two. The walk may cost no more
+# than what it is to save.
 EPISODE_NEAREST = """
 CREATE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
-    p_farthest double precision, p_most integer
+    p_aged_before timestamptz, p_farthest double precision, p_most integer
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     v_all double precision := (
         SELECT reltuples FROM pg_class WHERE oid = 'episode_vectors'::regclass);
-    v_plan json;
-    v_expected double precision;
+    v_one_by_one double precision := 5 * episode_estimate(p_tenant, p_where || p_further);
+    v_each double precision := least(v_one_by_one, episode_estimate(p_tenant, ''));
+    v_steps double precision := p_most * v_all / episode_estimate(
+        p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
     v_distance text := format('v.task::halfvec(%s) <=> $1', vector_dims(p_vector));
     v_of text := format('v.tenant_id = %L AND v.embedder = %L AND vector_dims(v.task) = %s',
                         p_tenant, p_embedder, vector_dims(p_vector));
-    v_asked text := format('SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = %L',
-                           p_tenant) || p_where || p_further;
+    v_further text := CASE WHEN p_further = '' THEN '' ELSE
+        ' AND (SELECT true FROM episode_search s WHERE s.tenant_id = v.tenant_id'
+        ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
-    v_last double precision;
 BEGIN
-    EXECUTE 'EXPLAIN (FORMAT JSON) ' || v_asked INTO v_plan;
-    v_expected := v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
-    IF v_expected * v_expected > 160.0 * v_all THEN
-        PERFORM set_config('hnsw.max_scan_tuples', least(20000, greatest(1000,
-            5 * p_most * v_all / v_expected))::integer::text, true);
-        PERFORM set_config('enable_sort', 'off', true);
-        EXECUTE 'SELECT array_agg(episode_id), max(distance) FROM (
-            SELECT v.episode_id, ' || v_distance || ' AS distance
-            FROM episode_vectors v WHERE ' || v_of || p_where || CASE WHEN p_further <> '' THEN
-                ' AND (SELECT true FROM episode_search s WHERE s.tenant_id = v.tenant_id'
-                ' AND s.episode_id = v.episode_id' || p_further || ')' ELSE '' END || '
+    IF 2 * 22 * v_steps < v_each THEN
+        PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
+                set_config('hnsw.ef_search', '80', true),
+                set_config('hnsw.max_scan_tuples',
+                           least(20000, v_each / 22)::integer::text, true),
+                set_config('enable_sort', 'off', true);
+        EXECUTE 'SELECT array_agg(episode_id) FROM (
+            SELECT v.episode_id FROM episode_vectors v WHERE ' || v_of || p_where || v_further || '
+              AND (v.at >= $3 OR ' || v_distance || ' <= $4)
             ORDER BY ' || v_distance || ' LIMIT $2) AS near'
-        INTO v_found, v_last USING p_vector, p_most;
+        INTO v_found USING p_vector, p_most, p_aged_before, p_farthest;
         PERFORM set_config('enable_sort', 'on', true);
-        IF cardinality(v_found) = p_most OR v_last > p_farthest THEN
+        IF cardinality(v_found) = p_most THEN
             RETURN v_found;
         END IF;
     END IF;
-    EXECUTE 'WITH near AS MATERIALIZED (
-        SELECT v.episode_id, ' || v_distance || ' AS distance
-        FROM episode_vectors v WHERE ' || v_of || p_where || CASE WHEN p_where || p_further <> ''
-            THEN ' AND v.episode_id IN (' || v_asked || ')' ELSE '' END || ')
+    IF v_each = v_one_by_one THEN
+        v_of := v_of || format(' AND v.episode_id = ANY (ARRAY('
+            'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = %L', p_tenant)
+            || p_where || p_further || '))';
+        v_further := '';
+    END IF;
+    EXECUTE 'WITH each AS MATERIALIZED (
+        SELECT v.tenant_id, v.episode_id, v.at, ' || v_distance || ' AS distance
+        FROM episode_vectors v WHERE ' || v_of || p_where || ')
         SELECT array_agg(episode_id) FROM (
-            SELECT episode_id FROM near WHERE $3 IS NULL OR distance <= $3
-            ORDER BY distance LIMIT $2) AS nearest'
-    INTO v_found USING p_vector, p_most, p_farthest;
+            SELECT episode_id FROM (
+                SELECT * FROM each WHERE at >= $3 OR distance <= $4 ORDER BY distance OFFSET 0
+            ) AS v WHERE true ' || v_further || ' LIMIT $2) AS nearest'
+    INTO v_found USING p_vector, p_most, p_aged_before, p_farthest;
     RETURN v_found;
 END $$
 """
@@ -145,20 +169,14 @@ DECLARE
     v_vector halfvec := p_vector::halfvec;
     v_where text := episode_conditions(p_where);
     v_further text := episode_further_conditions(p_where);
-    v_fresh text := format(' AND at >= %L', p_aged_before);
-    v_aged text := format(' AND at < %L', p_aged_before);
     v_words record;
     v_near uuid[];
     v_named uuid[];
 BEGIN
     PERFORM set_config('jit', 'off', true);
     IF v_vector IS NOT NULL THEN
-        PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
-                set_config('hnsw.ef_search', '60', true);
-        v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where || v_fresh, v_further,
-                                  NULL, p_most)
-               || episode_nearest(v_tenant, p_embedder, v_vector, v_where || v_aged, v_further,
-                                  1 - p_aged_cosine, p_most);
+        v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where, v_further,
+                                  p_aged_before, 1 - p_aged_cosine, p_most);
     END IF;
     v_words := episode_words(v_tenant, p_query);
     IF v_words.one_of IS NOT NULL THEN
@@ -206,6 +224,7 @@ FUNCTIONS = (
     EPISODE_CONDITIONS,
     EPISODE_FURTHER_CONDITIONS,
     EPISODE_WORDS,
+    EPISODE_ESTIMATE,
     EPISODE_NEAREST,
     EPISODE_LIST,
 )
