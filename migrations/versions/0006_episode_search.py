@@ -45,33 +45,32 @@ LANGUAGE sql IMMUTABLE AS $$
 $$
 """
 
-# A query's words, of which one must be found, and all that count once an episode is found. Words
-# that many of the tenant's episodes have say little and would have most of its rows read; so they
-# are found by the rarer ones: as many of them as a thousand episodes or so have. Of those that no
-# sample has seen, which may be rare or nowhere, and of those seen, the first sixteen each.
+# A query's words: one of ``rare`` is what an episode is found by, all of ``known`` are what it is
+# ranked by. Words that many of the tenant's episodes have say little, and would have most of its
+# rows read; so as many of the rarest are taken as a thousand episodes or so have. Of those that no
+# sample has seen, which may be rare or nowhere, and of those seen, the first sixteen each count.
 EPISODE_WORDS = """
-CREATE FUNCTION episode_words(p_tenant uuid, p_query text, OUT one_of tsquery, OUT all_of tsquery)
+CREATE FUNCTION episode_words(p_tenant uuid, p_query text, OUT rare tsquery, OUT known tsquery)
 LANGUAGE sql STABLE AS $$
-    WITH known AS (
+    WITH seen AS (
         SELECT w.lexeme, w.share, i.sampled_rows
         FROM memory_indexes i, unnest(i.common, i.shares) AS w(lexeme, share)
         WHERE i.tenant_id = p_tenant
     ), word AS (
-        SELECT lexeme, k.share, k.sampled_rows, row_number() OVER (
-            PARTITION BY k.share IS NULL ORDER BY k.share, length(lexeme) DESC, lexeme) AS place
+        SELECT lexeme, s.share, s.sampled_rows, row_number() OVER (
+            PARTITION BY s.share IS NULL ORDER BY s.share, length(lexeme) DESC, lexeme) AS place
         FROM unnest(tsvector_to_array(to_tsvector('english', left(p_query, 4000)))) AS lexeme
-        LEFT JOIN known k USING (lexeme)
-    ), rare AS (
+        LEFT JOIN seen s USING (lexeme)
+    ), taken AS (
         SELECT '''' || replace(replace(lexeme, '\\', '\\\\'), '''', '''''') || '''' AS lexeme,
                coalesce(sum(share * sampled_rows) OVER earlier, 0) AS found,
                row_number() OVER earlier AS place
         FROM word WHERE place <= 16
         WINDOW earlier AS (ORDER BY share NULLS FIRST, place)
     )
-    SELECT (string_agg(lexeme, '|') FILTER (WHERE found <= 1000 OR place = 1))::tsquery
-               && ('''=' || p_tenant || '''')::tsquery,
+    SELECT (string_agg(lexeme, '|') FILTER (WHERE found <= 1000 OR place = 1))::tsquery,
            string_agg(lexeme, '|')::tsquery
-    FROM rare
+    FROM taken
 $$
 """
 
@@ -106,7 +105,8 @@ CREATE FUNCTION episode_nearest(
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     v_all double precision := (
-        SELECT reltuples FROM pg_class WHERE oid = 'episode_vectors'::regclass);
+        SELECT nullif(greatest(reltuples, 0), 0) FROM pg_class
+        WHERE oid = 'episode_vectors'::regclass);
     v_one_by_one double precision := 5 * episode_estimate(p_tenant, p_where || p_further);
     v_each double precision := least(v_one_by_one, episode_estimate(p_tenant, ''));
     v_steps double precision := p_most * v_all / episode_estimate(
@@ -123,9 +123,9 @@ BEGIN
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', '80', true),
                 set_config('hnsw.max_scan_tuples',
-                           least(20000, v_each / 22)::integer::text, true),
+                           least(20000, ceil(v_each / 22))::integer::text, true),
                 set_config('enable_sort', 'off', true);
-        EXECUTE 'SELECT array_agg(episode_id) FROM (
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT v.episode_id FROM episode_vectors v WHERE ' || v_of || p_where || v_further || '
               AND (v.at >= $3 OR ' || v_distance || ' <= $4)
             ORDER BY ' || v_distance || ' LIMIT $2) AS near'
@@ -144,7 +144,7 @@ BEGIN
     EXECUTE 'WITH each AS MATERIALIZED (
         SELECT v.tenant_id, v.episode_id, v.at, ' || v_distance || ' AS distance
         FROM episode_vectors v WHERE ' || v_of || p_where || ')
-        SELECT array_agg(episode_id) FROM (
+        SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id FROM (
                 SELECT * FROM each WHERE at >= $3 OR distance <= $4 ORDER BY distance OFFSET 0
             ) AS v WHERE true ' || v_further || ' LIMIT $2) AS nearest'
@@ -170,8 +170,11 @@ DECLARE
     v_where text := episode_conditions(p_where);
     v_further text := episode_further_conditions(p_where);
     v_words record;
-    v_near uuid[];
-    v_named uuid[];
+    v_of tsquery;
+    v_any tsquery;
+    v_near uuid[] := '{}';
+    v_named uuid[] := '{}';
+    v_more uuid[];
 BEGIN
     PERFORM set_config('jit', 'off', true);
     IF v_vector IS NOT NULL THEN
@@ -179,16 +182,20 @@ BEGIN
                                   p_aged_before, 1 - p_aged_cosine, p_most);
     END IF;
     v_words := episode_words(v_tenant, p_query);
-    IF v_words.one_of IS NOT NULL THEN
-        EXECUTE 'SELECT array_agg(episode_id) FROM (
+    v_of := ('''=' || v_tenant || '''')::tsquery;
+    FOREACH v_any IN ARRAY array_remove(ARRAY[v_words.rare, v_words.known], NULL) LOOP
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
                 PARTITION BY at < $4 ORDER BY ts_rank(terms, $2) DESC, episode_id) AS place
             FROM (SELECT s.episode_id, s.at, s.terms FROM episode_search s
                   WHERE s.tenant_id = $5 AND s.terms @@ $1' || v_where || v_further || '
-                  LIMIT 5000) AS matching) AS ranked
+                  ORDER BY s.at DESC LIMIT 2000) AS matching) AS ranked
             WHERE place <= $3'
-        INTO v_named USING v_words.one_of, v_words.all_of, p_most, p_aged_before, v_tenant;
-    END IF;
+        INTO v_more USING v_any && v_of, v_words.known, p_most, p_aged_before, v_tenant;
+        v_named := v_named || v_more;
+        -- Where so few can be found by meaning, or by those words, the common ones will do.
+        EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_words.rare = v_words.known;
+    END LOOP;
     RETURN QUERY EXECUTE format('
         SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
                1 - (v.%I <=> $2), ts_rank(s.terms, $3)
@@ -198,7 +205,7 @@ BEGIN
             AND v.embedder = $4 AND vector_dims(v.%1$I) = vector_dims($2)
         WHERE s.tenant_id = $1 AND s.episode_id = ANY ($5)
           AND (s.at >= $6 OR 1 - (v.task <=> $2) >= $7)', p_by)
-    USING v_tenant, v_vector, v_words.all_of, p_embedder, v_near || v_named, p_aged_before,
+    USING v_tenant, v_vector, v_words.known, p_embedder, v_near || v_named, p_aged_before,
           p_aged_cosine;
 END $$
 """

@@ -272,3 +272,50 @@ async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
     with pytest.raises(asyncpg.UndefinedObjectError):
         await search.candidates(connection, "x", None, embedder=None, aged_before=AGED)
     await connection.close()
+
+
+class TestCommonWords:
+    """A word that many episodes have finds nothing of its own, while there are rarer ones."""
+
+    async def fill(self, mine: Episodes) -> None:
+        async with mine.acting() as connection:
+            await connection.execute(
+                """
+                SELECT store_episode($1, jsonb_build_object(
+                    'id', md5(n::text)::uuid, 'at', $2::timestamptz - n * interval '1 minute',
+                    'outcome', 'SUCCESS', 'summary', jsonb_build_object('task',
+                        'report' || CASE n % 10 WHEN 0 THEN ' weekly' ELSE '' END)))
+                FROM generate_series(1, 3000) AS n
+                """,
+                *(mine.tenant, NOW),
+            )
+            assert await search.refresh_common(connection, mine.tenant) == 3000
+
+    async def test_a_sample_tells_which_they_are(self, mine: Episodes) -> None:
+        await self.fill(mine)
+        async with mine.acting() as connection:
+            row = await connection.fetchrow("SELECT * FROM memory_indexes")
+        assert row is not None
+        assert (row["common"], row["sampled_rows"]) == (["report", "week"], 3000)
+        assert row["shares"] == pytest.approx([1.0, 0.1])
+
+    async def test_the_rarer_ones_find_and_all_rank(self, mine: Episodes) -> None:
+        await self.fill(mine)
+        await mine.store("a report on zebras", days=3, vector=at_cosine(0.1))
+        await mine.store("zebras", days=3, vector=at_cosine(0.1))
+        # By meaning something is found that keeps the common words from being needed.
+        found = await mine.candidates("report on zebras", direction(1), limit=2)
+        assert list(found) == [1, 2]
+        assert (found[1].lexical or 0) > (found[2].lexical or 0) > 0
+
+    async def test_common_ones_do_where_there_is_nothing_else(self, mine: Episodes) -> None:
+        await self.fill(mine)
+        assert len(await mine.candidates("the report", limit=7)) == 7
+        await mine.store("zebras", days=3)
+        found = await mine.candidates("report on zebras", limit=7)
+        assert len(found) >= 7
+        assert 1 in found
+
+    async def test_no_episodes_have_no_common_words(self, mine: Episodes) -> None:
+        async with mine.acting() as connection:
+            assert await search.refresh_common(connection, mine.tenant) == 0
