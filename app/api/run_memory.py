@@ -8,10 +8,12 @@ from fastapi import APIRouter, Path
 from app.api.deps import Actor, Tenant, Transaction
 from app.api.errors import problems
 from app.api.schemas.episodes import Feedback, NewFeedback
+from app.api.schemas.working_memory import WorkingMemory
 from app.errors import ConflictError
 from app.events.types import RunStatus
 from app.memory import feedback
 from app.runs import read
+from app.runs.working import working_memory
 from app.tenants import audit
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -46,3 +48,19 @@ async def give_feedback(
     details = {"outcome": said.outcome, "score": said.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given
+
+
+@router.get(
+    "/{run_id}/working-memory",
+    operation_id="get_run_working_memory",
+    summary="What a run knows",
+    description=(
+        "Folded from the run's log, while it runs and after its end: what its own agent is and was "
+        "asked, how far it is, and what its tools and sub-agents answered (in a DAG, its agents), "
+        "each section within its budget of tokens, and the references of all answers."
+    ),
+    response_model=WorkingMemory,
+    responses=problems(404),
+)
+async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await working_memory(tx, tenant, run_id)

@@ -219,6 +219,14 @@ class WorkingMemory:
         self._put(Part.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
         return reference
 
+    def skip(self, results: int) -> None:
+        """So many results came before, and are kept elsewhere: what comes now is numbered on."""
+        if results > 0:
+            self._results += results
+            gone = (results, "m1", f"m{self._results}")
+            self._sections[Part.INTERMEDIATE].gone = gone
+            self.revision += 1
+
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Take in what was found of earlier runs, the best first; each is shortened to its share.
 

@@ -1,0 +1,101 @@
+"""A run's working memory, as its log tells it."""
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+from app.demo.scenarios import SOFTWARE
+from tests.fake_model import FakeModel, calls, gated, text
+from tests.flows.test_agent_data import create
+from tests.service import Running
+from tests.team import define, start
+
+
+async def known(bottega: Running, run_id: str) -> dict[str, Any]:
+    answer = await bottega.client.get(f"/v1/runs/{run_id}/working-memory")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    for section in found["sections"]:
+        assert section["tokens"] <= section["budget"]
+    assert found["tokens"] == sum(section["tokens"] for section in found["sections"])
+    assert found["tokens"] <= found["limit"] == 20_000
+    found["text"] = {section["name"]: section["content"] for section in found["sections"]}
+    return found
+
+
+async def test_a_run_s_working_memory_while_it_runs_and_after(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(
+        calls(("requirements", {"query": "What is needed?"}), ("nothing", {})),
+        text("1. Todos."),
+        gated(gate, text("Done.")),
+    )
+    run_id = await start(bottega.client)
+    await model.received(3)
+    running = await known(bottega, run_id)
+    gate.set()
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    over = await known(bottega, run_id)
+    for found in (running, over):
+        assert found["text"]["system"].startswith("You are")
+        assert "Build a todo app." in found["text"]["task"]
+        assert "m1 requirements: 1. Todos." in found["text"]["intermediate"]
+        assert "completed: m1 requirements" in found["text"]["state"]
+        assert "failed: m2: nothing: Error: there is no tool" in found["text"]["state"]
+        assert found["results"] == 2
+        second, first = found["references"]
+        assert (first["reference"], first["excerpt"], first["failed"]) == ("m1", "1. Todos.", False)
+        assert (second["reference"], second["name"], second["failed"]) == ("m2", "nothing", True)
+        assert frames[first["seq"] - 1]["data"]["name"] == "requirements"
+        assert found["prompt"] is None
+        assert found["variables"]["global"]["agent"] == SOFTWARE.coordinator
+    assert "now: running" in running["text"]["state"]
+    assert "now: completed" in over["text"]["state"]
+    assert running["variables"]["metadata"]["model_calls"] == 2
+    assert over["variables"]["metadata"]["model_calls"] == 3
+    assert over["variables"]["metadata"]["tokens"] > running["variables"]["metadata"]["tokens"] > 0
+    assert over["variables"]["metadata"]["started_at"]
+
+
+async def test_the_agents_of_a_dag_are_its_intermediate_results(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(text("1. Todos."), text("A list."), text("Modules."))
+    run_id = await start(bottega.client, agent=None, mode="dag", graph=SOFTWARE.graph_name)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    found = await known(bottega, run_id)
+    assert "m1 requirements: 1. Todos." in found["text"]["intermediate"]
+    assert [each["name"] for each in found["references"]][-1] == "requirements"
+    assert found["results"] == 3
+
+
+async def test_a_run_that_was_not_begun_and_one_that_is_not(bottega: Running) -> None:
+    answer = await bottega.client.get(f"/v1/runs/{uuid4()}/working-memory")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+async def test_of_a_long_run_only_the_newest_results_are_listed(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(
+        bottega,
+        "counter",
+        tools=[{"type": "builtin", "name": "calculator"}],
+        max_iterations=90,
+    )
+    model.script(
+        *[calls(("calculator", {"expression": f"{i}+0"})) for i in range(70)], text("Done.")
+    )
+    run_id = await start(bottega.client, agent="counter", graph=None)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    found = await known(bottega, run_id)
+    assert found["results"] == 70
+    listed = found["references"]
+    assert [each["reference"] for each in (listed[0], listed[-1])] == ["m70", "m21"]
+    assert listed[0]["excerpt"] == "69"
+    assert "m70 calculator: 69" in found["text"]["intermediate"]
+    assert "(20 more can be recalled: m1 to m20)" in found["text"]["intermediate"]
