@@ -158,6 +158,7 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             live_text=live_text,
             known=known,
             bench=bench,
+            episodes=service.memory,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (

@@ -15,7 +15,8 @@ from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
-from app.memory.telling import About, Telling
+from app.memory.episodic import EpisodicMemory
+from app.memory.telling import Telling
 from app.redaction import Redactor
 from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
@@ -24,6 +25,7 @@ from app.runs.fold import fold
 from app.runs.journal import End, Journal
 from app.runs.leases import Held, lease_s
 from app.runs.live_text import LiveText
+from app.runs.memory import about_of, use_memory
 from app.runs.recorder import JournalRecorder
 from app.runs.subagents import Bench, beside, end_all, uses_subagents
 
@@ -64,6 +66,7 @@ class Executor:
         live_text: shows the models' text while it comes in.
         known: of secrets that no log may hold.
         bench: of asynchronous sub-agents; without it runs that use them fail.
+        episodes: of earlier runs, to look in for what may help.
     """
 
     pool: asyncpg.Pool
@@ -74,6 +77,7 @@ class Executor:
     live_text: LiveText | None = None
     known: Redactor = Redactor(())
     bench: Bench | None = None
+    episodes: EpisodicMemory | None = None
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -138,7 +142,7 @@ class Executor:
             last_seq=claim["last_seq"],
             carried_seq=claim["carried_seq"],
             elapsed_s=claim["timeout_s"] - claim["remaining_s"],
-            telling=_telling(run_id, claim),
+            telling=Telling(about_of(run_id, claim)) if claim["memory"] == "full" else None,
             wake=self.wake,
             known=self.known,
         )
@@ -235,14 +239,32 @@ class Executor:
             async with limit:
                 if self.bench is not None and uses_subagents(claim):
                     async with beside(self.bench, recorder, claim, past, self.pool, suspended):
-                        end = await _work(recorder, claim, self.workshop, self.bench)
+                        end = await self._work(recorder, claim)
                 else:
-                    end = await _work(recorder, claim, self.workshop, self.bench)
+                    end = await self._work(recorder, claim)
             await journal.finish(end)
         except FencedError:
             raise
         except Exception as error:
             await journal.finish(_broken(recorder, claim, error, timed_out=limit.expired()))
+
+    async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
+        """Let the run's agents work; answers how it ended."""
+        bench = self.bench
+        team = build(claim, self.workshop, None if bench is None else bench.registry)
+        for code, message in team.warnings:
+            recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
+        question = query_of(claim["input"])
+        if claim["mode"] == "dag" and team.graph is not None:
+            dag = await run_dag(team.graph, team.agents, question, recorder)
+            return End(dag.status, output=dag.output, error=dag.error, usage=dag.usage)
+        (agent,) = team.agents.values()
+        if claim["memory"] != "off":
+            await use_memory(
+                agent, about_of(recorder.journal.run_id, claim), recorder, self.episodes
+            )
+        response = await agent.execute_query_async(question, recorder=recorder)
+        return end_of(response, recorder.answer_seq)
 
     async def _past(self, journal: Journal) -> list[Event]:
         """What earlier attempts wrote down."""
@@ -251,23 +273,6 @@ class Executor:
         events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
         journal.tell_past(events)
         return events
-
-
-def _telling(run_id: UUID, claim: dict[str, Any]) -> Telling | None:
-    """Who tells the episode of a claimed run; ``None``: it is not to be remembered."""
-    if claim["memory"] != "full":
-        return None
-    return Telling(
-        About(
-            run_id,
-            claim["session_id"],
-            claim["principal"],
-            claim["input"],
-            claim["agent"] or claim["graph_name"],
-            claim["agents"],
-            claim["metadata"],
-        )
-    )
 
 
 def _broken(
@@ -284,22 +289,6 @@ def _broken(
     logger.error("run.broken", run_id=str(recorder.journal.run_id), exc_info=error)
     detail = "the run broke on an internal error; the worker's log says more"
     return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
-
-
-async def _work(
-    recorder: JournalRecorder, claim: dict[str, Any], workshop: Workshop, bench: Bench | None
-) -> End:
-    """Let the run's agents work; answers how it ended."""
-    team = build(claim, workshop, None if bench is None else bench.registry)
-    for code, message in team.warnings:
-        recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
-    question = query_of(claim["input"])
-    if claim["mode"] == "dag" and team.graph is not None:
-        dag = await run_dag(team.graph, team.agents, question, recorder)
-        return End(dag.status, output=dag.output, error=dag.error, usage=dag.usage)
-    (agent,) = team.agents.values()
-    response = await agent.execute_query_async(question, recorder=recorder)
-    return end_of(response, recorder.answer_seq)
 
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:

@@ -14,6 +14,9 @@ from app.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from app.errors import ModelError
 from app.events.types import Event, EventType
 
+EPISODE = "episode:"
+"""What the source of something recalled begins with, if it is an episode; no agent's name does."""
+
 Key = tuple[Any, ...]
 """What makes an event the same one when a run is executed again: its type and what it is about."""
 
@@ -30,6 +33,8 @@ class Fold:
         begun: those of them that were begun.
         carried: which of the answers another run paid for.
         versions: of what each agent published, by task.
+        recalled: data of what the root was given of earlier runs, in order.
+        asked: whether the root's model was asked anything.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -39,6 +44,8 @@ class Fold:
     begun: set[Key] = field(default_factory=set)
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
+    recalled: list[Mapping[str, Any]] = field(default_factory=list)
+    asked: bool = False
 
 
 def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
@@ -72,10 +79,20 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
                     result=data["result"],
                     error=data["error"],
                 )
+            case EventType.LLM_STARTED if event.task_id is None:
+                folded.asked = True
+            case EventType.CONTEXT_RECALLED if event.task_id is None and is_episode(data):
+                folded.recalled.append(data)
             case EventType.MEMORY_PUBLISHED:
                 folded.versions.setdefault(event.agent, {})[event.task_id] = data["version"]
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
+
+
+def is_episode(recalled: Mapping[str, Any]) -> bool:
+    """Whether what was recalled is of an earlier run, and not of another agent of this one."""
+    source: str = recalled["source"]
+    return source.startswith(EPISODE)
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:

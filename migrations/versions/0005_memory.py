@@ -221,7 +221,8 @@ GRANTS = (
 
 _STORED = """    IF p_outcome IS NOT NULL AND p_outcome -> 'episode' <> 'null' THEN
         BEGIN
-            PERFORM store_episode(p_tenant, p_outcome -> 'episode');
+            PERFORM store_episode(
+                p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', v_now));
         EXCEPTION WHEN OTHERS THEN  -- the run ends all the same
             UPDATE run_events SET type = 'warning', data = jsonb_build_object(
                 'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM)

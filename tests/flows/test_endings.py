@@ -16,9 +16,10 @@ async def test_a_model_that_refuses_fails_the_run_with_its_reason(
     model.script(http_error(401))
     run_id = await start(bottega.client)
     frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
-    assert [frame["type"] for frame in frames[-3:]] == [
+    assert [frame["type"] for frame in frames[-4:]] == [
         "llm.failed",
         "agent.failed",
+        "episode.stored",
         "run.failed",
     ]
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
@@ -185,7 +186,7 @@ async def test_a_run_that_waits_too_long_ends_without_having_started(
         async with running(configured, database_url, worker=True) as other:
             assert (await other.frames(f"/v1/runs/{patient}/ws"))[-1]["type"] == "run.completed"
         run = (await bottega.client.get(f"/v1/runs/{late}")).json()
-    assert [frame["type"] for frame in frames] == ["run.queued", "run.timeout"]
+    assert [frame["type"] for frame in frames] == ["run.queued", "episode.stored", "run.timeout"]
     assert frames[-1]["data"]["error"]["code"] == run["error"]["code"] == "queue_timeout"
     assert (run["status"], run["attempts"]) == ("timeout", [])
     assert len(model.requests) == 7

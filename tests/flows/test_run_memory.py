@@ -1,0 +1,202 @@
+"""Each run is remembered, and given what earlier ones taught."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.memory.episode import episode_id_of
+from app.settings import Settings
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.flows.test_agent_data import create
+from tests.service import Running, running
+from tests.team import CALLS, define, define_graph, start, systems
+
+
+async def stored(bottega: Running, run_id: str) -> dict[str, Any] | None:
+    """The episode of a run, straight from its table."""
+    row = await bottega.owner.fetchrow("SELECT * FROM episodes WHERE run_id = $1", UUID(run_id))
+    return None if row is None else dict(row)
+
+
+async def ended(bottega: Running, run_id: str) -> list[dict[str, Any]]:
+    return await bottega.frames(f"/v1/runs/{run_id}/ws")
+
+
+async def test_it_is_stored_with_the_final_event_and_just_before_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client, session_id="s", metadata={"domain": "software"})
+    frames = await ended(bottega, run_id)
+    assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.completed"]
+    episode_id = str(episode_id_of(UUID(run_id)))
+    assert frames[-2]["data"] == {"episode_id": episode_id, "outcome": "SUCCESS"}
+    episode = await stored(bottega, run_id)
+    assert episode is not None
+    assert (str(episode["id"]), episode["outcome"]) == (episode_id, "SUCCESS")
+    assert (episode["domain"], episode["session_id"], episode["trust"]) == ("software", "s", 3)
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert episode["at"] == datetime.fromisoformat(run["ended_at"])
+    trace = await bottega.owner.fetchval(
+        "SELECT jsonb_path_query_array(content, '$[*].tool') FROM episode_bodies"
+        " WHERE episode_id = $1 AND part = 'trace'",
+        episode["id"],
+    )
+    assert trace == '["requirements", "designer", "implementer"]'
+
+
+async def test_of_the_final_event_and_the_episode_there_are_both_or_neither(
+    bottega: Running, model: FakeModel
+) -> None:
+    await bottega.owner.execute("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'not at all'; END $$;
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON run_events DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (NEW.type = 'run.completed') EXECUTE FUNCTION refuse();
+    """)
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    frames = await ended(bottega, run_id)
+    assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.failed"]
+    assert (await stored(bottega, run_id) or {})["outcome"] == "FAILURE"
+
+
+async def test_each_end_has_its_outcome(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    ends: dict[str, str] = {}
+    model.script(calls(("requirements", {"query": "x"})), http_error(400), text("Without it."))
+    ends[await start(bottega.client)] = "PARTIAL"
+    await ended(bottega, next(iter(ends)))
+    model.script(http_error(401))
+    ends[failed := await start(bottega.client)] = "FAILURE"
+    await ended(bottega, failed)
+    model.script(gated(asyncio.Event(), text("never")))
+    ends[late := await start(bottega.client, timeout_s=0.2)] = "FAILURE"
+    await ended(bottega, late)
+    before = len(model.requests)
+    model.script(gated(asyncio.Event(), text("never")))
+    ends[cancelled := await start(bottega.client)] = "CANCELLED"
+    await model.received(before + 1)
+    await bottega.client.post(f"/v1/runs/{cancelled}/cancel")
+    await ended(bottega, cancelled)
+    for run_id, outcome in ends.items():
+        episode = await stored(bottega, run_id)
+        assert episode is not None
+        assert episode["outcome"] == outcome
+    signatures = [(await stored(bottega, run_id) or {})["failure_signature"] for run_id in ends]
+    assert "model_bad_request" in signatures[0]
+    assert "model_unauthorized" in signatures[1]
+    assert "timeout" in signatures[2]
+
+
+async def test_a_run_that_no_worker_ended_is_remembered_too(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url) as bottega:
+        await define(bottega.client)
+        run_id = await start(bottega.client)
+        assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+        frames = await ended(bottega, run_id)
+        assert [frame["type"] for frame in frames] == [
+            "run.queued",
+            "episode.stored",
+            "run.cancelled",
+        ]
+        episode = await stored(bottega, run_id)
+        assert episode is not None
+        assert (episode["id"], episode["outcome"]) == (episode_id_of(UUID(run_id)), "CANCELLED")
+        assert frames[1]["data"]["episode_id"] == str(episode["id"])
+        # One that waited too long.
+        late = await start(bottega.client, queue_timeout_s=0.001, input="long " * 1000)
+        await bottega.owner.execute("SELECT sweep()")
+        frames = await ended(bottega, late)
+        assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.timeout"]
+        part = "SELECT part FROM episode_bodies WHERE episode_id = $1"
+        assert await bottega.owner.fetchval(part, episode_id_of(UUID(late))) == "input"
+
+
+@pytest.mark.parametrize("where", ["run", "agent"])
+async def test_off_and_read_leave_nothing_behind(
+    bottega: Running, model: FakeModel, where: str
+) -> None:
+    for mode in ("off", "read"):
+        agent = {"memory": mode} if where == "agent" else {}
+        await create(bottega, f"{mode}-one", **agent)
+        body = {"agent": f"{mode}-one", "input": "x"} | ({"memory": mode} if not agent else {})
+        answer = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+        assert (answer["status"], answer["memory"]) == ("completed", mode)
+        assert await stored(bottega, answer["id"]) is None
+
+
+async def test_a_later_run_is_given_what_an_earlier_one_taught(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    first = await start(bottega.client, input="Build a todo app with offline sync.")
+    await ended(bottega, first)
+    second = await start(bottega.client, input="Build a todo app.")
+    frames = await ended(bottega, second)
+    (given,) = [frame for frame in frames if frame["type"] == "context.recalled"]
+    source = f"episode:{episode_id_of(UUID(first))}"
+    assert (given["data"]["source"], given["task_id"]) == (source, None)
+    assert "offline sync" in given["data"]["content"]
+    roots = [r for r in model.requests[CALLS:] if "offline sync" in str(systems(r))]
+    assert len(roots) == 4  # each call of the coordinator, and nobody else's
+    assert all(len(systems(request)) == 3 for request in roots)  # own, awareness, memory
+    items = (await bottega.client.get(f"/v1/runs/{second}/context/coordinator")).json()["items"]
+    assert [item["source"] for item in items] == [source]
+    off = await start(bottega.client, input="Build a todo app.", memory="off")
+    assert "context.recalled" not in [frame["type"] for frame in await ended(bottega, off)]
+
+
+async def test_a_resumed_run_is_given_the_same_again_and_told_whole(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    gate = asyncio.Event()
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        await ended(bottega, await start(bottega.client))
+        model.script(calls(("requirements", {"query": "x"})), text("R1"), gated(gate, text("no")))
+        run_id = await start(bottega.client)
+        await model.received(CALLS + 3)
+    before = model.requests[-1]["messages"]
+    async with running(configured, database_url) as bottega:
+        # What is found now is something else.
+        await bottega.owner.execute("DELETE FROM episode_search")
+    model.script(text("Done."))
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await ended(bottega, run_id)
+        assert model.requests[-1]["messages"] == before
+        assert [frame["type"] for frame in frames].count("context.recalled") == 1
+        trace = await bottega.owner.fetchval(
+            "SELECT jsonb_path_query_array(content, '$[*].tool') FROM episode_bodies"
+            " WHERE episode_id = $1 AND part = 'trace'",
+            episode_id_of(UUID(run_id)),
+        )
+        assert trace == '["requirements"]'
+
+
+async def test_a_dag_is_remembered(bottega: Running, model: FakeModel) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    episode = await stored(bottega, run["id"])
+    assert episode is not None
+    assert (episode["task_type"], episode["outcome"]) == ("g", "SUCCESS")
+
+
+async def test_an_episode_that_cannot_be_stored_keeps_no_run_from_its_end(
+    bottega: Running, model: FakeModel
+) -> None:
+    await bottega.owner.execute("ALTER TABLE episodes ADD CONSTRAINT never CHECK (false)")
+    await define(bottega.client)
+    frames = await ended(bottega, await start(bottega.client))
+    assert [frame["type"] for frame in frames[-2:]] == ["warning", "run.completed"]
+    assert frames[-2]["data"]["code"] == "episode_not_stored"
