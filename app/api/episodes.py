@@ -1,5 +1,6 @@
 """Routes of episodes: what was done, found again."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -33,7 +34,7 @@ from app.memory import rows
 from app.memory.episode import EpisodeFilter, Outcome
 from app.memory.importing import imported
 from app.memory.signature import failure_signature
-from app.tenants import audit
+from app.tenants import audit, erase
 
 router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 
@@ -245,6 +246,7 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
     async with service.database.begin(tenant) as tx:
         driver = (await tx.get_raw_connection()).driver_connection
         if await service.memory.mark_deleted(tenant, episode_id, on=driver):
+            await erase.forget_answers(tx, tenant, [episode_id], Counter())
             await audit.note(tx, tenant, actor, "episode.delete", str(episode_id))
 
 

@@ -131,6 +131,7 @@ async def _erase_episodes(
     found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
     ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
     if ids:
+        await forget_answers(tx, tenant_id, ids, removed)
         await act_as(tx, tenant_id)
         erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
         removed.update(await tx.scalar(select(erase)) or {})
@@ -210,11 +211,7 @@ async def _erase_runs(
     for table in _OF_RUNS:
         of_them = and_(table.c.tenant_id == tenant_id, table.c.run_id.in_(ids))
         await _delete(tx, table, of_them, removed)
-    answers = and_(
-        idempotency_keys.c.tenant_id == tenant_id,
-        idempotency_keys.c.answer[("body", "id")].astext.in_(named),
-    )
-    await _delete(tx, idempotency_keys, answers, removed)
+    await forget_answers(tx, tenant_id, ids, removed)
     removed["queue"] += (await tx.execute(_UNQUEUE, {"runs": named})).rowcount
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
@@ -233,6 +230,17 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
     others = query.limit(RUNS_AT_ONCE).with_for_update(skip_locked=True)
     return list({*first, *(await tx.scalars(others)).all()})[:RUNS_AT_ONCE]
+
+
+async def forget_answers(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
+) -> None:
+    """Remove the stored answers to requests that created these: they tell all of them."""
+    answers = and_(
+        idempotency_keys.c.tenant_id == tenant_id,
+        idempotency_keys.c.answer[("body", "id")].astext.in_([str(each) for each in ids]),
+    )
+    await _delete(tx, idempotency_keys, answers, removed)
 
 
 async def _delete(

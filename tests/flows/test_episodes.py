@@ -1,0 +1,185 @@
+"""What runs leave, judged by people, and erased with what it belongs to."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.api.test_episodes import ids, remember, search, task
+from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_dag import says
+from tests.flows.test_erasure import every_row, finished, holding
+from tests.service import Running, watch
+from tests.team import define_graph
+from tests.tenants import holder
+
+
+@pytest.fixture
+async def run(bottega: Running, model: FakeModel) -> str:
+    """A run that is over, of the session ``s``, about a coffee machine."""
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says(a=text("Descale it."))
+    run = await finished(
+        bottega.client, input="Repair the coffee machine", session_id="s", metadata={"domain": "d"}
+    )
+    return str(run["id"])
+
+
+async def episode_of(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
+    events = (await client.get(f"/v1/runs/{run_id}/events?types=episode.stored")).json()["items"]
+    stored = next(event for event in events if event["type"] == "episode.stored")
+    answer = await client.get(f"/v1/episodes/{stored['data']['episode_id']}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def judge(client: httpx2.AsyncClient, run_id: str, **said: Any) -> dict[str, Any]:
+    answer = await client.post(f"/v1/runs/{run_id}/feedback", json=said)
+    assert answer.status_code == 200, answer.text
+    given: dict[str, Any] = answer.json()
+    return given
+
+
+async def test_a_run_s_episode_can_be_read_and_found(bottega: Running, run: str) -> None:
+    episode = await episode_of(bottega.client, run)
+    assert (episode["run_id"], episode["session_id"], episode["domain"]) == (run, "s", "d")
+    assert (episode["outcome"], episode["trust"]) == ("SUCCESS", 3)
+    assert episode["task"]["original_input"] == "Repair the coffee machine"
+    assert episode["execution"]["trace"]
+    assert episode["origin"] == {"principal": "local", "run": run, "tool": None}
+    for query in ("coffee machine", "descale"):
+        assert ids(await search(bottega.client, query=query)) == [episode["id"]]
+    of_session = {"mode": "temporal", "filters": {"session_id": "s"}}
+    assert ids(await search(bottega.client, **of_session)) == [episode["id"]]
+
+
+async def test_what_people_say_of_a_run_counts_and_the_last_word_most(
+    bottega: Running, run: str, database_url: str
+) -> None:
+    client = bottega.client
+    given = await judge(client, run, outcome="FAILURE", score=0.1, comment="It leaks \U0001f4a7")
+    assert {name: given[name] for name in ("outcome", "score", "comment", "by")} == {
+        "outcome": "FAILURE",
+        "score": 0.1,
+        "comment": "It leaks \U0001f4a7",
+        "by": "local",
+    }
+    episode = await episode_of(client, run)
+    assert (episode["outcome"], episode["feedback"]) == ("FAILURE", given)
+    failed = {"filters": {"outcomes": ["FAILURE"]}}
+    well = {"filters": {"outcomes": ["SUCCESS"]}}
+    for mode in ({"mode": "temporal"}, {"query": "coffee"}):
+        assert ids(await search(client, **mode, **failed)) == [episode["id"]]
+        assert ids(await search(client, **mode, **well)) == []
+    assert ids((await client.get("/v1/episodes?outcome=FAILURE")).json()) == [episode["id"]]
+    stored = await bottega.owner.fetchval("SELECT outcome FROM episodes")
+    assert stored == "SUCCESS"  # it is never changed
+
+    await judge(client, run, score=1.0)
+    again = await episode_of(client, run)
+    assert (again["outcome"], again["feedback"]["comment"]) == ("SUCCESS", None)
+    assert ids(await search(client, query="coffee", **well)) == [episode["id"]]
+    entries = (await client.get("/v1/audit?action=run.feedback")).json()["items"]
+    assert [entry["details"] for entry in entries] == [
+        {"outcome": "FAILURE", "score": 0.1},
+        {"outcome": None, "score": 1.0},
+    ]
+
+    foreign = await holder(database_url, "umbrella")
+    async with foreign.client(bottega) as theirs:
+        answer = await theirs.post(f"/v1/runs/{run}/feedback", json={"score": 0.0})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+async def test_a_run_that_left_no_episode_is_not_judged(bottega: Running, model: FakeModel) -> None:
+    client = bottega.client
+    await define_graph(client, "g", ("a", "b"))
+    off = await finished(client, memory="off")
+    gone = await finished(client, memory="full")
+    path = f"/v1/episodes/{(await episode_of(client, gone['id']))['id']}"
+    assert (await client.delete(path)).status_code == 204
+    for run in (off, gone):
+        answer = await client.post(f"/v1/runs/{run['id']}/feedback", json={"score": 0.5})
+        assert (answer.status_code, answer.json()["code"]) == (409, "no_episode")
+        assert "memory" in answer.json()["detail"]
+
+
+async def test_a_run_that_is_under_way_is_not_judged(bottega: Running, model: FakeModel) -> None:
+    await bottega.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
+    goes_on = asyncio.Event()
+    model.script(gated(goes_on, text("done")))
+    run = (await bottega.client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()
+    answer = await bottega.client.post(f"/v1/runs/{run['id']}/feedback", json={"score": 1})
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_final")
+    goes_on.set()
+    assert (await watch(bottega.port, run["id"]))[-1]["type"] == "run.completed"
+    await judge(bottega.client, run["id"], score=1.0)
+
+
+async def fill(bottega: Running) -> None:
+    """Leave rows of each episode wherever there can be some."""
+    for row in (
+        (
+            "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
+            " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
+        ),
+        "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'tagged'",
+        "episode_pending (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
+        "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
+    ):
+        await bottega.owner.execute(f"INSERT INTO {row} FROM episodes ON CONFLICT DO NOTHING")
+
+
+async def test_a_session_s_episodes_go_with_it(
+    bottega: Running, run: str, database_url: str
+) -> None:
+    client = bottega.client
+    await judge(client, run, comment="secret comment")
+    key = {"idempotency-key": "import"}
+    body = {"outcome": "SUCCESS", "task": task("secret task " * 400), "session_id": "s"}
+    body |= {"tags": ["secret tag"], "reflection": {"insights": ["secret insight"]}}
+    imported = (await client.post("/v1/episodes", json=body, headers=key)).json()
+    kept = await remember(client, session_id="other", task=task("Make coffee"), tags=["kept"])
+    await fill(bottega)
+    others = await holding(database_url, kept["id"])
+    gone = [(await episode_of(client, run))["id"], imported["id"]]
+    assert set(await holding(database_url, *gone)) == {
+        f"public.{table}"
+        for table in (
+            *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
+            *("episode_search", "episode_vectors", "episode_tags", "episode_pending"),
+            *("idempotency_keys", "run_events"),
+        )
+    }
+    before = await every_row(database_url)
+    answer = await client.delete("/v1/sessions/s")
+    assert answer.status_code == 200
+    after = await every_row(database_url)
+    assert answer.json()["removed"] == {
+        table.removeprefix("public."): lost
+        for table, rows in before.items()
+        if (lost := len(rows) - len(after[table])) > 0
+    }
+    assert await holding(database_url, *gone, "secret", "coffee machine") == {}
+    assert await holding(database_url, kept["id"]) == others
+    for episode_id in gone:
+        assert (await client.get(f"/v1/episodes/{episode_id}")).status_code == 404
+    assert ids(await search(client, query="coffee machine")) == [kept["id"]]
+
+
+async def test_a_session_of_imports_alone_goes_too(bottega: Running, database_url: str) -> None:
+    made = await remember(bottega.client, session_id="elsewhere")
+    answer = await bottega.client.delete("/v1/sessions/elsewhere")
+    assert answer.json()["removed"]["episodes"] == 1
+    assert await holding(database_url, made["id"]) == {}
+    assert (await bottega.client.delete("/v1/sessions/elsewhere")).status_code == 404
+
+
+async def test_a_forgotten_episode_is_not_told_by_a_repeated_import(bottega: Running) -> None:
+    key = {"idempotency-key": "import"}
+    body = {"outcome": "SUCCESS", "task": task("secret")}
+    first = (await bottega.client.post("/v1/episodes", json=body, headers=key)).json()
+    assert (await bottega.client.delete(f"/v1/episodes/{first['id']}")).status_code == 204
+    again = (await bottega.client.post("/v1/episodes", json=body, headers=key)).json()
+    assert again["id"] != first["id"]
