@@ -79,8 +79,9 @@ _LETTERED = _set("""
     point product project queue room row scenario section series server set site stage step table
     task team test tier type unit user variable variant vendor version vitamin zone
 """)
-# In capitals another thing, at times: IT is not it. After a number, no unit.
+# In capitals another thing, unless all is: IT is not it.
 _ACRONYMS = _set("it us who may am pm me ai")
+# After a number, no unit.
 _JOINING = _ENGLISH | _ITALIAN | _ACRONYMS | _set("in on or as vs per")
 
 
@@ -136,8 +137,8 @@ def _words(text: str, shouted: bool) -> list[str]:
         counted = bool(words) and words[-1][-1].isdigit() and len(word) <= _UNIT_AT_MOST
         if (counted and low not in _JOINING) or word[0].isdigit() or _IDENTIFIER.search(word):
             words.append(word)
-        elif word.isupper() and (low in _ACRONYMS or (low in _FILLERS and words and not shouted)):
-            words.append(("?" if shouted else "^") + low)
+        elif word.isupper() and not shouted and (low in _ACRONYMS or (low in _FILLERS and words)):
+            words.append("^" + low)
         else:
             words.append(low)
     return words

@@ -21,7 +21,7 @@ def key(text: str, **more: Any) -> bytes | None:
 
 
 TASKS = (
-    "Summarise the quarterly sales report and send the result to Maria",
+    "Summarise the quarterly sales report and send it to Maria",
     "Delete order 42 of customer ACME-7 unless 12.50 euros were paid before 12:30 by wire",
     "Don't restart the database, but check why the nightly job did not finish",
     "Riassumi il verbale della riunione e inviane una copia al direttore",
@@ -126,7 +126,6 @@ NEAR_MISSES = [
     ("Sum from A to B", "Sum from B to A"),
     # names
     ("Notify IT about the outage", "Notify it about the outage"),
-    ("NOTIFY IT ABOUT THE OUTAGE", "Notify it about the outage"),
     ("Ask US partners", "Ask us partners"),
     ("Take vitamin A daily", "Take vitamin daily"),
     ("Choose plan a for the team", "Choose plan for the team"),

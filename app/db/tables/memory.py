@@ -18,6 +18,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     SmallInteger,
     Table,
     Text,
@@ -146,6 +147,8 @@ episode_state = Table(
     Column("last_access", DateTime(timezone=True)),
     Column("consolidated_into", Uuid),
     Column("deleted_at", DateTime(timezone=True)),
+    # What its task reads like, while it waits to be compared with others that read the same.
+    Column("task_key", LargeBinary),
     _of_episode(),
     CheckConstraint(f"state IN ({_STATES})", name="state"),
 )
@@ -161,6 +164,20 @@ Index(
     episode_state.c.tenant_id,
     episode_state.c.consolidated_into,
     postgresql_where=text("consolidated_into IS NOT NULL"),
+)
+Index(
+    "ix_episode_state_waiting",
+    episode_state.c.tenant_id,
+    episode_state.c.at,
+    episode_state.c.episode_id,
+    postgresql_where=text("task_key IS NOT NULL"),
+)
+Index(
+    "ix_episode_state_alike",
+    episode_state.c.tenant_id,
+    episode_state.c.task_key,
+    episode_state.c.at,
+    postgresql_where=text("task_key IS NOT NULL"),
 )
 
 
@@ -251,6 +268,8 @@ memory_indexes = Table(
     Column("sampled_at", DateTime(timezone=True)),
     # Whether there may be vectors of other embedders still.
     Column("leftovers", Boolean, nullable=False, server_default=false()),
+    # When its episodes were last looked after: aged, consolidated, purged.
+    Column("tended_at", DateTime(timezone=True)),
 )
 
 # Objects that nothing refers to any more. Of no tenant: it outlives them.

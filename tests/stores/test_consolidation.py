@@ -1,0 +1,376 @@
+"""Mature episodes that are alike become one: page 4, M16."""
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.errors import UnavailableError
+from app.memory.episode import Episode, Outcome
+from app.memory.lifecycle import Lifecycle
+from app.memory.likeness import Closeness
+from app.memory.tending import Tending
+from tests.memories import (
+    Folder,
+    Tripped,
+    bodies,
+    cold,
+    day,
+    embed,
+    remember,
+    rows,
+    searchable,
+    states,
+    told,
+    trip,
+    untrip,
+)
+
+TASK = "Summarise the quarterly sales report and send it to the board"
+LATER = day(60)
+"""When what is of the first days is mature, and no more like it can come."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def tending(database: Database, store: Folder) -> Tending:
+    return Tending(database.pool, store)
+
+
+async def consolidated(owner: asyncpg.Pool) -> list[dict[str, Any]]:
+    """The episodes that stand for others, each with what it says of them."""
+    found = await owner.fetch("SELECT * FROM episodes WHERE kind = 'consolidated' ORDER BY at")
+    return [dict(row) | {"said": json.loads(row["metadata"])["consolidated"]} for row in found]
+
+
+async def into(owner: asyncpg.Pool) -> dict[UUID, UUID | None]:
+    """For each episode the one that stands for it."""
+    return {
+        row["episode_id"]: row["consolidated_into"]
+        for row in await owner.fetch("SELECT * FROM episode_state")
+    }
+
+
+async def test_known_duplicates_become_one(
+    database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder
+) -> None:
+    written = (TASK, f"  {TASK.upper()}!", f"Please {TASK.replace(' the ', ' ')}.", TASK)
+    answer = "Sales rose in all regions but the north, where two shops were closed; it was sent."
+    same = [
+        told(text, day(n), answer=answer, execution={"duration_s": took}, tags=(f"tag {took}",))
+        for n, (text, took) in enumerate(zip(written, (1, 2, 6, 3), strict=True))
+    ]
+    ids = await remember(database.pool, *same)
+    [other] = await remember(database.pool, told("Water the plants", day(1)))
+    assert await tending.tend(DEFAULT_TENANT, day(25)) == {}  # none is mature
+    done = await tending.tend(DEFAULT_TENANT, LATER)
+    assert done == {"mature": 5, "groups": 1, "consolidated": 4}
+    [one] = await consolidated(owner)
+    assert await searchable(owner) == {one["id"], other}
+    assert (await states(owner))[one["id"]] == "mature"
+    found = await owner.fetchrow("SELECT * FROM episode_search WHERE episode_id = $1", one["id"])
+    assert (found["instances"], found["at"]) == (4, day(3))
+    said = one["said"]
+    assert said["instances"] == 4
+    assert said["statistics"]["mean_duration_s"] == 3
+    assert UUID(said["representative_id"]) in ids
+    # References resolve both ways, and each is still there, whole.
+    assert [UUID(each["episode_id"]) for each in said["variations"]] == ids
+    assert await into(owner) == dict.fromkeys(ids, one["id"]) | {one["id"]: None, other: None}
+    for episode, episode_id in zip(same, ids, strict=True):
+        assert await cold(owner, episode_id) == {"trace", "output"}
+        whole = await bodies(owner, store, episode_id)
+        assert whole == {"trace": episode.trace, "output": episode.output}
+    tags = await owner.fetch("SELECT tag FROM episode_tags WHERE episode_id = $1", one["id"])
+    assert {row["tag"] for row in tags} == {"tag 1", "tag 2", "tag 3", "tag 6"}
+
+
+async def test_its_vectors_are_the_mean_of_theirs_for_each_embedder_that_all_have(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    ids = await remember(
+        database.pool, told(TASK, day(0), answer="sent it"), told(TASK, day(1), answer="it is sent")
+    )
+    await embed(database.pool, ids, name="other-1")
+    await embed(database.pool, ids[:1], name="half-done")
+    query = "SELECT embedder, task::real[] AS task, result::real[] AS result FROM episode_vectors"
+    before = await owner.fetch(f"{query} WHERE embedder = 'other-1'")
+    await tending.tend(DEFAULT_TENANT, LATER)
+    after = await owner.fetch(f"{query} ORDER BY embedder")
+    assert [row["embedder"] for row in after] == ["builtin-1", "other-1"]
+    for part in ("task", "result"):
+        mean = np.mean([row[part] for row in before], axis=0)
+        mean /= np.linalg.norm(mean)
+        assert np.abs(after[1][part] - mean).max() < 0.002
+
+
+async def test_doing_it_again_changes_nothing(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n)) for n in range(5)))
+    await remember(database.pool, *(told(f"Task {n}", day(n)) for n in range(3)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    as_it_is = await rows(owner)
+    assert await tending.tend(DEFAULT_TENANT, LATER) == {}
+    assert await tending.tend(DEFAULT_TENANT, day(100)) == {}
+    assert await rows(owner) == as_it_is
+
+
+async def test_a_task_that_is_done_each_day_becomes_one_a_week_however_often_one_looks(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n)) for n in range(24)))
+    for today in range(20, 80):
+        await tending.tend(DEFAULT_TENANT, day(today))
+    assert [one["said"]["instances"] for one in await consolidated(owner)] == [8, 8, 8]
+    assert len(await searchable(owner)) == 3
+
+
+NEAR_MISSES: list[dict[str, Any]] = [
+    {"task": "Summarise the quarterly sales report and send 3 to the board"},
+    {"task": "Do not summarise the quarterly sales report and send it to the board"},
+    {"task": "Summarise the quarterly sales report and send it to the bored"},
+    {"outcome": Outcome.FAILURE},
+    {"outcome": Outcome.PARTIAL},
+    {"failure_signature": "timeout_error: #"},
+    {"domain": "home"},
+    {"domain": None},
+    {"task_type": "letter"},
+    {"trust": 2},
+    {"at": day(7.1)},
+    {"answer": "Nothing was sent since the server of the mail had been down for hours"},
+]
+
+
+@pytest.mark.parametrize("change", NEAR_MISSES, ids=str)
+async def test_near_misses_stay_apart(
+    database: Database, owner: asyncpg.Pool, tending: Tending, change: dict[str, Any]
+) -> None:
+    changed: dict[str, Any] = {"task": TASK, "at": day(1)} | change
+    ids = await remember(database.pool, told(TASK, day(0)), told(**changed))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert await consolidated(owner) == []
+    assert await searchable(owner) == set(ids)
+    # So would they have become one.
+    await remember(database.pool, told(TASK, day(0)), told(TASK, day(0)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert len(await consolidated(owner)) == 1
+
+
+async def test_tenants_stay_apart(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    mine = await remember(database.pool, told(TASK, day(0)))
+    theirs = await remember(database.pool, told(TASK, day(0)), tenant=other)
+    for tenant in (DEFAULT_TENANT, other):
+        await tending.tend(tenant, LATER)
+        async with acting_as(database.pool, tenant) as connection:
+            episode = json.dumps(told("x").to_row(), default=str)
+            assert not await connection.fetchval(
+                "SELECT consolidate_episodes($1, $2, $3, '[]')", episode, mine + theirs, LATER
+            )
+    assert await consolidated(owner) == []
+
+
+async def test_what_a_person_said_of_them_counts(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await owner.execute(
+        "UPDATE episode_search SET outcome = 'FAILURE' WHERE episode_id = $1", ids[1]
+    )
+    await tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    assert await searchable(owner) == {one["id"], ids[1]}
+
+
+async def test_who_is_not_embedded_yet_is_waited_for(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    ids = await remember(database.pool, told(TASK, day(0)))
+    late = await remember(database.pool, told(TASK, day(1)), embedded=False)
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert await consolidated(owner) == []
+    await embed(database.pool, late)
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert set((await into(owner)).values()) == {None, (await consolidated(owner))[0]["id"]}
+    assert len(ids + late) == 2
+
+
+async def test_long_tasks_are_compared_in_full(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    """What the episode itself holds is cut, and what it is embedded by."""
+
+    def long(ending: str, at: datetime) -> Episode:
+        text = "word " * 500 + ending
+        task = {"original_input": text[:2000], "goals": []}
+        return replace(told(text[:2000], at), task=task, input=text)
+
+    await remember(database.pool, long("a", day(0)), long("b", day(1)), long("a", day(2)))
+    cut = long("", day(3))
+    await remember(database.pool, *(replace(told("x", day(3)), task=cut.task) for _ in range(2)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    assert one["said"]["instances"] == 2
+
+
+@pytest.mark.parametrize("what", ["raise", "die"])
+@pytest.mark.parametrize(
+    ("table", "event"),
+    [
+        ("episodes", "INSERT"),
+        ("episode_search", "INSERT"),
+        ("episode_vectors", "INSERT"),
+        ("episode_bodies", "UPDATE"),
+        ("object_trash", "DELETE"),
+        ("episode_search", "DELETE"),
+        ("episode_vectors", "DELETE"),
+        ("episode_state", "UPDATE"),
+    ],
+)
+async def test_broken_off_it_leaves_all_as_it_was(
+    database: Database, owner: asyncpg.Pool, tending: Tending, table: str, event: str, what: str
+) -> None:
+    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await Lifecycle(database.pool, tending.storage).archive_old(DEFAULT_TENANT, LATER)
+    as_it_was = await rows(owner)
+    assert set((await states(owner)).values()) == {"mature"}
+    await trip(owner, table, event, what)
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await tending.tend(DEFAULT_TENANT, LATER)
+    assert await rows(owner) == as_it_was
+    await untrip(owner, table)
+    assert (await tending.tend(DEFAULT_TENANT, LATER))["groups"] == 1
+    assert await searchable(owner) == {(await into(owner))[ids[0]]}
+
+
+@pytest.mark.parametrize("at", [0, 3, 5])
+async def test_a_store_that_fails_leaves_all_as_it_was(
+    database: Database, owner: asyncpg.Pool, store: Folder, at: int
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
+    as_it_was = await rows(owner)
+    broken = Tending(database.pool, Tripped(store.path, at=at, before=False))
+    with pytest.raises(UnavailableError):
+        await broken.tend(DEFAULT_TENANT, LATER)
+    assert await rows(owner) == as_it_was
+    await Tending(database.pool, store).tend(DEFAULT_TENANT, LATER)
+    assert len(await consolidated(owner)) == 1
+
+
+async def test_two_at_once_make_each_one_once(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    for number in range(4):
+        await remember(database.pool, *(told(f"{TASK} {number}", day(n)) for n in range(5)))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(tending.tend(DEFAULT_TENANT, LATER))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert [one["said"]["instances"] for one in await consolidated(owner)] == [5] * 4
+    assert len(await searchable(owner)) == 4
+
+
+async def test_no_more_become_one_than_the_most(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(25)))
+    tending = Tending(database.pool, store, closeness=Closeness(most=10))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
+
+
+# --- When one of them goes ----------------------------------------------------------------------
+
+
+async def forget(pool: asyncpg.Pool, episode_id: UUID) -> None:
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        assert await connection.fetchval("SELECT mark_episode_deleted($1, $2)", episode_id, LATER)
+
+
+async def erase(pool: asyncpg.Pool, episode_id: UUID) -> None:
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        assert await connection.fetchval("SELECT erase_episodes($1)", [episode_id])
+
+
+@pytest.mark.parametrize("go", [forget, erase])
+@pytest.mark.parametrize("count", [2, 4])
+async def test_without_one_of_them_it_is_made_anew_of_the_others(
+    database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder, go: Any, count: int
+) -> None:
+    secret = told(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
+    others = await remember(database.pool, *(told(TASK, day(n)) for n in range(count - 1)))
+    [gone] = await remember(database.pool, secret)
+    await tending.tend(DEFAULT_TENANT, LATER)
+    [before] = await consolidated(owner)
+    assert before["said"]["instances"] == count
+    assert "Zacharias" in json.dumps(before["said"])
+    await go(database.pool, gone)
+    assert await consolidated(owner) == []
+    assert await searchable(owner) == set(others)
+    await embed(database.pool, others)
+    await tending.tend(DEFAULT_TENANT, LATER)
+    after = await consolidated(owner)
+    assert [one["said"]["instances"] for one in after] == ([count - 1] if count > 2 else [])
+    assert "Zacharias" not in json.dumps([one["said"] for one in after])
+    assert gone not in await searchable(owner)
+    for episode_id in others:
+        assert set(await bodies(owner, store, episode_id)) == {"trace", "output"}
+    await tending.tend(DEFAULT_TENANT, day(95))
+    everything = json.dumps(await rows(owner))
+    assert "Zacharias" not in everything
+    assert str(gone) not in everything
+
+
+async def test_who_forgets_the_one_forgets_those_it_stands_for(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    await forget(database.pool, one["id"])
+    assert await searchable(owner) == set()
+    assert await tending.tend(DEFAULT_TENANT, LATER) == {}
+    assert await tending.tend(DEFAULT_TENANT, day(91)) == {"purged": 4}
+    assert not any((await rows(owner)).values())
+
+
+async def test_two_of_them_may_go_at_once(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    ids = await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(10)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    async with asyncio.TaskGroup() as group:
+        for episode_id in ids[:6]:
+            group.create_task(forget(database.pool, episode_id))
+    assert await consolidated(owner) == []
+    assert await searchable(owner) == set(ids[6:])
+
+
+async def test_it_grows_old_as_others_do(
+    database: Database, owner: asyncpg.Pool, tending: Tending
+) -> None:
+    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    for today, state in ((182, "mature"), (183, "aged"), (368, "archived")):
+        await tending.tend(DEFAULT_TENANT, day(today))
+        assert (await states(owner))[one["id"]] == state
+    assert await searchable(owner) == set()
+    assert {(await states(owner))[each] for each in ids} == {"consolidated"}

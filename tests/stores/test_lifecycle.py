@@ -1,0 +1,305 @@
+"""What age does to episodes, and how those go that somebody marked: page 4, M15."""
+
+import asyncio
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.errors import UnavailableError
+from app.memory.lifecycle import Lifecycle
+from app.memory.stages import Ages, Stage
+from app.memory.tending import Tending
+from tests.memories import (
+    Folder,
+    Tripped,
+    bodies,
+    cold,
+    day,
+    embed,
+    remember,
+    rows,
+    searchable,
+    states,
+    told,
+    trip,
+    untrip,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def lifecycle(database: Database, store: Folder) -> Lifecycle:
+    return Lifecycle(database.pool, store)
+
+
+async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool | None:
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        marked: bool | None = await connection.fetchval(
+            "SELECT mark_episode_deleted($1, $2)", episode_id, day(at)
+        )
+    return marked
+
+
+async def test_over_400_days_all_are_found_as_their_age_says_and_had_whole_by_their_id(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    tending = Tending(database.pool, store)
+    told_ = [told(f"prepare report number {number}", day(20 * number)) for number in range(20)]
+    ids: list[UUID] = []
+    for today in range(0, 420, 4):
+        new = [each for each in told_ if day(today - 4) < each.at <= day(today)]
+        ids += await remember(database.pool, *new)
+        await tending.tend(DEFAULT_TENANT, day(today))
+        found, in_state = await searchable(owner), await states(owner)
+        for episode in told_[: len(ids)]:
+            assert episode.id is not None
+            stage = Ages().stage(episode.at, day(today))
+            assert in_state[episode.id] == stage
+            assert (episode.id in found) == (stage is not Stage.ARCHIVED)
+            expected = {Stage.AGED: {"trace"}, Stage.ARCHIVED: {"trace", "output"}}
+            assert await cold(owner, episode.id) == expected.get(stage, set())
+            whole = await bodies(owner, store, episode.id)
+            assert whole == {"trace": episode.trace, "output": episode.output}
+    assert len(ids) == 20
+    assert set((await states(owner)).values()) == {"mature", "aged", "archived"}
+    kept = await owner.fetchval("SELECT count(*) FROM episodes WHERE summary <> '{}'")
+    assert kept == 20
+
+
+async def test_what_was_imported_old_is_at_once_where_it_belongs(
+    owner: asyncpg.Pool, database: Database, lifecycle: Lifecycle
+) -> None:
+    [old] = await remember(database.pool, told("x", day(-4000)))
+    moved = await lifecycle.archive_old(DEFAULT_TENANT, day(0))
+    assert moved == {"mature": 1, "aged": 1, "archived": 1}
+    assert (await states(owner))[old] == "archived"
+    assert await searchable(owner) == set()
+    assert await lifecycle.archive_old(DEFAULT_TENANT, day(0)) == {}
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_store_that_fails_leaves_all_as_it_was(
+    database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
+) -> None:
+    ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(4)))
+    await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
+    as_it_was = await rows(owner)
+    broken = Tripped(store.path, at=at, before=before)
+    with pytest.raises(UnavailableError):
+        await Lifecycle(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
+    assert await rows(owner) == as_it_was
+    assert store.keys() <= await trash(owner)
+    moved = await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(200))
+    assert moved == {"aged": 4}
+    assert [await cold(owner, each) for each in ids] == [{"trace"}] * 4
+    named = await owner.fetch("SELECT object_key AS key FROM episode_bodies WHERE content IS NULL")
+    assert store.keys() - {row["key"] for row in named} <= await trash(owner)
+
+
+async def trash(owner: asyncpg.Pool) -> set[str]:
+    return {row["object_key"] for row in await owner.fetch("SELECT * FROM object_trash")}
+
+
+@pytest.mark.parametrize("what", ["raise", "die"])
+@pytest.mark.parametrize(
+    ("today", "table", "event"),
+    [
+        (100, "episode_state", "UPDATE"),
+        (200, "episode_bodies", "UPDATE"),
+        (200, "object_trash", "DELETE"),
+        (200, "episode_state", "UPDATE"),
+        (400, "episode_bodies", "UPDATE"),
+        (400, "episode_state", "UPDATE"),
+        (400, "episode_search", "DELETE"),
+        (400, "episode_vectors", "DELETE"),
+    ],
+)
+async def test_a_step_that_is_broken_off_leaves_all_as_it_was(
+    database: Database,
+    owner: asyncpg.Pool,
+    lifecycle: Lifecycle,
+    store: Folder,
+    today: int,
+    table: str,
+    event: str,
+    what: str,
+) -> None:
+    ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(3)))
+    for earlier in (100, 200):
+        if earlier < today:
+            await lifecycle.archive_old(DEFAULT_TENANT, day(earlier))
+    as_it_was = await rows(owner)
+    await trip(owner, table, event, what)
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await lifecycle.archive_old(DEFAULT_TENANT, day(today))
+    assert await rows(owner) == as_it_was
+    await untrip(owner, table)
+    assert (await lifecycle.archive_old(DEFAULT_TENANT, day(today))).total() == 3
+    for episode_id in ids:
+        assert set(await bodies(owner, store, episode_id)) == {"trace", "output"}
+
+
+async def test_two_that_age_the_same_episodes_at_once_do_it_once(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
+) -> None:
+    ids = await remember(
+        database.pool, *(told(f"task {n}", day(0)) for n in range(30)), embedded=False
+    )
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(lifecycle.archive_old(DEFAULT_TENANT, day(400))) for _ in range(3)
+        ]
+    await lifecycle.archive_old(DEFAULT_TENANT, day(400))
+    assert all(task.done() for task in tasks)
+    assert set((await states(owner)).values()) == {"archived"}
+    for episode_id in ids:
+        assert set(await bodies(owner, store, episode_id)) == {"trace", "output"}
+    named = await owner.fetch("SELECT object_key AS key FROM episode_bodies WHERE content IS NULL")
+    assert store.keys() - {row["key"] for row in named} <= await trash(owner)
+
+
+async def test_what_somebody_holds_is_left_out_and_comes_later(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+) -> None:
+    held, free = await remember(database.pool, told("a", day(0)), told("b", day(1)))
+    async with owner.acquire() as connection, connection.transaction():
+        await connection.execute("SELECT FROM episode_state WHERE episode_id = $1 FOR UPDATE", held)
+        await lifecycle.archive_old(DEFAULT_TENANT, day(200))
+        assert (await states(owner)) == {held: "active", free: "aged"}
+    await lifecycle.archive_old(DEFAULT_TENANT, day(200))
+    assert (await states(owner)) == {held: "aged", free: "aged"}
+
+
+async def test_many_are_done_a_page_at_a_time_and_a_call_has_an_end(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    await remember(
+        database.pool, *(told(f"task {n}", day(n / 100)) for n in range(130)), embedded=False
+    )
+    some = Lifecycle(database.pool, store, most=100)
+    assert await some.archive_old(DEFAULT_TENANT, day(200)) == {"mature": 100, "aged": 100}
+    assert await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(200)) == {
+        "mature": 30,
+        "aged": 30,
+    }
+
+
+async def test_objects_that_were_claimed_too_long_ago_are_not_used(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    await remember(database.pool, told("a", day(0)))
+
+    class Slow(Folder):
+        async def put(self, key: str, body: bytes) -> None:
+            await super().put(key, body)
+            await owner.execute("DELETE FROM object_trash")
+
+    with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
+        await Lifecycle(database.pool, Slow(store.path)).archive_old(DEFAULT_TENANT, day(200))
+    assert set((await states(owner)).values()) == {"mature"}
+
+
+async def test_nothing_that_is_not_due_can_be_moved_on(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    [mine] = await remember(database.pool, told("a", day(0)))
+    as_it_was = await rows(owner)
+    for tenant, state, before in (
+        (DEFAULT_TENANT, "aged", day(9)),  # it is active
+        (DEFAULT_TENANT, "archived", day(9)),
+        (DEFAULT_TENANT, "aged", day(-1)),
+        (DEFAULT_TENANT, "deleted", day(9)),
+        (other, "aged", day(9)),
+    ):
+        async with acting_as(database.pool, tenant) as connection:
+            assert not await connection.fetchval(
+                "SELECT age_episodes($1, $2, $3, '[]')", [mine], state, before
+            )
+            assert not await connection.fetchval("SELECT purge_episodes($1, 9)", day(999))
+    assert await rows(owner) == as_it_was
+
+
+# --- Going --------------------------------------------------------------------------------------
+
+
+async def test_what_is_marked_is_not_found_at_once_and_goes_after_30_days(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+) -> None:
+    gone, kept = await remember(database.pool, told("a", day(0)), told("b", day(0)))
+    assert await mark_deleted(database.pool, gone, 1) is True
+    assert await mark_deleted(database.pool, gone, 2) is False
+    assert await mark_deleted(database.pool, uuid4(), 1) is None
+    assert await searchable(owner) == {kept}
+    assert await lifecycle.purge_deleted(DEFAULT_TENANT, day(31)) == 0
+    assert await lifecycle.purge_deleted(DEFAULT_TENANT, day(31.1)) == 1
+    left = await rows(owner)
+    assert {row.get("episode_id", row.get("id")) for each in left.values() for row in each} == {
+        str(kept)
+    }
+
+
+async def test_the_objects_of_what_goes_are_trash(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
+) -> None:
+    [gone] = await remember(database.pool, told("a", day(0)))
+    await lifecycle.archive_old(DEFAULT_TENANT, day(400))
+    await mark_deleted(database.pool, gone, 400)
+    await lifecycle.purge_deleted(DEFAULT_TENANT, day(431))
+    assert len(store.keys()) == 2
+    assert await trash(owner) == store.keys()
+
+
+@pytest.mark.parametrize("table", ["episode_bodies", "episodes", "episode_state"])
+async def test_a_purge_that_is_broken_off_removes_nothing(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, table: str
+) -> None:
+    gone, _ = await remember(database.pool, told("a", day(0)), told("b", day(0)))
+    await mark_deleted(database.pool, gone, 1)
+    as_it_was = await rows(owner)
+    await trip(owner, table, "DELETE", "die")
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await lifecycle.purge_deleted(DEFAULT_TENANT, day(40))
+    assert await rows(owner) == as_it_was
+    await untrip(owner, table)
+    assert await lifecycle.purge_deleted(DEFAULT_TENANT, day(40)) == 1
+
+
+# --- Whose turn it is ----------------------------------------------------------------------------
+
+
+async def test_each_tenant_has_its_turn_once_in_a_while(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    tending = Tending(database.pool, store)
+    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    await owner.execute("INSERT INTO tenants (name) VALUES ('empty')")
+    await remember(database.pool, told("a", day(0)))
+    await remember(database.pool, told("a", day(0)), tenant=other)
+    async with asyncio.TaskGroup() as group:
+        turns = [group.create_task(tending.tend_next(day(50))) for _ in range(2)]
+    tended = [tenant for turn in turns for tenant in turn.result()]
+    assert sorted(tended) == sorted([DEFAULT_TENANT, other])
+    assert set((await states(owner)).values()) == {"mature"}
+    assert await tending.tend_next(day(50)) == []
+    assert set(await tending.tend_next(day(50.05))) == {DEFAULT_TENANT, other}
+
+
+async def test_what_is_not_embedded_yet_grows_old_all_the_same(
+    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+) -> None:
+    [late] = await remember(database.pool, told("a", day(0)), embedded=False)
+    await lifecycle.archive_old(DEFAULT_TENANT, day(200))
+    assert await searchable(owner) == {late}
+    await embed(database.pool, [late])
+    await lifecycle.archive_old(DEFAULT_TENANT, day(400))
+    assert await searchable(owner) == set()
