@@ -98,6 +98,8 @@ def _shown(episode: memory.Episode) -> dict[str, Any]:
     """An episode as clients see it."""
     state = episode.state
     task, result = dict(episode.task), dict(episode.result)
+    metadata = dict(episode.metadata)
+    one_of_many = metadata.pop("consolidated", None) if episode.kind == "consolidated" else None
     if episode.input is not None:
         task["original_input"] = episode.input
     if episode.output is not None:
@@ -108,6 +110,8 @@ def _shown(episode: memory.Episode) -> dict[str, Any]:
         "task": task,
         "execution": {**episode.execution, "trace": episode.trace},
         "result": result,
+        "metadata": metadata,
+        "consolidated": one_of_many,
         "state": state,
         "feedback": state.feedback,
         "bodies": [
@@ -134,7 +138,6 @@ _SAME = (
     "trust",
     "origin",
     "reflection",
-    "metadata",
     "summary",
     "instances",
 )

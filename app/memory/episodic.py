@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
     from app.memory.embedders import Embedders
     from app.memory.hot import HotEpisodes
+    from app.memory.likeness import Closeness
     from app.memory.objects import Objects
+    from app.memory.tending import Tending
 
     Vector = NDArray[np.float32]
 
@@ -44,12 +47,15 @@ class MemoryOptions:
     Attributes:
         candidates: how many are scored for a query, at least.
         aged_cosine: what has aged is found only if it is as near as that.
+        ages: when episodes have aged.
+        closeness: how alike those must be that become one; ``None``: as usual.
         embed_within_s: how long a query may take to be embedded; then words alone count.
     """
 
     candidates: int = 20
     aged_cosine: float = 0.8
     ages: Ages = field(default_factory=Ages)
+    closeness: "Closeness | None" = None
     embed_within_s: float = 2.0
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
 
@@ -276,12 +282,45 @@ class EpisodicMemory:
             NotFoundError: unknown, or another tenant's.
         """
         async with self._acting(tenant_id, on) as connection:
-            marked = await rows.mark_deleted(connection, tenant_id, episode_id, self.clock())
+            marked = await rows.mark_deleted(connection, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
         if self._hot:
             await self._hot.drop(tenant_id, episode_id)
         return marked
+
+    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """Move the episodes of a tenant on that are old enough, their traces to the object store;
+        see :mod:`app.memory.lifecycle`. Answers how many became ``mature``, ``aged``,
+        ``archived``.
+
+        Raises:
+            UnavailableError: the object store is out of reach.
+        """
+        return await self.tending.archive_old(tenant_id, now)
+
+    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """Make one of mature episodes that are alike; see :mod:`app.memory.consolidation`. Answers
+        how many ``groups`` became one, and the ``episodes`` in them.
+
+        Raises:
+            UnavailableError: the object store is out of reach.
+        """
+        return await self.tending.consolidate_similar(tenant_id, now)
+
+    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
+        """Remove for good what was marked long enough ago; answers how many episodes."""
+        return await self.tending.purge_deleted(tenant_id, now)
+
+    @property
+    def tending(self) -> "Tending":
+        """What looks after episodes as they grow older; only where there is an object store."""
+        from app.memory.likeness import Closeness
+        from app.memory.tending import Tending
+
+        assert self._objects is not None, "old episodes need an object store"
+        closeness = self._options.closeness or Closeness()
+        return Tending(self._pool, self._objects, self._options.ages, closeness)
 
     @asynccontextmanager
     async def _acting(

@@ -33,6 +33,17 @@ WHERE e.tenant_id = :tenant AND e.run_id = :run
 ]
 
 
+# Those that became one ended alike: one that did not goes its own way again.
+_SEPARATE = text("""
+SELECT dissolve_episodes(ARRAY[c.id])
+FROM episodes e
+JOIN episode_state s ON s.tenant_id = e.tenant_id AND s.episode_id = e.id
+JOIN episodes c ON c.tenant_id = e.tenant_id AND c.id = s.consolidated_into
+WHERE e.tenant_id = :tenant AND e.run_id = :run
+  AND c.outcome <> coalesce(CAST(:outcome AS text), e.outcome)
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """What somebody says. ``None`` is nothing.
@@ -67,6 +78,6 @@ async def give(
             "'full', or the episode was deleted",
             code="no_episode",
         )
-    for statement in _COUNT:
+    for statement in (_SEPARATE, *_COUNT):
         await connection.execute(statement, where | {"outcome": feedback.outcome})
     return dict(row)

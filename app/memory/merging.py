@@ -32,26 +32,8 @@ def as_one(
         representative: the one of them that is most like all others.
         outcome: theirs, with what people said of them.
     """
-    said = [_content(each) for each in members]
-    structure = reduce(_common, said)
     one = members[-1]
-    durations = [_number(each.execution.get("duration_s")) for each in members]
-    known = [each for each in durations if each is not None]
-    duration = fmean(known) if known else None
-    consolidated = {
-        "representative_id": str(representative.id),
-        "instances": len(members),
-        "structure": structure,
-        "variations": [
-            {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
-            for each, own in zip(members, said, strict=True)
-        ],
-        "statistics": {
-            "mean_duration_s": duration,
-            "success_rate": 1.0 if outcome is Outcome.SUCCESS else 0.0,
-            "common_patterns": {name: _shared(members, name) for name in _LISTS},
-        },
-    }
+    consolidated = _said_of(members, representative, outcome)
     return Episode(
         id=_id_of(members),
         kind="consolidated",
@@ -70,7 +52,7 @@ def as_one(
         task=representative.task,
         execution={
             **representative.execution,
-            "duration_s": duration,
+            "duration_s": consolidated["statistics"]["mean_duration_s"],
             "resources": _means([each.execution.get("resources") for each in members]),
         },
         result=representative.result,
@@ -86,6 +68,29 @@ def as_one(
 
 
 _LISTS = ("tools_used", "strategies_applied", "agents")
+
+
+def _said_of(
+    members: Sequence[Episode], representative: Episode, outcome: Outcome
+) -> dict[str, Any]:
+    contents = [_content(each) for each in members]
+    structure = reduce(_common, contents)
+    durations = [_number(each.execution.get("duration_s")) for each in members]
+    known = [each for each in durations if each is not None]
+    return {
+        "representative_id": str(representative.id),
+        "instances": len(members),
+        "structure": structure,
+        "variations": [
+            {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
+            for each, own in zip(members, contents, strict=True)
+        ],
+        "statistics": {
+            "mean_duration_s": fmean(known) if known else None,
+            "success_rate": 1.0 if outcome is Outcome.SUCCESS else 0.0,
+            "common_patterns": {name: _shared(members, name) for name in _LISTS},
+        },
+    }
 
 
 def _id_of(members: Sequence[Episode]) -> UUID:

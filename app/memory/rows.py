@@ -31,7 +31,8 @@ _STATES = f"SELECT s.episode_id AS id, {_STATE} {_BESIDE} {_LIVE}"
 _EPISODES = f"""
 SELECT e.id, e.kind, e.run_id, e.session_id, e.at, e.outcome, e.domain, e.task_type,
     e.failure_signature, e.trust, e.origin, e.task, e.execution, e.result, e.metadata, e.summary,
-    r.reflection, coalesce(x.instances, 1) AS instances,
+    r.reflection, coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::int, 1)
+        AS instances,
     ARRAY(SELECT t.tag FROM episode_tags t
           WHERE t.tenant_id = e.tenant_id AND t.episode_id = e.id ORDER BY t.tag) AS tags,
     {_STATE} {_BESIDE}
@@ -53,20 +54,7 @@ FROM (
 ) t
 WHERE s.tenant_id = $1 AND s.episode_id = t.episode_id
 """
-_MARK = """
-WITH marked AS (
-    UPDATE episode_state SET state = 'deleted', deleted_at = $3
-    WHERE tenant_id = $1 AND episode_id = $2 AND state <> 'deleted' RETURNING episode_id
-), unsearched AS (
-    DELETE FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
-), unfound AS (
-    DELETE FROM episode_vectors WHERE tenant_id = $1 AND episode_id = $2
-), undone AS (
-    DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = $2
-)
-SELECT EXISTS (SELECT FROM marked) AS marked,
-       EXISTS (SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = $2) AS known
-"""
+_MARK = "SELECT mark_episode_deleted($1, $2)"
 _JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
 
 
@@ -144,12 +132,13 @@ async def touch(
 
 
 async def mark_deleted(
-    connection: asyncpg.Connection, tenant_id: UUID, episode_id: UUID, at: datetime
+    connection: asyncpg.Connection, episode_id: UUID, at: datetime
 ) -> bool | None:
-    """Take an episode out of all searches, to be removed later.
+    """Take an episode of the transaction's tenant out of all searches, to be removed later; and
+    with it those that it stands for.
 
     Returns:
         whether it was not marked before; ``None`` if there is none.
     """
-    row = await connection.fetchrow(_MARK, tenant_id, episode_id, at)
-    return row["marked"] if row["known"] else None
+    marked: bool | None = await connection.fetchval(_MARK, episode_id, at)
+    return marked

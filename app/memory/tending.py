@@ -42,6 +42,23 @@ class Tending:
     every: timedelta = timedelta(hours=1)
     most: int = 10_000
 
+    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """See :meth:`app.memory.lifecycle.Lifecycle.archive_old`."""
+        return await self._lifecycle.archive_old(tenant_id, now)
+
+    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """See :meth:`app.memory.consolidation.Consolidation.consolidate_similar`."""
+        consolidation = Consolidation(self.pool, self.storage, self.ages, self.closeness, self.most)
+        return await consolidation.consolidate_similar(tenant_id, now)
+
+    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
+        """See :meth:`app.memory.lifecycle.Lifecycle.purge_deleted`."""
+        return await self._lifecycle.purge_deleted(tenant_id, now)
+
+    @property
+    def _lifecycle(self) -> Lifecycle:
+        return Lifecycle(self.pool, self.storage, self.ages, self.most)
+
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant. Whoever is killed on the way has
         done some of it, and the next one does the rest; several at once do no harm.
@@ -58,7 +75,7 @@ class Tending:
         done = await lifecycle.archive_old(tenant_id, now)
         made = await consolidation.consolidate_similar(tenant_id, now)
         done += Counter(groups=made["groups"], consolidated=made["episodes"])
-        done["purged"] = await lifecycle.purge_deleted(tenant_id, now)
+        done["purged"] = await self.purge_deleted(tenant_id, now)
         return +done
 
     async def tend_next(self, now: datetime) -> Sequence[UUID]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import numpy as np
@@ -15,11 +15,17 @@ import pytest
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.errors import UnavailableError
-from app.memory.episode import Episode, Outcome
+from app.memory.embedders import Embedders
+from app.memory.episode import Episode, EpisodeFilter, Outcome
+from app.memory.episodic import EpisodicMemory
+from app.memory.feedback import Feedback, give
 from app.memory.lifecycle import Lifecycle
 from app.memory.likeness import Closeness
 from app.memory.tending import Tending
+from app.tenants.erase import erase_session, erase_tenant
+from app.tenants.operator import transactions
 from tests.memories import (
+    EMBEDDER,
     Folder,
     Tripped,
     bodies,
@@ -374,3 +380,103 @@ async def test_it_grows_old_as_others_do(
         assert (await states(owner))[one["id"]] == state
     assert await searchable(owner) == set()
     assert {(await states(owner))[each] for each in ids} == {"consolidated"}
+
+
+# --- As it is used ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(database: Database, store: Folder) -> EpisodicMemory:
+    return EpisodicMemory(
+        database.pool,
+        embedders=Embedders(database.pool, lambda: EMBEDDER, lambda name: None),
+        objects=store,
+        clock=lambda: LATER,
+    )
+
+
+async def test_it_is_found_instead_of_them_and_both_name_each_other(
+    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+) -> None:
+    ids = await remember(
+        database.pool,
+        told(TASK, day(0), session_id="a", tags=("sales",)),
+        told(TASK, day(1), session_id="b"),
+        told("Water the plants in the hall", day(1)),
+    )
+    await memory.archive_old(DEFAULT_TENANT, LATER)
+    made = await memory.consolidate_similar(DEFAULT_TENANT, LATER)
+    assert made == {"groups": 1, "episodes": 2}
+    [one] = await consolidated(owner)
+    for query in (TASK, "quarterly sales", "who gets the report?"):
+        hits = await memory.semantic_search(DEFAULT_TENANT, query, k=3)
+        assert [hit.episode.id for hit in hits][:1] == [one["id"]]
+        assert not {hit.episode.id for hit in hits} & set(ids[:2])
+    tagged = EpisodeFilter(tags=("sales",))
+    [listed] = await memory.structured_search(DEFAULT_TENANT, tagged, limit=9)
+    assert (listed.id, listed.instances) == (one["id"], 2)
+    original = await memory.get(DEFAULT_TENANT, ids[0])
+    assert original.trace
+    assert original.state.consolidated_into == one["id"]
+    assert original.state.referenced_by == (one["id"],)
+    whole = await memory.get(DEFAULT_TENANT, one["id"])
+    variations = whole.metadata["consolidated"]["variations"]
+    assert [UUID(each["episode_id"]) for each in variations] == ids[:2]
+    assert [each["diff"]["/session_id"] for each in variations] == ["a", "b"]
+
+
+async def test_another_word_on_one_of_them_sets_it_apart(
+    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+) -> None:
+    runs = [uuid4() for _ in range(3)]
+    for run_id in runs:
+        await owner.execute(
+            "INSERT INTO runs (tenant_id, id, mode, input, pinned, timeout_s, ended_at)"
+            " VALUES ($1, $2, 'agent', '\"x\"', '{}', 1, now())",
+            *(DEFAULT_TENANT, run_id),
+        )
+    ids = await remember(
+        database.pool, *(told(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
+    )
+    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    for said, left in ((Feedback("SUCCESS"), 1), (Feedback("FAILURE"), 3)):
+        async with database.begin(DEFAULT_TENANT) as tx:
+            await give(tx, DEFAULT_TENANT, runs[1], said, "ann")
+        assert len(await searchable(owner)) == left
+    await embed(database.pool, ids)
+    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    assert await searchable(owner) == {one["id"], ids[1]}
+    assert one["said"]["instances"] == 2
+
+
+async def test_who_erases_a_session_erases_its_part_of_it(
+    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+) -> None:
+    await owner.execute(
+        "INSERT INTO sessions (tenant_id, id) VALUES ($1, 'secret')", DEFAULT_TENANT
+    )
+    ids = await remember(
+        database.pool,
+        *(told(TASK, day(n), session_id="open") for n in range(2)),
+        told(TASK, day(2), session_id="secret"),
+    )
+    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    assert "secret" in json.dumps([one["said"] for one in await consolidated(owner)])
+    await erase_session(database, DEFAULT_TENANT, "secret", "ann")
+    assert "secret" not in json.dumps(await rows(owner))
+    assert await searchable(owner) == set(ids[:2])
+    await embed(database.pool, ids[:2])
+    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    [one] = await consolidated(owner)
+    assert one["said"]["instances"] == 2
+
+
+async def test_a_tenant_s_are_erased_with_all_that_they_became(
+    database_url: str, database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+) -> None:
+    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    async with transactions(database_url) as begin:
+        await erase_tenant(begin, "default", "ann")
+    assert not any((await rows(owner)).values())

@@ -359,8 +359,10 @@ class Episode(Answer):
         dict[str, Any] | None,
         Field(
             description=(
-                "Of one that stands for several: its `representative`, what they have in common, "
-                "`variations` and `statistics`."
+                "Of one that stands for several: the `representative_id` of the one most like all, "
+                "how many `instances`, the `structure` that they have in common, per `episode_id` "
+                "the `variations` (`diff`: its own values by JSON pointer, long ones cut), and "
+                "`statistics`."
             )
         ),
     ] = None
