@@ -141,7 +141,7 @@ class EpisodicMemory:
         return episode
 
     async def _read(self, tenant_id: UUID, episode_id: UUID, bodies: bool) -> Episode:
-        found = await self._hot.get(tenant_id, episode_id) if self._hot else None
+        found = await self._hot.get(tenant_id, episode_id) if self._hot is not None else None
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
         async with acting_as(self._pool, tenant_id) as connection:
@@ -154,14 +154,14 @@ class EpisodicMemory:
                 if found is not None and bodies:
                     parts, keys = await rows.contents(connection, tenant_id, episode_id)
         if found is None:
-            if self._hot:
+            if self._hot is not None:
                 await self._hot.drop(tenant_id, episode_id)
             raise NotFoundError(f"there is no episode {episode_id}")
         if not bodies:
             return rows.with_bodies(found, dict.fromkeys(_PARTS))
         if not was_hot:
             found = rows.with_bodies(found, parts | await self._fetched(keys))
-            if self._hot:
+            if self._hot is not None:
                 await self._hot.put(tenant_id, found)
         return found
 
@@ -285,7 +285,7 @@ class EpisodicMemory:
             marked = await rows.mark_deleted(connection, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
-        if self._hot:
+        if self._hot is not None:
             await self._hot.drop(tenant_id, episode_id)
         return marked
 

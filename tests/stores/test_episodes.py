@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,6 +18,8 @@ from app.memory.embedders import Embedders
 from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
 from app.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
 from app.memory.episodic import EpisodicMemory, MemoryOptions
+from app.memory.hot import HotEpisodes
+from app.memory.objects import Objects, new_key
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()
@@ -328,3 +331,72 @@ async def test_what_is_forgotten_is_gone_at_once_and_for_all(
     assert (gone, "deleted", NOW) in [tuple(row) for row in rows]
     assert await owner.fetchval("SELECT count(*) FROM episodes") == 2  # until it is purged
     assert await owner.fetchval("SELECT count(*) FROM episode_pending") == 1
+
+
+class Counted(HotEpisodes):
+    """A cache that tells what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped: list[UUID] = []
+
+    async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
+        self.dropped.append(episode_id)
+        await super().drop(tenant_id, episode_id)
+
+
+async def test_a_hot_episode_is_what_it_was_and_its_state_what_it_is(
+    database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool
+) -> None:
+    hot = Counted()
+    memory = over(database, embedder, hot=hot)
+    known = await memory.store(DEFAULT_TENANT, FULL)
+    first = await memory.get(DEFAULT_TENANT, known)
+    await memory.touch(DEFAULT_TENANT, [known])
+    second = await memory.get(DEFAULT_TENANT, known)
+    assert (hot.counts.hits, hot.counts.misses) == (1, 1)
+    assert second == replace(first, state=replace(first.state, access_count=1, last_access=NOW))
+    short = await memory.get(DEFAULT_TENANT, known, bodies=False)
+    assert short == replace(second, trace=None, input=None, output=None)
+    assert hot.counts.hits == 2
+
+
+async def test_what_another_process_forgets_is_not_answered_from_the_cache(
+    database: Database, embedder: BuiltinEmbedder, stranger: UUID
+) -> None:
+    hot = Counted()
+    memory, another = over(database, embedder, hot=hot), over(database, embedder)
+    known = await memory.store(DEFAULT_TENANT, FULL)
+    await memory.get(DEFAULT_TENANT, known)
+    with pytest.raises(NotFoundError):
+        await memory.get(stranger, known)
+    await another.mark_deleted(DEFAULT_TENANT, known)
+    with pytest.raises(NotFoundError):
+        await memory.get(DEFAULT_TENANT, known)
+    assert hot.dropped == [known, known]
+    assert await hot.get(DEFAULT_TENANT, known) is None
+
+
+async def test_bodies_come_back_from_the_object_store(
+    database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool, folder: Path
+) -> None:
+    objects = Objects((folder / "objects").as_uri())
+    memory = over(database, embedder, objects=objects)
+    known = await memory.store(DEFAULT_TENANT, FULL)
+    for part in ("trace", "output"):
+        content = await owner.fetchval("SELECT content FROM episode_bodies WHERE part = $1", part)
+        key = new_key(DEFAULT_TENANT, known, part)
+        await objects.put(key, content.encode())
+        await owner.execute(
+            "UPDATE episode_bodies SET content = NULL, object_key = $1 WHERE part = $2", key, part
+        )
+    found = await memory.get(DEFAULT_TENANT, known)
+    assert replace(found, id=None, state=State()) == FULL
+    places = {body.part: body.object_key is None for body in found.state.bodies}
+    assert places == {"input": True, "output": False, "trace": False}
+    (folder / "objects").rename(folder / "away")
+    with pytest.raises(UnavailableError) as away:
+        await memory.get(DEFAULT_TENANT, known)
+    assert away.value.code == "object_store"
+    short = await memory.get(DEFAULT_TENANT, known, bodies=False)
+    assert short.task == FULL.task
