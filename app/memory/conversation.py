@@ -42,22 +42,28 @@ class Shown:
     reference: str | None = None
     label: str = ""
     left: bool = False
+    _short: ToolMessage | None = None
 
     @property
     def is_shrunk(self) -> bool:
         return self.shown is not self.message
 
-    def shrink(self, count: TokenCounter) -> int:
-        """Show a summary of a tool's answer; answers how many tokens that saves."""
-        if not isinstance(self.message, ToolMessage) or self.is_shrunk or self.reference is None:
-            return 0
+    def prepare(self, count: TokenCounter) -> None:
+        """Summarise a tool's answer, for when it shrinks."""
+        if not isinstance(self.message, ToolMessage) or self._short is not None:
+            return
         summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
         text = f'[shortened; recall_memory("{self.reference}") returns all of it]\n{summary}'
-        shown = _saying(self.message, text)
-        saved = self.tokens - tokens_of(shown, count)
-        if saved <= 0:
+        self._short = _saying(self.message, text)
+
+    def shrink(self, count: TokenCounter) -> int:
+        """Show a summary of a tool's answer; answers how many tokens that saves."""
+        if self.reference is None or self.is_shrunk:
             return 0
-        self.shown = shown
+        self.prepare(count)
+        if self._short is None or (saved := self.tokens - tokens_of(self._short, count)) <= 0:
+            return 0
+        self.shown = self._short
         self.tokens -= saved
         return saved
 
