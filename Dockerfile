@@ -11,7 +11,8 @@ COPY app ./app
 RUN /opt/bottega/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.13-slim
-RUN useradd --system --uid 10001 --create-home bottega
+RUN useradd --system --uid 10001 --create-home bottega \
+ && install -d -o bottega -m 0700 /var/lib/bottega/objects
 COPY --from=build /opt/bottega /opt/bottega
 ENV PATH=/opt/bottega/bin:$PATH PYTHONUNBUFFERED=1 BOTTEGA_HOST=0.0.0.0 BOTTEGA_PORT=8400
 USER bottega

@@ -9,13 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.clock import utcnow
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
-from app.memory.embedders import Embedders
 from app.memory.episodic import EpisodicMemory
+from app.remembering import Remembering, builtin, keeping, open_remembering
 from app.runs import queue
 from app.settings import Settings, redactor, secrets
 from app.tenants.keyring import Keyring
@@ -26,7 +25,6 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
-    from app.memory.embeddings import BuiltinEmbedder
     from app.runs.build import Workshop
     from app.runs.subagents import Bench
     from app.tools.builtin import ToolDeps
@@ -73,31 +71,25 @@ async def open_service(
         feed = Feed(database.connect)
         keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
         tails = Tails(database.pool, feed)
-        embedders = Embedders(database.pool, _embedder, lambda name: None)
-        memory = EpisodicMemory(database.pool, embedders=embedders, clock=utcnow)
-        service = Service(settings, database, feed, tails, keyring, memory, working=worker)
         # By every process: what waits must end in time though no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
-        beside = background(lambda: sweeping, memory.accesses.run)
-        async with beside, contextlib.AsyncExitStack() as stack:
+        async with (
+            open_remembering(settings, database) as remembering,
+            background(lambda: sweeping, remembering.memory.accesses.run),
+            contextlib.AsyncExitStack() as stack,
+        ):
+            memory = remembering.memory
+            service = Service(settings, database, feed, tails, keyring, memory, working=worker)
             if api:
                 await keyring.is_open()
                 watching = background(feed.run, tails.run, keyring.run)
                 await stack.enter_async_context(watching)
                 stack.callback(service.feed.close)
             if worker:
-                await stack.enter_async_context(_worker(service))
+                await stack.enter_async_context(_worker(service, remembering))
             gc.freeze()  # what was built now stays: collections need not look at it again
             gc.set_threshold(*GC_THRESHOLD)
             yield service
-
-
-@functools.cache
-def _embedder() -> "BuiltinEmbedder":
-    """The one embedder of this process, loaded (with numpy) when the first agent recalls."""
-    from app.memory.embeddings import BuiltinEmbedder
-
-    return BuiltinEmbedder()
 
 
 def _workshop(
@@ -113,7 +105,7 @@ def _workshop(
         ).for_model(definition["model"] or settings.default_model),
         tool_deps=deps,
         secrets=secrets().of,
-        embedder=_embedder,
+        embedder=builtin,
         configure=configure_agent(),
     )
 
@@ -133,7 +125,7 @@ def _bench(settings: Settings) -> "Bench":
 
 
 @asynccontextmanager
-async def _worker(service: Service) -> AsyncIterator[None]:
+async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
@@ -167,11 +159,12 @@ async def _worker(service: Service) -> AsyncIterator[None]:
             background(notifier.run, live_text.run, watch.run),
             bench.registry,
             _by_the_clock(service, egress),
+            keeping(database, remembering, executor.execute) as execute,
         ):
             working = asyncio.ensure_future(
                 queue.work(
                     database.connect,
-                    executor.execute,
+                    execute,
                     concurrency=settings.worker_concurrency,
                     takeover_s=settings.takeover_s,
                     grace_s=settings.drain_grace_s,

@@ -71,11 +71,11 @@ async def owner(database_url: str) -> AsyncIterator[asyncpg.Pool]:
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
     """Settings that no environment and no .env file has touched."""
-    for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+    for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
-    return Settings(_env_file=None, openai_api_key="test-key", port=0)
+    return Settings(_env_file=None, openai_api_key="test-key", port=0, data_dir=tmp_path)
 
 
 def at(url: str, name: str) -> str:

@@ -186,6 +186,7 @@ class FakeModel:
         disconnects: how many clients hung up before their answer was complete.
         base_url: for the provider; known inside the block.
         decide: may be replaced while the model serves.
+        embeds: while it is false, requests for embeddings are answered 503.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class FakeModel:
         self.requests: list[dict[str, Any]] = []
         self.embedded: list[dict[str, Any]] = []
         self.disconnects = 0
+        self.embeds = True
         self.base_url = ""
         self.decide = decide
         self._demo = create_app(
@@ -257,6 +259,8 @@ class FakeModel:
         self.embedded.append(request)
         self._changed.set()
         reply = self._vectors.popleft() if self._vectors else None
+        if not self.embeds:
+            reply = http_error(503)
         return await self._demo_vectors(request) if reply is None else response(reply, request)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -89,12 +89,11 @@ class Objects:
             "allow_http": True,
         }
         try:
-            if self._folder is not None:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
-            else:
-                self._store = from_url(url, client_options=client, retry_config=retries)
-        except (BaseError, OSError, ValueError) as error:
+            # A folder is made when something is put into it, not where nothing ever is.
+            self._store: ObjectStore | None = (
+                None if self.local else from_url(url, client_options=client, retry_config=retries)
+            )
+        except (BaseError, ValueError) as error:
             raise InvalidInputError(
                 f"BOTTEGA_OBJECTS_URL cannot be used: {_first_line(error)}"
             ) from None
@@ -112,7 +111,7 @@ class Objects:
         packed = await asyncio.to_thread(pack, body)
         async with self._asking():
             # In one piece: an upload in parts leaves its parts behind when it breaks off.
-            await self._store.put_async(key, packed, use_multipart=False)
+            await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
 
@@ -127,7 +126,7 @@ class Objects:
         _check(key)
         try:
             async with self._asking():
-                answer = await self._store.get_async(key)
+                answer = await self._opened().get_async(key)
                 packed = bytes(await answer.bytes_async())
         except _MissingError:
             raise NotFoundError(f"the object store has no object {key}") from None
@@ -145,13 +144,20 @@ class Objects:
             return
         try:
             async with self._asking():
-                await self._store.delete_async(list(keys))
+                await self._opened().delete_async(list(keys))
         except _MissingError:
             # Some stores find fault with a missing one, and may leave others then.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():
-                        await self._store.delete_async(key)
+                        await self._opened().delete_async(key)
+
+    def _opened(self) -> "ObjectStore":
+        if self._store is None:
+            assert self._folder is not None
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._store = LocalStore(self._folder, mkdir=True)
+        return self._store
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

@@ -5,11 +5,11 @@ import os
 import re
 from base64 import b64decode
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import unquote
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from app.errors import InvalidInputError
@@ -24,6 +24,11 @@ _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
 """The same among a URL's options, or among libpq's pairs."""
 _ESCAPED = re.compile(r"\\(.)")
+_OF_OBJECT_STORES = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
+)
+"""Variables with secrets that the library of object stores reads itself."""
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
@@ -236,6 +241,16 @@ class Settings(MemorySettings, SubagentSettings):
         except ValueError:
             raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
 
+    @model_validator(mode="after")
+    def _somebody_embeds(self) -> Self:
+        own = self.embedding_base_url is not None or self.embedding_api_key is not None
+        if self.embedding_model is not None and self.uses_demo_model and not own:
+            raise ValueError(
+                "BOTTEGA_EMBEDDING_MODEL needs a server: set OPENAI_API_KEY, OPENAI_BASE_URL or "
+                "BOTTEGA_EMBEDDING_BASE_URL"
+            )
+        return self
+
     @property
     def on_loopback(self) -> bool:
         """Only this machine can reach the API."""
@@ -273,11 +288,15 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.
     """
-    values = [getattr(settings, name) for name in Settings.model_fields if name != "database_url"]
+    addresses = ("database_url", "redis_url")  # of which not all is secret
+    values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
-    database = settings.database_url.get_secret_value() if settings.database_url else ""
-    passwords = {*_passwords(database), *_passwords(settings.openai_base_url or "")}
+    hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
+    urls = [getattr(settings, name) for name in addresses]
+    known = [url.get_secret_value() for url in urls if url is not None]
+    known += [settings.openai_base_url or "", settings.embedding_base_url or ""]
+    passwords = {password for address in known for password in _passwords(address)}
     return Redactor([*secrets().values(), *hidden, *passwords])
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 
@@ -24,3 +24,34 @@ class MemorySettings(BaseSettings):
             description="Traces and texts of an episode beyond this move to the object store.",
         ),
     ] = 16_384
+    objects_url: Annotated[
+        str | None,
+        Field(
+            description="Object store of long bodies: s3://bucket/prefix, gs://…, az://…, "
+            "file:///folder. Unset: a folder in the data folder."
+        ),
+    ] = None
+    redis_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="REDIS_URL",
+            description="Redis that keeps hot episodes for all processes. Unset: each by itself.",
+        ),
+    ] = None
+    embedding_model: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Model that makes vectors of episodes and queries. Unset: the built-in "
+            "embedder, which knows spelling, not meaning.",
+        ),
+    ] = None
+    embedding_base_url: Annotated[
+        str | None,
+        Field(description="Base URL of that model's API. Unset: OPENAI_BASE_URL."),
+    ] = None
+    embedding_api_key: Annotated[
+        SecretStr | None,
+        Field(description="Key for that API. Unset: OPENAI_API_KEY, if the base URL is unset too."),
+    ] = None

@@ -21,7 +21,8 @@ from redis.exceptions import RedisError
 
 from app.errors import InvalidInputError
 from app.memory.episode import Episode, Outcome, State, StorageState, Summary
-from app.memory.hot import MAX_BYTES, HotEpisodes, RedisLevel
+from app.memory.hot import MAX_BYTES, HotEpisodes
+from app.memory.redis_level import RedisLevel
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
 

@@ -1,0 +1,158 @@
+"""What memory is made of in a process, put together from the settings: the embedders, the object
+store, the cache of hot episodes, and the work in the background."""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import structlog
+
+from app.clock import utcnow
+from app.db.embedded import default_data_dir
+from app.db.engine import Database
+from app.events.feed import background
+from app.memory.embedders import Embedders
+from app.memory.episodic import EpisodicMemory
+from app.memory.hot import HotEpisodes
+from app.memory.objects import Objects
+from app.runs.queue import Execute
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.llm.openai_embedder import OpenAIEmbedder
+    from app.memory.embeddings import BuiltinEmbedder, Embedder
+    from app.memory.redis_level import RedisLevel
+
+_NO_KEY = "none"
+_HOSTED = "openai:"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembering:
+    """The memory of a process, and what it works with."""
+
+    memory: EpisodicMemory
+    embedders: Embedders
+    objects: Objects
+
+
+@asynccontextmanager
+async def open_remembering(settings: Settings, database: Database) -> AsyncIterator[Remembering]:
+    """Open what memory needs beside the database; close it at the end. Connects to nothing yet.
+
+    Raises:
+        InvalidInputError: a setting cannot be used.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        hosted = functools.cache(functools.partial(_hosted, settings, stack))
+
+        def current() -> "Embedder":
+            return hosted(settings.embedding_model) if settings.embedding_model else builtin()
+
+        def named(name: str) -> "Embedder | None":
+            if not name.startswith(_HOSTED):
+                return builtin() if name == builtin().name else None
+            model, _, dimensions = name.removeprefix(_HOSTED).rpartition(":")
+            if not _has_server(settings) or not dimensions.isdecimal():
+                return None
+            return hosted(model, int(dimensions))
+
+        if settings.embedding_model:
+            current()  # so that a wrong setting is found at the start
+        objects = Objects(settings.objects_url or _folder(settings).as_uri())
+        if settings.objects_url is None and settings.database_url is not None:
+            log.warning(
+                "objects.local",
+                url=objects.url,
+                hint="only this machine sees this folder: with workers or servers on several, "
+                "set BOTTEGA_OBJECTS_URL to a store that all of them reach",
+            )
+        hot = HotEpisodes(_redis(settings))
+        stack.push_async_callback(hot.aclose)
+        embedders = Embedders(database.pool, current, named)
+        memory = EpisodicMemory(
+            database.pool,
+            embedders=embedders,
+            objects=objects,
+            hot=hot,
+            clock=utcnow,
+        )
+        yield Remembering(memory, embedders, objects)
+
+
+@asynccontextmanager
+async def keeping(
+    database: Database, parts: Remembering, execute: Execute
+) -> AsyncIterator[Execute]:
+    """Do the background work of memory beside the block; answers with what executes runs as
+    ``execute`` does, and begins with that work as soon as one is over.
+    """
+    from app.memory import keeper
+    from app.runs.alarms import Alarm, heed
+
+    vectors = keeper.Keeper(database.pool, parts.embedders)
+    stored = [Alarm(keeper.CHANNEL, vectors.embed_due, poll_s=keeper.POLL_S)]
+    by_the_clock = [Alarm(keeper.CHANNEL, vectors.change_over, poll_s=60.0)]
+
+    async def executing(tenant_id: UUID, run_id: UUID) -> None:
+        try:
+            await execute(tenant_id, run_id)
+        finally:
+            for alarm in stored:
+                alarm.ring()
+
+    async with background(
+        lambda: heed(database.connect, *stored),
+        *(alarm.run for alarm in (*stored, *by_the_clock)),
+    ):
+        yield executing
+
+
+@functools.cache
+def builtin() -> "BuiltinEmbedder":
+    """The built-in embedder of this process, loaded (with numpy) when it is first needed."""
+    from app.memory.embeddings import BuiltinEmbedder
+
+    return BuiltinEmbedder()
+
+
+def _hosted(
+    settings: Settings, stack: contextlib.AsyncExitStack, model: str, dimensions: int = 768
+) -> "OpenAIEmbedder":
+    from app.llm.openai_embedder import OpenAIEmbedder
+
+    key = settings.embedding_api_key
+    if key is None and settings.embedding_base_url is None:
+        key = settings.openai_api_key  # which is not for other servers to know
+    made = OpenAIEmbedder(
+        model,
+        api_key=key.get_secret_value() if key else _NO_KEY,
+        base_url=settings.embedding_base_url or settings.openai_base_url,
+        dimensions=dimensions,
+    )
+    stack.push_async_callback(made.aclose)
+    return made
+
+
+def _has_server(settings: Settings) -> bool:
+    """Whether a server is configured that may have embedded before."""
+    return settings.embedding_base_url is not None or not settings.uses_demo_model
+
+
+def _folder(settings: Settings) -> Path:
+    return (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
+
+
+def _redis(settings: Settings) -> "RedisLevel | None":
+    if settings.redis_url is None:
+        return None
+    from app.memory.redis_level import RedisLevel
+
+    return RedisLevel(settings.redis_url.get_secret_value())

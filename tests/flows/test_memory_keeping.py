@@ -1,0 +1,93 @@
+"""What workers do for episodes in the background, seen from outside."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests.fake_model import FakeModel
+from tests.service import Running, running
+from tests.team import define, start
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Settings:
+    changes = {"openai_base_url": model.base_url, "embedding_model": "vectors-1"}
+    return settings.model_copy(update=changes)
+
+
+async def remember(server: Running, text: str, **more: Any) -> str:
+    body = {"outcome": "SUCCESS", "task": {"original_input": text}} | more
+    answer = await server.client.post("/v1/episodes", json=body)
+    assert answer.status_code == 201, answer.text
+    episode_id: str = answer.json()["id"]
+    return episode_id
+
+
+async def hits(server: Running, query: str) -> list[dict[str, Any]]:
+    answer = await server.client.post("/v1/episodes/search", json={"query": query, "explain": True})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["items"]
+    return found
+
+
+async def until(server: Running, query: str, *arguments: Any) -> None:
+    """Wait until a query of the database answers true."""
+    while not await server.owner.fetchval(query, *arguments):
+        pass
+
+
+async def test_found_by_words_at_once_and_by_meaning_when_the_embedder_is_back(
+    configured: Settings, database_url: str, model: FakeModel
+) -> None:
+    model.embeds = False
+    async with running(configured, database_url, worker=True) as server:
+        episode_id = await remember(server, "Reset the router of the branch office")
+        await model.asked_for_vectors()
+
+        (found,) = await hits(server, "router")
+        assert found["episode"]["id"] == episode_id
+        assert found["parts"]["cosine"] is None
+        assert await hits(server, "routing") == []  # which only the vectors know to be near
+
+        model.embeds = True
+        await until(server, "SELECT count(*) = 1 FROM episode_vectors")
+        (found,) = await hits(server, "routing")
+        assert found["episode"]["id"] == episode_id
+        assert found["parts"]["cosine"] > 0
+
+
+async def test_the_episode_of_a_run_is_embedded_as_soon_as_it_is_over(
+    configured: Settings, database_url: str, model: FakeModel
+) -> None:
+    async with running(configured, database_url, worker=True) as server:
+        await define(server.client)
+        run_id = await start(server.client)
+        await server.frames(f"/v1/runs/{run_id}/ws")
+        await until(server, "SELECT count(*) = 1 FROM episode_vectors")
+        embedder = await server.owner.fetchval("SELECT embedder FROM memory_indexes")
+
+    assert embedder == "openai:vectors-1:768"
+    assert model.embedded
+
+
+async def test_queries_change_over_to_another_embedder_while_everything_runs(
+    settings: Settings, configured: Settings, database_url: str, model: FakeModel
+) -> None:
+    before = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(before, database_url, worker=True) as server:
+        ids = {await remember(server, f"Reset router number {number}") for number in range(3)}
+        await until(server, "SELECT count(*) = 3 FROM episode_vectors WHERE embedder = 'builtin-1'")
+
+    async with running(configured, database_url, worker=True) as server:
+        assert {hit["episode"]["id"] for hit in await hits(server, "routing")} == ids
+        await until(server, "SELECT embedder = 'openai:vectors-1:768' FROM memory_indexes")
+        assert {hit["episode"]["id"] for hit in await hits(server, "routing")} == ids
+        await until(server, "SELECT count(*) = 0 FROM episode_vectors WHERE embedder = 'builtin-1'")
