@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,9 +19,10 @@ from app.errors import BottegaError, NotFoundError
 from app.memory import rows, search
 from app.memory.accesses import Accesses
 from app.memory.episode import Episode, EpisodeFilter
-from app.memory.scoring import Parts, ScoringOptions, score
+from app.memory.options import MemoryOptions
+from app.memory.scoring import Parts, score
 from app.memory.search import EVERYTHING, By, Place
-from app.memory.stages import Ages, Stage
+from app.memory.stages import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from app.memory.embedders import Embedders
     from app.memory.hot import HotEpisodes
-    from app.memory.likeness import Closeness
     from app.memory.objects import Objects
     from app.memory.tending import Tending
 
@@ -38,26 +38,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _PARTS = ("trace", "input", "output")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """How episodes are looked for.
-
-    Attributes:
-        candidates: how many are scored for a query, at least.
-        aged_cosine: what has aged is found only if it is as near as that.
-        ages: when episodes have aged.
-        closeness: how alike those must be that become one; ``None``: as usual.
-        embed_within_s: how long a query may take to be embedded; then words alone count.
-    """
-
-    candidates: int = 20
-    aged_cosine: float = 0.8
-    ages: Ages = field(default_factory=Ages)
-    closeness: "Closeness | None" = None
-    embed_within_s: float = 2.0
-    scoring: ScoringOptions = field(default_factory=ScoringOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +299,10 @@ class EpisodicMemory:
         from app.memory.tending import Tending
 
         assert self._objects is not None, "old episodes need an object store"
-        closeness = self._options.closeness or Closeness()
-        return Tending(self._pool, self._objects, self._options.ages, closeness)
+        options = self._options
+        window = timedelta(days=options.consolidate_days)
+        closeness = Closeness(options.consolidate_cosine, window)
+        return Tending(self._pool, self._objects, options.ages, closeness)
 
     @asynccontextmanager
     async def _acting(

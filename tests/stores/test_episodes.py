@@ -17,9 +17,10 @@ from app.errors import NotFoundError, UnavailableError
 from app.memory.embedders import Embedders
 from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
 from app.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
-from app.memory.episodic import EpisodicMemory, MemoryOptions
+from app.memory.episodic import EpisodicMemory
 from app.memory.hot import HotEpisodes
 from app.memory.objects import Objects, new_key
+from app.memory.options import MemoryOptions
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()

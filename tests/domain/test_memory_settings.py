@@ -1,0 +1,42 @@
+"""What an operator may choose of episodes, by environment variables."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.memory.options import MemoryOptions
+from app.settings import Settings
+
+
+def given(**values: Any) -> MemoryOptions:
+    return Settings(_env_file=None, **values).memory_options
+
+
+def flat(options: MemoryOptions) -> dict[str, Any]:
+    found = asdict(options)
+    return {**found.pop("scoring"), **found.pop("ages"), **found}
+
+
+def test_without_any_they_are_what_the_library_takes() -> None:
+    assert given() == MemoryOptions()
+
+
+@pytest.mark.parametrize("name", flat(MemoryOptions()))
+def test_each_can_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = flat(MemoryOptions())[name]
+    texts = {"normalisation": "raw", "normalise_recency": str(not usual)}
+    # The ages must rise, and twice as much is within bounds for all but a cosine.
+    factor = 0.5 if "cosine" in name else 1.25 if name == "mature_days" else 2
+    value = texts.get(name) or str(type(usual)(usual * factor))
+    monkeypatch.setenv(f"BOTTEGA_MEMORY_{name.upper()}", value)
+    chosen = flat(given())
+    assert chosen[name] != usual
+    assert chosen == flat(MemoryOptions()) | {name: chosen[name]}
+
+
+def test_the_ages_must_rise() -> None:
+    with pytest.raises(ValidationError, match="MATURE_DAYS"):
+        given(memory_active_days=200.0)
+    assert given(memory_active_days=0.0, memory_mature_days=0.0, memory_aged_days=0.0)
