@@ -24,6 +24,7 @@ from app.memory.summaries import BYTES_PER_TOKEN, summary_of
 from app.memory.variables import Scope
 from app.memory.working import Retrieved, WorkingMemory
 from app.runs import read
+from app.runs.fold import EPISODE
 
 NEWEST = 50
 """So many results are read, and listed."""
@@ -56,6 +57,12 @@ ORDER BY e.seq
 _TEXTS = text(f"""
 SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
 {_OF_RUN} AND e.seq = ANY(CAST(:seqs AS bigint[]))
+""")
+_RECALLED = text("""
+SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
+  AND e.type = 'context.recalled' AND starts_with(e.data ->> 'source', :episode)
+ORDER BY e.seq
 """)
 _SPENT = text("""
 SELECT count(*) AS calls, CAST(coalesce(sum(
@@ -118,6 +125,7 @@ def fold_working(
     Args:
         definition: of its agent; ``None`` in a DAG.
         results: all; the newest with their texts.
+        retrieved: what it was given of earlier runs.
         spent: tokens and model calls.
         prompt: what the last model call was given, if that was not everything.
     """
@@ -215,9 +223,13 @@ async def working_memory(
     rows = await connection.execute(_TEXTS, of_run | newest)
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
+    given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE})
+    retrieved = [Retrieved(row.source, row.content) for row in given]
     definition = None if run["mode"] == "dag" else await _definition(connection, tenant_id, run)
     prompt = await connection.scalar(_PROMPT, of_run)
-    return fold_working(run, definition, results, (spent.tokens, spent.calls), prompt=prompt)
+    return fold_working(
+        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt=prompt
+    )
 
 
 def _results(rows: Sequence[Row[Any]], *, in_dag: bool) -> list[Result]:

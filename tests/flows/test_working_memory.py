@@ -5,9 +5,10 @@ from typing import Any
 from uuid import uuid4
 
 from app.demo.scenarios import SOFTWARE
+from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
-from tests.service import Running
+from tests.service import Running, running
 from tests.team import define, start
 
 
@@ -99,3 +100,71 @@ async def test_of_a_long_run_only_the_newest_results_are_listed(
     assert listed[0]["excerpt"] == "69"
     assert "m70 calculator: 69" in found["text"]["intermediate"]
     assert "(20 more can be recalled: m1 to m20)" in found["text"]["intermediate"]
+
+
+async def test_a_long_run_that_is_resumed_is_given_the_same_and_can_recall_its_beginning(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    settings = settings.model_copy(update={"openai_base_url": model.base_url, "drain_grace_s": 0.0})
+    rows = [f"row {number} " + "x" * 2_000 for number in range(45)]
+    for row in rows:
+        model.script(calls(("leaf", {"query": row[:6]})), text(row))
+    model.script(gated(asyncio.Event(), text("never")))
+    async with running(settings, database_url, worker=True) as bottega:
+        await create(bottega, "leaf")
+        await create(bottega, "root", subagents={"names": ["leaf"]}, max_iterations=60)
+        run_id = await start(bottega.client, agent="root", graph=None)
+        await model.received(91)
+    model.script(calls(("recall_memory", {"reference": "m1"})), text("Done."))
+    async with running(settings, database_url, worker=True) as bottega:
+        frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+        found = await known(bottega, run_id)
+    before, resumed, last = model.requests[90:]
+    assert resumed["messages"] == before["messages"]
+    assert resumed["tools"] == before["tools"]
+    assert [tool["function"]["name"] for tool in resumed["tools"]] == ["leaf", "recall_memory"]
+    assert last["messages"][-1]["content"] == rows[0]
+    contents = [message["content"] for message in last["messages"]]
+    assert rows[1] not in contents
+    assert rows[44] in contents
+    for request in model.requests:
+        assert sum(len(message["content"] or "") for message in request["messages"]) < 80_000
+    prompts = [f["data"].get("memory") for f in frames if f["type"] == "llm.started"]
+    assert prompts[0] is None
+    assert found["prompt"] == prompts[-1]
+    assert 0 < prompts[-1]["shrunk"] < 45
+    assert found["results"] == 45  # what was recalled is no new one
+    assert frames[-1]["type"] == "run.completed"
+    assert not [f for f in frames if f["type"] == "warning"]
+
+
+async def test_without_memory_a_run_is_given_its_whole_history(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "leaf")
+    await create(bottega, "root", subagents={"names": ["leaf"]}, max_iterations=60, memory="off")
+    for number in range(45):
+        model.script(calls(("leaf", {"query": "x"})), text(f"row {number} " + "x" * 2_000))
+    model.script(text("Done."))
+    run_id = await start(bottega.client, agent="root", graph=None)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert len(model.requests[-1]["messages"]) == 2 + 2 * 45
+    assert not any("memory" in f["data"] for f in frames if f["type"] == "llm.started")
+    assert (await known(bottega, run_id))["prompt"] is None
+
+
+async def test_what_earlier_runs_taught_is_a_section_of_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "root")
+    for answer in ("Todos.", "Again."):
+        model.script(text(answer))
+        run_id = await start(bottega.client, agent="root", graph=None)
+        await bottega.frames(f"/v1/runs/{run_id}/ws")
+    found = await known(bottega, run_id)
+    given = found["text"]["retrieved"]
+    assert given.startswith("episode:")
+    assert "Todos." in given
+    note = model.requests[-1]["messages"][1]
+    assert note["role"] == "system"
+    assert given in note["content"]
