@@ -95,11 +95,19 @@ async def keeping(
     ``execute`` does, and begins with that work as soon as one is over.
     """
     from app.memory import keeper
+    from app.memory.upkeep import Upkeep
     from app.runs.alarms import Alarm, heed
 
     vectors = keeper.Keeper(database.pool, parts.embedders)
-    stored = [Alarm(keeper.CHANNEL, vectors.embed_due, poll_s=keeper.POLL_S)]
-    by_the_clock = [Alarm(keeper.CHANNEL, vectors.change_over, poll_s=60.0)]
+    upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
+    stored = [
+        Alarm(keeper.CHANNEL, each, poll_s=keeper.POLL_S)
+        for each in (vectors.embed_due, upkeep.offload_due)
+    ]
+    by_the_clock = [
+        Alarm(keeper.CHANNEL, each, poll_s=60.0)
+        for each in (vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend)
+    ]
 
     async def executing(tenant_id: UUID, run_id: UUID) -> None:
         try:

@@ -76,10 +76,12 @@ $$
 
 # --- Objects that nothing names any more ---------------------------------------------------------
 
+# Not at once: a transaction that names one of them may be about to end.
 DUE_TRASH = """
 CREATE FUNCTION due_trash(p_most integer) RETURNS SETOF text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT object_key FROM object_trash WHERE at <= now() ORDER BY at LIMIT p_most
+    SELECT object_key FROM object_trash WHERE at <= now() - interval '5 minutes'
+    ORDER BY at LIMIT p_most
 $$
 """
 

@@ -43,7 +43,7 @@ BEGIN
         RETURNING b.object_key
     )
     SELECT coalesce(array_agg(object_key), '{}') INTO v_keys FROM moved;
-    DELETE FROM object_trash WHERE object_key = ANY (v_keys);
+    DELETE FROM object_trash WHERE object_key = ANY (v_keys) AND at > now();
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count <> cardinality(v_keys) THEN
         RAISE EXCEPTION 'objects that were claimed too long ago are trash by now';

@@ -1,7 +1,9 @@
 """What workers do for episodes in the background, seen from outside."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -91,3 +93,20 @@ async def test_queries_change_over_to_another_embedder_while_everything_runs(
         await until(server, "SELECT embedder = 'openai:vectors-1:768' FROM memory_indexes")
         assert {hit["episode"]["id"] for hit in await hits(server, "routing")} == ids
         await until(server, "SELECT count(*) = 0 FROM episode_vectors WHERE embedder = 'builtin-1'")
+
+
+async def test_long_bodies_move_to_the_object_store_and_are_read_from_there(
+    configured: Settings, database_url: str, tmp_path: Path
+) -> None:
+    trace = [{"tool": "ping", "said": f"{number} ok " * 20} for number in range(200)]
+    async with running(configured, database_url, worker=True) as server:
+        episode_id = await remember(server, "Ping them all", execution={"trace": trace})
+        await until(
+            server,
+            "SELECT object_key IS NOT NULL AND content IS NULL FROM episode_bodies"
+            " WHERE episode_id = $1 AND part = 'trace'",
+            UUID(episode_id),
+        )
+        assert [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+        read = (await server.client.get(f"/v1/episodes/{episode_id}")).json()
+        assert read["execution"]["trace"] == trace

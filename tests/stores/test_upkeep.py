@@ -1,0 +1,223 @@
+"""Long bodies on their way to the object store, objects on their way out, and words counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.memory.cold import ALL_PARTS, copied
+from app.memory.objects import Objects
+from app.memory.tending import Tending
+from app.memory.upkeep import Upkeep
+from tests.memories import day
+
+LONG = [{"said": "long " * 5000}]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "objects"
+
+
+@pytest.fixture
+def objects(root: Path) -> Objects:
+    return Objects(root.as_uri())
+
+
+@pytest.fixture
+def upkeep(database: Database, objects: Objects, clock: Clock) -> Upkeep:
+    tending = Tending(database.pool, objects)
+    return Upkeep(database.pool, objects, tending, clock=clock)
+
+
+async def store(database: Database, *numbers: int, **bodies: Any) -> None:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        for number in numbers:
+            row = {
+                "id": str(UUID(int=number)),
+                "at": day(number).isoformat(),
+                "outcome": "SUCCESS",
+                "summary": {"task": f"reset router {number}"},
+                "bodies": bodies or {"trace": LONG, "output": "short"},
+            }
+            await connection.execute(
+                "SELECT store_episode($1, $2::jsonb)", DEFAULT_TENANT, json.dumps(row)
+            )
+
+
+async def keys(owner: asyncpg.Pool) -> list[str]:
+    rows = await owner.fetch(
+        "SELECT object_key FROM episode_bodies WHERE object_key IS NOT NULL ORDER BY 1"
+    )
+    return [row[0] for row in rows]
+
+
+async def waiting(owner: asyncpg.Pool) -> int:
+    count: int = await owner.fetchval("SELECT count(*) FROM episode_pending WHERE work = 'offload'")
+    return count
+
+
+async def trash_is_due(owner: asyncpg.Pool) -> None:
+    await owner.execute("UPDATE object_trash SET at = now() - interval '1 hour'")
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+def block(root: Path) -> None:
+    """Put a file where the folder should be."""
+    if root.exists():
+        root.rename(root.with_name("elsewhere"))
+    root.touch()
+
+
+def unblock(root: Path) -> None:
+    root.unlink()
+    if root.with_name("elsewhere").exists():
+        root.with_name("elsewhere").rename(root)
+
+
+async def test_long_bodies_move_whole_and_short_episodes_stay(
+    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects
+) -> None:
+    await store(database, 1)
+    await store(database, 2, trace=[{"said": "short"}])
+
+    assert await upkeep.offload_due() == 0
+    assert await upkeep.offload_due() == float("inf")
+
+    bodies = [json.loads(await objects.get(key)) for key in await keys(owner)]
+    assert LONG in bodies
+    assert await waiting(owner) == 0
+    rest = await owner.fetch("SELECT episode_id FROM episode_bodies WHERE content IS NOT NULL")
+    assert [row[0].int for row in rest] == [2]
+    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 0
+
+
+async def test_a_store_that_is_down_leaves_bodies_where_they_are(
+    database: Database,
+    owner: asyncpg.Pool,
+    clock: Clock,
+    tmp_path: Path,
+    upkeep: Upkeep,
+    root: Path,
+) -> None:
+    await store(database, 1)
+    block(root)
+    assert await upkeep.offload_due() == 1
+    assert await upkeep.offload_due() == 1
+    assert await keys(owner) == []
+    assert await waiting(owner) == 1
+
+    unblock(root)
+    clock.now += 1
+    await owner.execute("UPDATE episode_pending SET next_at = now()")
+    assert await upkeep.offload_due() == 0
+    assert len(await keys(owner)) == 2
+
+
+async def test_who_dies_between_object_and_row_leaves_trash_and_the_body(
+    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects, root: Path
+) -> None:
+    await store(database, 1)
+    ids = [UUID(int=1)]
+    moved = await copied(database.pool, objects, DEFAULT_TENANT, ids, ALL_PARTS)
+    # ... and here it died.
+    assert len(files(root)) == len(moved) == 2
+    assert await upkeep.empty_trash() == float("inf")  # it may live yet
+    assert await upkeep.offload_due() == 0
+    assert len(files(root)) == 4
+
+    await trash_is_due(owner)
+    assert await upkeep.empty_trash() == 0
+    assert len(files(root)) == 2
+    for key in await keys(owner):
+        assert await objects.get(key)
+    # It was alive after all, and comes too late.
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT move_bodies($1, $2::jsonb)", ids, json.dumps(moved))
+    for key in await keys(owner):
+        assert await objects.get(key)
+
+
+async def test_an_object_that_is_trash_by_now_is_not_named_any_more(
+    database: Database, owner: asyncpg.Pool, objects: Objects
+) -> None:
+    await store(database, 1)
+    ids = [UUID(int=1)]
+    moved = await copied(database.pool, objects, DEFAULT_TENANT, ids, ALL_PARTS)
+    await trash_is_due(owner)
+
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        with pytest.raises(asyncpg.RaiseError, match="trash by now"):
+            await connection.execute("SELECT move_bodies($1, $2::jsonb)", ids, json.dumps(moved))
+    assert await keys(owner) == []
+
+
+async def test_what_is_erased_takes_its_objects_along(
+    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, root: Path, clock: Clock
+) -> None:
+    await store(database, 1, 2)
+    await upkeep.offload_due()
+    assert len(files(root)) == 4
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.fetchval("SELECT erase_episodes($1)", [UUID(int=1)])
+
+    assert await upkeep.empty_trash() == float("inf")
+    await trash_is_due(owner)
+    block(root)
+    assert await upkeep.empty_trash() == 1  # the store is down
+    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 2
+    unblock(root)
+    clock.now += 1
+    assert await upkeep.empty_trash() == 0
+    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 0
+    assert {UUID(path.parent.name).int for path in files(root)} == {2}
+
+
+async def test_words_are_counted_now_and_then(
+    database: Database, owner: asyncpg.Pool, upkeep: Upkeep
+) -> None:
+    await store(database, *range(1, 6))
+    assert await upkeep.sample_words() == float("inf")  # before any has vectors
+    await owner.execute(
+        "INSERT INTO memory_indexes (tenant_id, embedder) VALUES ($1, 'x')", DEFAULT_TENANT
+    )
+    assert await upkeep.sample_words() == 1
+    assert await upkeep.sample_words() == float("inf")  # for an hour
+
+    row = await owner.fetchrow("SELECT common, sampled_rows FROM memory_indexes")
+    assert row is not None
+    assert set(row["common"]) >= {"reset", "router"}
+    assert row["sampled_rows"] == 5
+
+
+async def test_the_old_are_tended(
+    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects
+) -> None:
+    await store(database, 1)
+    await owner.execute("UPDATE episode_state SET at = now() - interval '200 days'")
+
+    assert await upkeep.tend() == 0
+    assert await upkeep.tend() == float("inf")
+    assert await owner.fetchval("SELECT state FROM episode_state") == "aged"
+    assert await keys(owner)
