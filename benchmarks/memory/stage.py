@@ -15,6 +15,7 @@ import asyncpg
 from app.db import embedded, migrate
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as, open_database
+from app.memory import search
 from app.memory.embeddings import Embedder
 from app.memory.signature import failure_signature
 from benchmarks.memory.corpus import Told
@@ -24,24 +25,13 @@ TENANT = DEFAULT_TENANT
 
 
 @asynccontextmanager
-async def database(*, config: str = "", folder: Path | None = None) -> AsyncIterator[Database]:
-    """A fresh, migrated database of our own.
-
-    Args:
-        config: more lines for ``postgresql.conf``.
-    """
-    with tempfile.TemporaryDirectory(
-        prefix="bottega-", dir=folder, ignore_cleanup_errors=True
-    ) as name:
-        if config:  # the server reads it when it starts
-            with embedded.running(Path(name)):
-                pass
-            with (Path(name) / "postgres" / "postgresql.conf").open("a") as file:
-                file.write(config)
-        with embedded.running(Path(name)) as url:
-            await asyncio.to_thread(migrate.upgrade, url)
-            async with open_database(url) as opened:
-                yield opened
+async def database() -> AsyncIterator[Database]:
+    """A fresh, migrated database of our own, configured as the service's own is."""
+    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
+    with folder as name, embedded.running(Path(name)) as url:
+        await asyncio.to_thread(migrate.upgrade, url)
+        async with open_database(url) as opened:
+            yield opened
 
 
 def row(told: Told) -> dict[str, Any]:
@@ -90,22 +80,7 @@ async def store(pool: asyncpg.Pool, episodes: Sequence[Told]) -> None:
             "UPDATE episode_state SET access_count = $3 WHERE tenant_id = $1 AND episode_id = $2",
             [(TENANT, UUID(int=told.number + 1), told.accesses) for told in episodes],
         )
-        await connection.execute(SAMPLE, TENANT, 20_000)
-
-
-SAMPLE = """
-WITH sample AS (SELECT terms FROM episode_search WHERE tenant_id = $1 LIMIT $2),
-total AS (SELECT count(*) AS n FROM sample),
-words AS (
-    SELECT lexeme, count(*)::real / n AS share
-    FROM sample, total, unnest(tsvector_to_array(terms)) AS lexeme
-    WHERE lexeme <> '=' || $1 GROUP BY lexeme, n HAVING count(*) > n / 1000.0
-)
-INSERT INTO memory_indexes (tenant_id, common, shares, sampled_rows, sampled_at)
-SELECT $1, array_agg(lexeme), array_agg(share),
-       (SELECT count(*) FROM episode_search WHERE tenant_id = $1), now() FROM words
-"""
-"""Which words of a tenant's many episodes have, by a sample: tenant, size."""
+        await search.refresh_common(connection, TENANT)
 
 
 async def embed(pool: asyncpg.Pool, episodes: Sequence[Told], embedder: Embedder) -> None:

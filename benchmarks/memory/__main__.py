@@ -1,0 +1,58 @@
+"""What memory finds, and what it costs, on this machine, now.
+
+    python -m benchmarks.memory [quality scale tenants cache working]
+    python -m benchmarks.memory scale --episodes 1000000      (about an hour, 20 GB of disk)
+
+    quality   recall@5, recall@10, NDCG@10 of words, vectors and both, by class of question, on a
+              generated corpus with known answers, for each way of scoring; seeds 1 and 2
+    scale     ingest, latency and recall of the modes of search, by id, by attributes; bytes each
+    tenants   whether tenants that hold little of many rows find what they have
+    cache     hit rate of the hot episodes, beside the perfect cache's and LRU's
+    working   operations of the working memory, and the prompts of a run of 200 tool calls
+
+Without names: quality, cache, working, and scale at 10,000 and 100,000. Absolute times belong to
+the machine; ratios to the floor of the same run carry over.
+"""
+
+import argparse
+import asyncio
+import os
+from importlib import import_module
+
+from benchmarks.memory import cache, quality, scale, working
+
+PARTS = ("quality", "scale", "tenants", "cache", "working")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.memory",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part")
+    parser.add_argument("--episodes", type=int, action="append", help="of scale; may be repeated")
+    parser.add_argument("--seed", type=int, action="append", help="of quality; may be repeated")
+    arguments = parser.parse_args()
+    parts = arguments.parts or ("quality", "cache", "working", "scale")
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(f"{os.cpu_count()} cores, load before {load}: others at work make times noisy")
+    for part in PARTS:
+        if part not in parts:
+            continue
+        print(f"\n== {part}")
+        if part == "quality":
+            for seed in arguments.seed or (1, 2):
+                print(f"\nseed {seed}")
+                quality.show(asyncio.run(quality.measure(seed, 5_000, 40)))
+        elif part == "scale":
+            for episodes in arguments.episodes or (10_000, 100_000):
+                scale.main(episodes)
+        elif part == "tenants":
+            import_module("benchmarks.memory.tenants").main()
+        else:
+            {"cache": cache, "working": working}[part].main()
+
+
+if __name__ == "__main__":
+    main()
