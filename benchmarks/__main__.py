@@ -1,12 +1,13 @@
 """What the demo pipeline costs, on this machine, now.
 
-    python -m benchmarks [--runs 400] [--concurrency 20]
+    python -m benchmarks [--runs 400] [--concurrency 20] [--memory off full] [--stored 200000]
 
 Everything is real and in processes of its own: embedded PostgreSQL, API, one worker, the demo
 model without latency. Each run is posted over HTTP and watched over a WebSocket until its final
 event. Absolute figures belong to the machine; the ratio to the floor, measured in the same run,
 carries over: the floor makes the same seven model calls by ``chat.completions.create``, with
-nothing around them.
+nothing around them. ``--memory`` tells what runs may do with memory, one measurement for each, and
+``--stored`` how many episodes there are before.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -86,9 +87,12 @@ def cpu_s(pid: int) -> float:
 
 
 async def define(client: httpx2.AsyncClient) -> None:
-    for agent in SOFTWARE.agents:
-        (await client.post("/v1/agents", json=agent)).raise_for_status()
-    (await client.post("/v1/graphs", json=SOFTWARE.graph)).raise_for_status()
+    """The demo's agents and graph, if they are not there from the measurement before."""
+    wanted = [("/v1/agents", agent) for agent in SOFTWARE.agents]
+    for path, body in [*wanted, ("/v1/graphs", SOFTWARE.graph)]:
+        answer = await client.post(path, json=body)
+        if answer.status_code != httpx2.codes.CONFLICT:
+            answer.raise_for_status()
 
 
 async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float, float]:
@@ -191,38 +195,55 @@ def temporary_database() -> Iterator[tuple[str, int]]:
         yield url, int(pid_file.read_text().splitlines()[0])
 
 
-async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> None:
+async def measure(
+    url: str, postmaster: int, runs: int, concurrency: int, memory: Sequence[str]
+) -> None:
     async with demo_model() as base_url:
-        environment = {"DATABASE_URL": url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none"}
-        api = process("serve", "--no-worker", "--port", "0", ready="listens", **environment)
-        worker = process("worker", ready="ready", **environment)
-        async with api as (api_process, line), worker as (worker_process, _):
-            port = int(line.split("http://127.0.0.1:")[1].split()[0])
-            async with httpx2.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", timeout=60
-            ) as client:
-                await define(client)
-                await many(client, port, 2 * concurrency, concurrency)
-                alone = [await one_run(client, port) for _ in range(50)]
-                pids = {
-                    "worker": worker_process.pid,
-                    "API": api_process.pid,
-                    "database": postmaster,
-                    "demo model": model_pid(),
-                    "this client": os.getpid(),
-                }
-                before = {name: cpu_s(pid) for name, pid in pids.items()}
-                written = await writing(url)
-                began = time.perf_counter()
-                took = await many(client, port, runs, concurrency)
-                wall = time.perf_counter() - began
-                spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
-                transactions, log_bytes = (
-                    (now - then) / runs
-                    for now, then in zip(await writing(url), written, strict=True)
-                )
         floor_rate, floor_cpu = await floor(base_url, max(20, runs // 10), concurrency)
-    print(f"{runs} runs of {CALLS} model calls, {concurrency} at a time, one worker process")
+        environment = {"DATABASE_URL": url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none"}
+        for mode in memory:
+            await pipeline(
+                {**environment, "BOTTEGA_MEMORY": mode}, postmaster, runs, concurrency, floor_cpu
+            )
+    print(f"floor: {CALLS} bare chat.completions.create calls")
+    print(f"  rounds/s                       {floor_rate:8.1f}")
+    print(f"  CPU ms per round               {floor_cpu:8.2f}")
+
+
+async def pipeline(
+    environment: dict[str, str], postmaster: int, runs: int, concurrency: int, floor_cpu: float
+) -> None:
+    url = environment["DATABASE_URL"]
+    api = process("serve", "--no-worker", "--port", "0", ready="listens", **environment)
+    worker = process("worker", ready="ready", **environment)
+    async with api as (api_process, line), worker as (worker_process, _):
+        port = int(line.split("http://127.0.0.1:")[1].split()[0])
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            await define(client)
+            await many(client, port, 2 * concurrency, concurrency)
+            alone = [await one_run(client, port) for _ in range(50)]
+            await embedded_all(url)
+            pids = {
+                "worker": worker_process.pid,
+                "API": api_process.pid,
+                "database": postmaster,
+                "demo model": model_pid(),
+                "this client": os.getpid(),
+            }
+            before = {name: cpu_s(pid) for name, pid in pids.items()}
+            written = await writing(url)
+            began = time.perf_counter()
+            took = await many(client, port, runs, concurrency)
+            wall = time.perf_counter() - began
+            await embedded_all(url)
+            spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+            transactions, log_bytes = (
+                (now - then) / runs for now, then in zip(await writing(url), written, strict=True)
+            )
+    memory = environment["BOTTEGA_MEMORY"]
+    print(
+        f"{runs} runs of {CALLS} model calls, {concurrency} at a time, one worker, memory {memory}"
+    )
     print(f"  runs/s                         {runs / wall:8.1f}")
     for name, seconds in spent.items():
         print(f"  CPU ms per run, {name:14} {seconds * 1000 / runs:8.2f}")
@@ -233,11 +254,20 @@ async def measure(url: str, postmaster: int, runs: int, concurrency: int) -> Non
     print(f"  the same, one run at a time    {_ms(whole, 0.5):8.1f} / {_ms(whole, 0.99):.1f} ms")
     print(f"  idle: queued to started        {_ms(start, 0.5):8.1f} / {_ms(start, 0.99):.1f} ms")
     print(f"  idle: POST to started, here    {_ms(seen, 0.5):8.1f} / {_ms(seen, 0.99):.1f} ms")
-    print(f"floor: {CALLS} bare chat.completions.create calls")
-    print(f"  rounds/s                       {floor_rate:8.1f}")
-    print(f"  CPU ms per round               {floor_cpu:8.2f}")
     ratio = spent["worker"] * 1000 / runs / floor_cpu
-    print(f"worker's CPU per run / floor's   {ratio:8.2f}")
+    print(f"  worker's CPU / floor's         {ratio:8.2f}")
+
+
+async def embedded_all(url: str, patience_s: float = 60) -> None:
+    """Wait until what runs left behind has its vectors, so that what they cost is counted."""
+    connection = await asyncpg.connect(url)
+    ends = time.monotonic() + patience_s
+    while await connection.fetchval("SELECT EXISTS (SELECT FROM episode_pending)"):
+        if time.monotonic() > ends:
+            print(f"  (after {patience_s:.0f} s there still are episodes without vectors)")
+            break
+        await asyncio.sleep(0.1)
+    await connection.close()
 
 
 async def writing(url: str) -> tuple[int, int]:
@@ -262,9 +292,17 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--concurrency", type=int, default=20)
+    parser.add_argument("--memory", nargs="+", choices=("off", "read", "full"), default=["off"])
+    parser.add_argument("--stored", type=int, default=0)
     arguments = parser.parse_args()
     with temporary_database() as (url, postmaster):
-        asyncio.run(measure(url, postmaster, arguments.runs, arguments.concurrency))
+        if arguments.stored:
+            from benchmarks.memory.loading import fill
+
+            asyncio.run(fill(url, arguments.stored))
+        asyncio.run(
+            measure(url, postmaster, arguments.runs, arguments.concurrency, arguments.memory)
+        )
 
 
 if __name__ == "__main__":
