@@ -57,7 +57,13 @@ Removed = Counter[str]
 Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
 _TABLES = list(reversed(metadata.sorted_tables))  # what refers to others comes before them
-_OF_RUNS = [table for table in _TABLES if "run_id" in table.c and table is not episodes]
+# Episodes have rows of their own to go first; a session's memory waits until the session is locked,
+# since a run that publishes to it locks that before.
+_OF_RUNS = [
+    table
+    for table in _TABLES
+    if "run_id" in table.c and table is not episodes and table is not session_memory
+]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
 _OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c]
 # What is removed was paid for all the same.

@@ -82,6 +82,8 @@ async def test_a_session_goes_with_all_that_is_its_own(
     ids = [run["id"] for run in gone] + [again]
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
+    while await bottega.owner.fetchval("SELECT count(*) FROM episode_pending"):
+        await asyncio.sleep(0)  # what is done in the background is done
     before = await every_row(database_url)
     others = await holding(database_url, kept["id"], alone["id"])
 
@@ -120,6 +122,26 @@ async def test_it_begins_anew_when_it_is_named_again(bottega: Running, model: Fa
     memory = (await bottega.client.get("/v1/sessions/s")).json()["memory"]
     assert [(item["agent"], item["version"]) for item in memory] == [("a", 1), ("b", 1)]
     assert "old" not in str(model.requests[-2:])
+
+
+async def test_a_run_that_publishes_meanwhile_and_the_deletion_wait_for_one_another_in_turn(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not both at once: a run locks the session before the memory of it, and so does this."""
+    monkeypatch.setattr(erase, "RUNS_AT_ONCE", 1)
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says(a=text("first"))
+    await finished(bottega.client, session_id="s")
+    async with bottega.owner.acquire() as publishing, publishing.transaction():
+        await publishing.execute("UPDATE sessions SET updated_at = now() WHERE id = 's'")
+        deleting = asyncio.ensure_future(bottega.client.delete("/v1/sessions/s"))
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        while not await bottega.owner.fetchval(waiting):
+            await asyncio.sleep(0)
+        await publishing.execute("UPDATE session_memory SET content = 'newer' WHERE agent = 'a'")
+    answer = await deleting
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["removed"]["session_memory"] == 2
 
 
 async def test_many_runs_go_page_by_page(

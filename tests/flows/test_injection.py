@@ -1,6 +1,7 @@
 """What an agent, a tool or a session's memory says never becomes anything else in a request."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,6 +85,11 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
         ["system", "user"],
         ["system", "user", "assistant", "tool"],
     )
+    remembered = by_agent["b"][-1]["messages"].pop(2)  # what the runs before taught
+    mark = re.search("<working-memory-([0-9a-f]+)>\n", remembered["content"])
+    assert mark is not None
+    assert remembered["content"].count(f"</working-memory-{mark[1]}>") == 1
+    assert remembered["content"].endswith(f"\n</working-memory-{mark[1]}>")
     for request in by_agent["b"]:
         assert shape(request) == ["system", "system", "user"]
         assert shared_with(request)["a"].startswith(f"{ALL}\n\nConversation:\n")
