@@ -69,6 +69,7 @@ class RunMemory:
         self._known: dict[int, Shown] = {}  # by id() of messages, which they keep alive
         self._said: dict[str, StandardMessage] = {}
         self._query: Query | None = None
+        self._has_own_recall = False  # a tool of the agent's own that is called so
         self._seen: list[StandardMessage] = []
         self._head = 0
         self._pinned: set[int] = set()
@@ -145,6 +146,7 @@ class RunMemory:
         same = query is self._query and len(history) >= len(seen) and all(map(is_, seen, history))
         if not same:
             self._query = query
+            self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
             self._head = head_of(history)
             self._seen, self._blocks, self._ready = [], [], 0
             self._show()
@@ -201,7 +203,7 @@ class RunMemory:
         result = message.tool_results[0] if message.tool_results else None
         call = calls.get(result.tool_call_id) if result else None
         name = call.name if call else "tool"
-        if name == RECALL and self.tools:
+        if name == RECALL and self.tools and not self._has_own_recall:
             reference = str(call.arguments.get("reference")) if call else ""
             if self.recall(reference) == body:
                 each.reference = reference

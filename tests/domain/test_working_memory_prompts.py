@@ -384,3 +384,16 @@ def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
     held = {memory.recall(f"m{n}") for n in range(1, 60)}
     assert set(recalled) <= held
     json.dumps(memory.working.snapshot())
+
+
+async def test_an_agent_s_own_tool_of_that_name_goes_first() -> None:
+    @tool(RECALL, "Something else.")
+    def own(reference: str) -> str:
+        return f"own {reference} " * 300
+
+    mine = [call(RECALL, f"o{i}", reference="m1") for i in range(30)]
+    lead = with_memory(*mine, "done", memory=RunMemory(limit=4_000), tools=[own])
+    await lead.execute_query_async("go")
+    assert model_of(lead).tools[-1] == [RECALL]
+    assert answers_in(lead) == ["own m1 " * 300] * 30
+    assert memory_of(lead).recall("m30") == "own m1 " * 300

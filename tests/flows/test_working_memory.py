@@ -157,11 +157,12 @@ async def test_what_earlier_runs_taught_is_a_section_of_it(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "root")
-    for answer in ("Todos.", "Again."):
-        model.script(text(answer))
-        run_id = await start(bottega.client, agent="root", graph=None)
-        await bottega.frames(f"/v1/runs/{run_id}/ws")
-    found = await known(bottega, run_id)
+    model.script(text("Todos."), text("Again."))
+    runs = []
+    for _ in range(2):
+        runs.append(await start(bottega.client, agent="root", graph=None))
+        await bottega.frames(f"/v1/runs/{runs[-1]}/ws")
+    found = await known(bottega, runs[1])
     given = found["text"]["retrieved"]
     assert given.startswith("episode:")
     assert "Todos." in given
