@@ -82,6 +82,7 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             embedders=embedders,
             objects=objects,
             hot=hot,
+            options=settings.memory_options,
             clock=utcnow,
         )
         yield Remembering(memory, embedders, objects)

@@ -10,7 +10,7 @@ import asyncpg
 import structlog
 from pydantic_core import to_json
 
-from app.clock import monotonic, utcnow
+from app.clock import Clock, monotonic, utcnow
 from app.db.engine import acting_as
 from app.errors import BottegaError, UnavailableError
 from app.memory.cold import ALL_PARTS, copied
@@ -52,6 +52,7 @@ class Upkeep:
     number of processes may do so at a time.
 
     Args:
+        now: what says how old episodes are.
         clock: seconds that never go back.
     """
 
@@ -61,11 +62,13 @@ class Upkeep:
         objects: Objects,
         tending: Tending,
         *,
+        now: Clock = utcnow,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
         self._objects = objects
         self._tending = tending
+        self._now = now
         self._clock = clock
         self._pause_s = 0.0
         self._down_until = float("-inf")
@@ -133,7 +136,7 @@ class Upkeep:
         if self._clock() < self._down_until:
             return self._down_until - self._clock()
         try:
-            return 0.0 if await self._tending.tend_next(utcnow()) else float("inf")
+            return 0.0 if await self._tending.tend_next(self._now()) else float("inf")
         except UnavailableError as error:
             return self._rest(error)
 
