@@ -200,3 +200,15 @@ async def test_an_episode_that_cannot_be_stored_keeps_no_run_from_its_end(
     frames = await ended(bottega, await start(bottega.client))
     assert [frame["type"] for frame in frames[-2:]] == ["warning", "run.completed"]
     assert frames[-2]["data"]["code"] == "episode_not_stored"
+
+
+async def test_operators_choose_how_episodes_are_scored(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    update = {"openai_base_url": model.base_url, "memory_success": 1.0}
+    async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
+        await define(bottega.client)
+        await ended(bottega, await start(bottega.client))
+        asked = {"query": "todo app", "explain": True}
+        (hit,) = (await bottega.client.post("/v1/episodes/search", json=asked)).json()["items"]
+    assert hit["parts"]["success"] == 1.0
