@@ -92,8 +92,9 @@ END $$
 # The nearest by the vector of the task, aged ones only within a distance. The index knows no
 # tenants: it is walked outwards from the query, and who is not asked for is passed over. So it is
 # taken only where the way to enough of those asked for is short beside measuring each of them; and
-# when it ended before enough were met, each of them is measured after all. None is missed because
-# others lie nearer.
+# when it was walked so far without meeting enough, each of them is measured after all. None is
+# missed because others lie nearer. (How far is a limit around the walk: one of the index's own
+# would make it give what it had passed by, as if that were near.)
 #
 # Costs are in vectors of the tenant's measured one after the other (2 us each, in memory): to look
 # one up by its id is about five, a step through the index twenty-two. The walk may cost no more
@@ -122,14 +123,17 @@ BEGIN
     IF 2 * 22 * v_steps < v_each THEN
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', '80', true),
-                set_config('hnsw.max_scan_tuples',
-                           least(20000, ceil(v_each / 22))::integer::text, true),
+                set_config('hnsw.max_scan_tuples', '20000', true),
                 set_config('enable_sort', 'off', true);
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
-            SELECT v.episode_id FROM episode_vectors v WHERE ' || v_of || p_where || v_further || '
-              AND (v.at >= $3 OR ' || v_distance || ' <= $4)
-            ORDER BY ' || v_distance || ' LIMIT $2) AS near'
-        INTO v_found USING p_vector, p_most, p_aged_before, p_farthest;
+            SELECT v.episode_id FROM (
+                SELECT v.*, ' || v_distance || ' AS distance FROM episode_vectors v
+                WHERE vector_dims(v.task) = ' || vector_dims(p_vector) || '
+                ORDER BY ' || v_distance || ' LIMIT $5) AS v
+            WHERE ' || v_of || p_where || v_further || '
+              AND (v.at >= $3 OR v.distance <= $4) LIMIT $2) AS near'
+        INTO v_found USING p_vector, p_most, p_aged_before, p_farthest,
+            least(20000, v_each / 22)::integer;
         PERFORM set_config('enable_sort', 'on', true);
         IF cardinality(v_found) = p_most THEN
             RETURN v_found;

@@ -1,0 +1,346 @@
+"""Whether tenants find what they have, however little is theirs, and wherever it lies.
+
+All tenants' vectors are in one index, which knows no tenants. Some here lie far from what is asked
+for: between the question and theirs are all the others'. Fails if one of the nearest k that exist
+is not found, or too few of the exact ones are.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+from numpy.typing import NDArray
+from pgvector.asyncpg import register_vector
+
+from app.db import embedded, migrate
+from app.db.engine import APP_ROLE
+from app.memory import search
+from app.memory.embeddings import DIMENSION
+from app.memory.episode import EpisodeFilter
+from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
+
+EMBEDDER = "clusters-1"
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+K = 20
+LEAST_RECALL = 0.95
+QUESTIONS = 20
+
+_BATCH = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Attributes:
+    share: of all episodes. far: whether they lie away from where questions are asked.
+    """
+
+    name: str
+    share: float
+    far: bool = False
+
+    @property
+    def id(self) -> UUID:
+        return UUID(bytes=self.name.encode().ljust(16)[:16])
+
+
+TENANTS = (
+    Tenant("40 %", 0.4),
+    Tenant("30 %, far", 0.3, far=True),
+    Tenant("5 %", 0.05),
+    Tenant("5 %, far", 0.05, far=True),
+    Tenant("1 %", 0.01),
+    Tenant("1 %, far", 0.01, far=True),
+    Tenant("0.1 %", 0.001),
+    Tenant("0.1 %, far", 0.001, far=True),
+    Tenant("the rest", 0.178),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What was loaded: row n is the episode with the id n + 1.
+
+    Attributes:
+        owner: whose each is, by its place among the tenants. age_days: 0 to 170.
+        questions: shape (q, d), where most tenants' vectors lie.
+    """
+
+    tenants: Sequence[Tenant]
+    vectors: Halves
+    owner: NDArray[np.intp]
+    questions: Floats
+
+    @property
+    def age_days(self) -> NDArray[np.float64]:
+        return np.arange(len(self.owner)) * 7919 % 170_000 / 1000
+
+    @property
+    def domain(self) -> NDArray[np.intp]:
+        return np.arange(len(self.owner)) // 7 % 10
+
+
+def drawn(count: int, tenants: Sequence[Tenant] = TENANTS, seed: int = 1) -> Held:
+    """``count`` vectors in clusters, all tenants' mixed."""
+    random = np.random.default_rng(seed)
+    sizes = [max(K, round(count * tenant.share)) for tenant in tenants[:-1]]
+    owner = np.repeat(np.arange(len(tenants)), [*sizes, count - sum(sizes)])
+    random.shuffle(owner)
+    clusters = Clusters.drawn(max(20, count // 200), seed)
+    # Whatever its cluster, all that is near is nearer to a question than all that is far.
+    side = random.normal(scale=DIMENSION**-0.5, size=DIMENSION).astype(np.float32)
+    far = np.array([tenant.far for tenant in tenants])[owner]
+    vectors = clusters.vectors(count, seed)
+    for start in range(0, count, _BATCH):
+        part = slice(start, start + _BATCH)
+        vectors[part] = _moved(vectors[part], np.where(far[part, None], -side, side))
+    questions = _moved(clusters.vectors(QUESTIONS, seed + 1), side)
+    return Held(tenants, vectors, owner, questions)
+
+
+def _moved(vectors: Halves, by: Floats) -> Floats:
+    moved: Floats = vectors.astype(np.float32) + by
+    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    return moved
+
+
+_ROWS = """
+CREATE TEMP TABLE row AS
+SELECT tenant_id, lpad(to_hex(number + 1), 32, '0')::uuid AS id, task,
+       $1::timestamptz - number::bigint * 7919 % 170000 / 1000.0 * interval '1 day' AS at,
+       CASE WHEN number % 10 = 3 THEN 'FAILURE' ELSE 'SUCCESS' END AS outcome,
+       'domain' || number / 7 % 10 AS domain, 'type' || number / 3 % 50 AS task_type,
+       'session' || number / 100 AS session_id, 'tag' || number / 11 % 200 AS tag,
+       CASE WHEN number % 10 = 3 THEN 'failure' || number / 10 % 100 END AS failure_signature,
+       jsonb_build_object('task', 'entry' || number || ' group' || number / 13 % 300,
+                          'result', 'everybody says this') AS summary
+FROM loaded
+"""
+_TABLES = (
+    """
+    INSERT INTO episodes (tenant_id, id, at, outcome, domain, task_type, session_id,
+                          failure_signature, trust, task, summary)
+    SELECT tenant_id, id, at, outcome, domain, task_type, session_id, failure_signature, 3, '{}',
+           summary
+    FROM row
+    """,
+    """
+    INSERT INTO episode_search (tenant_id, episode_id, at, outcome, domain, task_type, session_id,
+                                failure_signature, trust, terms)
+    SELECT tenant_id, id, at, outcome, domain, task_type, session_id, failure_signature, 3,
+           episode_terms(tenant_id, summary)
+    FROM row
+    """,
+    "INSERT INTO episode_state (tenant_id, episode_id, at) SELECT tenant_id, id, at FROM row",
+    "INSERT INTO episode_tags (tenant_id, tag, episode_id) SELECT tenant_id, tag, id FROM row",
+    f"""
+    INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
+                                 session_id, task, result, whole)
+    SELECT tenant_id, id, '{EMBEDDER}', at, outcome, domain, task_type, session_id, task, '[1]',
+           '[1]'
+    FROM row
+    """,
+)
+
+
+@asynccontextmanager
+async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asyncpg.Connection]:
+    """As the application's role, for a tenant; or as the login, for none."""
+    settings = {"role": APP_ROLE, "bottega.tenant": str(tenant.id)} if tenant else {}
+    connection = await asyncpg.connect(url, server_settings=settings)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def load(url: str, held: Held, *, memory: str = "3GB") -> float:
+    """Store it all; the seconds that the index of the vectors took, which is built last."""
+    async with connected(url) as connection:
+        await register_vector(connection)
+        await connection.execute(
+            "SET session_replication_role = replica; SET synchronous_commit = off;"
+            f"SET maintenance_work_mem = '{memory}'; SET max_parallel_maintenance_workers = 2"
+        )
+        name = "ix_episode_vectors_task_768"
+        index = await connection.fetchval("SELECT pg_get_indexdef($1::regclass)", name)
+        await connection.execute(f"DROP INDEX {name}")
+        await connection.executemany(
+            "INSERT INTO tenants (id, name) VALUES ($1, $2)",
+            [(tenant.id, f"tenant-{place}") for place, tenant in enumerate(held.tenants)],
+        )
+        await connection.execute(
+            "CREATE TEMP TABLE loaded (tenant_id uuid, number integer, task halfvec)"
+        )
+        for part in _batches(held):
+            await connection.copy_records_to_table("loaded", records=part)
+        # A utility command takes no parameters.
+        await connection.execute(_ROWS.replace("$1", f"'{NOW.isoformat()}'"))
+        for statement in _TABLES:
+            await connection.execute(statement)
+        began = time.perf_counter()
+        await connection.execute(index, timeout=3600)
+        took = time.perf_counter() - began
+        await connection.execute("VACUUM ANALYZE", timeout=3600)
+    for tenant in held.tenants:
+        async with connected(url, tenant) as connection:
+            await search.refresh_common(connection, tenant.id)
+    return took
+
+
+def _batches(
+    held: Held, size: int = 5_000
+) -> Iterator[list[tuple[UUID, int, NDArray[np.float16]]]]:
+    ids = [tenant.id for tenant in held.tenants]
+    for start in range(0, len(held.owner), _BATCH):
+        yield [
+            (ids[held.owner[number]], number, held.vectors[number])
+            for number in range(start, min(start + _BATCH, len(held.owner)))
+        ]
+
+
+# --- Questions ------------------------------------------------------------------------------------
+
+FILTERS = {
+    "": EpisodeFilter(),
+    "of a domain": EpisodeFilter(domain="domain3"),
+    "recent": EpisodeFilter(after=NOW - timedelta(days=17)),
+}
+
+
+def eligible(held: Held, tenant: int, name: str) -> NDArray[np.bool_]:
+    """Which rows may be found."""
+    may: NDArray[np.bool_] = held.owner == tenant
+    if name == "of a domain":
+        may &= held.domain == 3
+    elif name == "recent":
+        may &= held.age_days < 17
+    return may
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one question found.
+
+    Attributes:
+        expected: how many there were to be found, :data:`K` at most.
+        exact: what part of them is among the exact nearest.
+        plain: how many the index alone gives, walked as far as it is by default.
+        plain_exact: what part of the exact nearest they are.
+    """
+
+    expected: int
+    found: int
+    exact: float
+    plain: int
+    plain_exact: float
+    took_ms: float
+
+
+_PLAIN = f"""
+SELECT episode_id FROM episode_vectors
+WHERE embedder = '{EMBEDDER}' AND vector_dims(task) = {DIMENSION}
+  AND ($2::text IS NULL OR domain = $2) AND ($3::timestamptz IS NULL OR at > $3)
+ORDER BY task::halfvec({DIMENSION}) <=> $1::real[]::halfvec({DIMENSION}) LIMIT {K}
+"""
+
+
+async def ask(
+    url: str, held: Held, tenant: int, name: str, *, plainly: bool = True
+) -> list[Answer]:
+    """All questions, as the application's role, of one tenant.
+
+    Args:
+        plainly: whether the index alone is asked, too.
+    """
+    may = eligible(held, tenant, name)
+    expected = min(K, int(may.sum()))
+    near = cosines(held.vectors, held.questions)
+    best = nearest(near, np.broadcast_to(may, near.shape), max(1, expected))[:, :expected]
+    async with connected(url, held.tenants[tenant]) as connection:
+        return [
+            await _ask(connection, FILTERS[name], question, set(exact), plainly)
+            for question, exact in zip(held.questions, best.tolist(), strict=True)
+        ]
+
+
+async def _ask(
+    connection: asyncpg.Connection,
+    where: EpisodeFilter,
+    question: Floats,
+    exact: set[int],
+    plainly: bool,
+) -> Answer:
+    async with connection.transaction():
+        began = time.perf_counter()
+        candidates = await search.candidates(
+            connection,
+            "",
+            question,
+            embedder=EMBEDDER,
+            aged_before=NOW - timedelta(days=180),
+            where=where,
+            limit=K,
+        )
+        took = time.perf_counter() - began
+    found = {each.episode_id.int - 1 for each in candidates}
+    plain = await _plain(connection, where, question) if plainly else set()
+    shares = [len(exact & each) / len(exact) if exact else 1.0 for each in (found, plain)]
+    return Answer(len(exact), len(candidates), shares[0], len(plain), shares[1], took * 1000)
+
+
+async def _plain(
+    connection: asyncpg.Connection, where: EpisodeFilter, question: Floats
+) -> set[int]:
+    async with connection.transaction():
+        await connection.execute(
+            "SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL enable_sort = off"
+        )
+        rows = await connection.fetch(_PLAIN, question.tolist(), where.domain, where.after)
+    return {row["episode_id"].int - 1 for row in rows}
+
+
+async def measure(url: str, held: Held) -> list[str]:
+    """Print what each tenant finds; answer with what is wrong."""
+    wrong = []
+    print(f"{'':25} {'found':>9} {'recall':>7} {'plain':>7} {'recall':>7} {'ms p50':>7} max")
+    for tenant, name in ((t, n) for t in range(len(held.tenants)) for n in FILTERS):
+        answers = await ask(url, held, tenant, name)
+        times = sorted(answer.took_ms for answer in answers)
+        recall = float(np.mean([answer.exact for answer in answers]))
+        fewest = min(answer.found for answer in answers)
+        of = held.tenants[tenant].name
+        print(
+            f"{of:12} {name:12} {fewest:>3} of {answers[0].expected:<2} {recall:>7.3f}"
+            f" {min(a.plain for a in answers):>3}-{max(a.plain for a in answers):<3}"
+            f" {float(np.mean([a.plain_exact for a in answers])):>7.3f}"
+            f" {times[len(times) // 2]:>7.1f} {times[-1]:.1f}"
+        )
+        if fewest < answers[0].expected:
+            wrong.append(f"{of} {name}: {fewest} of {answers[0].expected} found")
+        if recall < LEAST_RECALL:
+            wrong.append(f"{of} {name}: recall {recall:.3f}")
+    return wrong
+
+
+def main(count: int = 200_000) -> None:
+    """Exits with an error if what exists is not found."""
+    held = drawn(count)
+    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
+    with folder as name, embedded.running(Path(name)) as url:
+        migrate.upgrade(url)
+        print(f"{count} vectors, index built in {asyncio.run(load(url, held)):.0f} s")
+        wrong = asyncio.run(measure(url, held))
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

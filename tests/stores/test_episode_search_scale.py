@@ -1,0 +1,134 @@
+"""Search among many tenants' episodes: none is missed, indices are used. Page 4, M10 and M14."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from benchmarks.memory import tenants
+from benchmarks.memory.tenants import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
+from tests.conftest import at
+
+TENANTS = (
+    Tenant("40 %", 0.4),
+    Tenant("40 %, far", 0.4, far=True),
+    Tenant("5 %", 0.05),
+    Tenant("5 %, far", 0.05, far=True),
+    Tenant("1 %, far", 0.01, far=True),
+    Tenant("0.1 %", 0.001),
+    Tenant("the rest", 0.089),
+)
+BIG, BIG_FAR = 0, 1
+VECTORS = "ix_episode_vectors_task_768"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    url: str
+    held: Held
+
+
+@pytest.fixture(scope="module")
+def loaded(server: str) -> Iterator[Loaded]:
+    name = f"test_{uuid.uuid4().hex}"
+    held = tenants.drawn(6_000, TENANTS)
+
+    async def execute(statement: str) -> None:
+        connection = await asyncpg.connect(server)
+        await connection.execute(statement)
+        await connection.close()
+
+    asyncio.run(execute(f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY"))
+    asyncio.run(tenants.load(at(server, name), held, memory="256MB"))
+    yield Loaded(at(server, name), held)
+    asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def used(loaded: Loaded, query: str, *arguments: object) -> set[str]:
+    """The indices that a query of the application's uses, in functions too."""
+    async with connected(loaded.url) as owner:
+        before = await scans(owner)
+        async with connected(loaded.url, TENANTS[BIG]) as connection:
+            assert await connection.fetch(query, *arguments)
+            await connection.execute("SELECT pg_stat_force_next_flush()")
+        return {name for name, count in (await scans(owner)).items() if count > before[name]}
+
+
+async def scans(owner: asyncpg.Connection) -> dict[str, int]:
+    await owner.execute("SELECT pg_stat_clear_snapshot()")
+    rows = await owner.fetch("SELECT indexrelname, idx_scan FROM pg_stat_user_indexes")
+    return {row["indexrelname"]: row["idx_scan"] for row in rows}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("tenant", range(len(TENANTS)), ids=[each.name for each in TENANTS])
+async def test_a_tenant_finds_as_many_as_there_are(loaded: Loaded, tenant: int, name: str) -> None:
+    answers = await tenants.ask(loaded.url, loaded.held, tenant, name, plainly=False)
+    assert [answer.found for answer in answers] == [answer.expected for answer in answers]
+    assert sum(answer.exact for answer in answers) / len(answers) >= 0.95
+
+
+PLAIN = f"""
+SELECT episode_id FROM episode_vectors WHERE vector_dims(task) = 768
+ORDER BY task::halfvec(768) <=> $1::real[]::halfvec(768) LIMIT {tenants.K}
+"""
+WALKED = """
+SET hnsw.iterative_scan = relaxed_order; SET hnsw.max_scan_tuples = 500; SET enable_sort = off
+"""
+
+
+@pytest.mark.parametrize("tenant", [BIG, BIG_FAR])
+async def test_the_index_alone_would_not_do(loaded: Loaded, tenant: int) -> None:
+    """It is walked for both, and for the one that lies far does not come to what is nearest."""
+    question = loaded.held.questions[0].tolist()
+    async with connected(loaded.url) as owner:
+        before = (await scans(owner))[VECTORS]
+        async with connected(loaded.url, TENANTS[tenant]) as connection:
+            await connection.execute(WALKED)
+            met = {row["episode_id"] for row in await connection.fetch(PLAIN, question)}
+            await connection.execute("RESET enable_sort")
+            query = "SELECT * FROM episode_candidates('', $1, $2, 'task', '{}', $3, 0.8, $4)"
+            aged_before = NOW - timedelta(days=180)
+            rows = await connection.fetch(query, question, EMBEDDER, aged_before, tenants.K)
+            await connection.execute("SELECT pg_stat_force_next_flush()")
+        assert (await scans(owner))[VECTORS] == before + 2
+    found = {row["episode_id"] for row in rows}
+    assert len(found) == tenants.K
+    if tenant == BIG:
+        assert len(met & found) >= tenants.K - 2
+    else:
+        assert len(met & found) < tenants.K // 2
+
+
+LISTED = "SELECT episode_list($1::jsonb, NULL, NULL, true, 20)"
+FOUND = "SELECT episode_candidates($1, NULL, NULL, 'task', '{}', '-infinity', 0.8, 20)"
+
+
+@pytest.mark.parametrize(
+    ("query", "argument", "index"),
+    [
+        (LISTED, "{}", "ix_episode_search_at"),
+        (LISTED, '{"after": "2026-10-30T00:00:00Z"}', "ix_episode_search_at"),
+        (LISTED, '{"domain": "domain3"}', "ix_episode_search_domain"),
+        (LISTED, '{"task_type": "type7"}', "ix_episode_search_task_type"),
+        (LISTED, '{"outcomes": ["FAILURE"]}', "ix_episode_search_outcome"),
+        (LISTED, '{"session_id": "session42"}', "ix_episode_search_session"),
+        (LISTED, '{"failure_signature": "failure4"}', "ix_episode_search_failure"),
+        (LISTED, '{"tags": ["tag3"]}', "pk_episode_tags"),
+        (FOUND, "group17", "ix_episode_search_terms"),
+    ],
+)
+async def test_each_way_to_search_has_its_index(
+    loaded: Loaded, query: str, argument: str, index: str
+) -> None:
+    """Under the policies, as the application's role, which plans see."""
+    assert index in await used(loaded, query, argument)
+
+
+async def test_a_plain_query_by_words_could_not_use_it(loaded: Loaded) -> None:
+    plain = "SELECT episode_id FROM episode_search WHERE terms @@ $1::tsquery"
+    assert "ix_episode_search_terms" not in await used(loaded, plain, "group17")
