@@ -74,9 +74,18 @@ async def test_the_agents_of_a_dag_are_its_intermediate_results(
     assert found["results"] == 3
 
 
-async def test_a_run_that_was_not_begun_and_one_that_is_not(bottega: Running) -> None:
-    answer = await bottega.client.get(f"/v1/runs/{uuid4()}/working-memory")
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+async def test_a_run_that_was_not_begun_and_one_that_is_not(
+    settings: Settings, database_url: str
+) -> None:
+    async with running(settings, database_url) as bottega:
+        await create(bottega, "root")
+        run_id = await start(bottega.client, agent="root", graph=None)
+        found = await known(bottega, run_id)
+        assert "now: queued" in found["text"]["state"]
+        assert (found["results"], found["references"], found["prompt"]) == (0, [], None)
+        assert found["variables"]["metadata"]["started_at"] is None
+        answer = await bottega.client.get(f"/v1/runs/{uuid4()}/working-memory")
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
 async def test_of_a_long_run_only_the_newest_results_are_listed(
