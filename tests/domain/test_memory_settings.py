@@ -39,4 +39,5 @@ def test_each_can_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ages_must_rise() -> None:
     with pytest.raises(ValidationError, match="MATURE_DAYS"):
         given(memory_active_days=200.0)
-    assert given(memory_active_days=0.0, memory_mature_days=0.0, memory_aged_days=0.0)
+    at_once = given(memory_active_days=0.0, memory_mature_days=0.0, memory_aged_days=0.0)
+    assert at_once.ages.aged_days == 0.0
