@@ -60,8 +60,9 @@ class AuditQuery(PageQuery):
     operation_id="list_audit_log",
     summary="Who did what",
     description=(
-        "Keys made and revoked, runs and tasks cancelled, agents, graphs, schedules and sessions "
-        "deleted; each noted in the transaction that did it. Nobody can change it over HTTP."
+        "Keys made and revoked, runs and tasks cancelled, runs judged, agents, graphs, schedules, "
+        "sessions and episodes deleted; each noted in the transaction that did it. Nobody can "
+        "change it over HTTP."
     ),
     response_model=Page[AuditEntry],
     responses={**problems(), 200: headers(Link=LINK)},
