@@ -47,6 +47,13 @@ class Variable:
     value: Any
     kind: VariableKind
 
+    @property
+    def told(self) -> str:
+        """As a model reads it, behind its name."""
+        if self.kind is VariableKind.ACCUMULATOR:
+            return f"+= {', '.join(map(text_of, self.value))}"
+        return f"= {text_of(self.value)}"
+
     def copied(self) -> Any:
         """The value as it is now, whatever is appended later."""
         return list(self.value) if self.kind is VariableKind.ACCUMULATOR else self.value

@@ -135,19 +135,21 @@ class WorkingMemory:
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
         place: Place = (scope.value, subtask, key)
         value = jsonable(value)
+        self._control.discard(place)
         if kind is VariableKind.CONTROL:
             self._control.add(place)
-        if kind is not VariableKind.ACCUMULATOR:
-            self._variables[place] = Variable(value, kind)
-            self._show(place, f"{label_of(key)} = {text_of(value)}")
+        old = self._variables.get(place)
+        if kind is not VariableKind.ACCUMULATOR or old is None or old.kind is not kind:
+            variable = Variable([value] if kind is VariableKind.ACCUMULATOR else value, kind)
+            self._variables[place] = variable
+            self._show(place, variable)
             return
-        collected = self._variables.setdefault(place, Variable([], kind))
-        collected.value.append(value)
+        old.value.append(value)
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(("variable", *place))
         if entry is None or entry.reference is not None or entry.text is None:
             # What was archived stays as it is, and what comes now is collected beside it.
-            self._show(place, f"{label_of(key)} += {text_of(value)}")
+            self._show(place, Variable([value], kind))
             return
         more = f", {text_of(value)}"
         section.change(entry, entry.text + more, entry.tokens + self.count(more))
@@ -313,10 +315,15 @@ class WorkingMemory:
 
     def clear(self) -> None:
         """Forget everything but the metadata, which is for reflection."""
-        kept = self.variables(Scope.METADATA)
+        kept = {
+            place: variable
+            for place, variable in self._variables.items()
+            if place[0] == Scope.METADATA or variable.kind is VariableKind.METADATA
+        }
         self.initialize()
-        for key, value in kept.items():
-            self.set(key, value, Scope.METADATA)
+        self._variables |= kept
+        for place, variable in kept.items():
+            self._show(place, variable)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, archive included, as JSON can hold it; nothing changes it later."""
@@ -361,9 +368,10 @@ class WorkingMemory:
         text = "\n".join(f"- {line}" for line in lines)
         self._note(Part.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
 
-    def _show(self, place: Place, line: str) -> None:
-        part = _PART_OF[Scope(place[0])]
-        self._put(part, ("variable", *place), Kind.VARIABLE, label_of(place[2]), line)
+    def _show(self, place: Place, variable: Variable) -> None:
+        part, label = _PART_OF[Scope(place[0])], label_of(place[2])
+        line = f"{label} {variable.told}"
+        self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
 
     def _put(
         self, part: Part, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False

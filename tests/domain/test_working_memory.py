@@ -24,7 +24,7 @@ texts = words | long
 steps = st.one_of(
     st.tuples(
         st.just("set"),
-        names,
+        st.sampled_from(["a", "b", "d" * 500]),
         values,
         st.sampled_from(["global", "task", "execution", "intermediate", "metadata"]),
         st.sampled_from([None, "task", "intermediate", "accumulator", "control", "metadata"]),
@@ -186,6 +186,25 @@ def test_somebody_is_told_once_that_there_is_no_room() -> None:
     memory.load_task_context("do that\n" * 500)
     assert [code for code, _ in told] == ["memory_limit"]
     assert "win" in memory.compose()
+
+
+def test_a_variable_that_changes_its_kind_is_what_it_became() -> None:
+    memory = WorkingMemory()
+    for kind in ("task", "accumulator", "control", "accumulator", "metadata", "task"):
+        memory.set("key", 1, kind=kind)
+        assert memory.get("key") == ([1] if kind == "accumulator" else 1)
+    memory.set("tries", 1, kind="control")
+    memory.set("tries", 2)
+    memory.push_state("work", subtask="next")
+    assert memory.get("tries") == 2
+    memory.set("cost", 3, kind="metadata")
+    memory.set("calls", "a", "metadata", kind="accumulator")
+    memory.clear()
+    memory.set("calls", "b", "metadata", kind="accumulator")
+    assert memory.get("key") is None
+    assert memory.get("cost") == 3
+    assert memory.get("calls", "metadata") == ["a", "b"]
+    assert "calls += a, b" in memory.compose(Part.STATE)
 
 
 def test_kinds_of_variables() -> None:
