@@ -20,8 +20,8 @@ from pydantic_core import from_json, to_json
 from app.db.engine import acting_as
 from app.memory.cold import ALL_PARTS, ColdStorage, copied
 from app.memory.episode import Episode, Outcome
-from app.memory.likeness import Candidate, Closeness, groups
-from app.memory.merging import as_one
+from app.memory.likeness import Candidate, groups
+from app.memory.merging import Closeness, as_one
 from app.memory.stages import Ages, Stage
 
 _PAGE = 500
@@ -31,20 +31,7 @@ _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
-_DISMISS_LONELY = """
-UPDATE episode_state s SET task_key = NULL
-FROM (
-    SELECT o.episode_id FROM episode_state o
-    WHERE o.tenant_id = $1 AND o.task_key IS NOT NULL AND o.at < $2
-      AND (o.at, o.episode_id) > ($4, $5) AND NOT EXISTS (
-        SELECT FROM episode_state n
-        WHERE n.tenant_id = $1 AND n.task_key = o.task_key AND n.episode_id <> o.episode_id
-          AND n.at BETWEEN o.at - $3::interval AND o.at + $3::interval)
-    ORDER BY o.at, o.episode_id LIMIT $6 FOR UPDATE SKIP LOCKED
-) lonely
-WHERE s.tenant_id = $1 AND s.episode_id = lonely.episode_id
-RETURNING s.at, s.episode_id
-"""
+_DISMISS_LONELY = "SELECT at, episode_id FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
 _NEXT = """
 SELECT episode_id, at, task_key FROM episode_state
 WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
@@ -129,7 +116,7 @@ class Consolidation:
         for _ in range(0, self.most, _PAGE):
             async with acting_as(self.pool, tenant_id) as connection:
                 rows = await connection.fetch(
-                    _DISMISS_LONELY, tenant_id, ready, self.closeness.window, *last, _PAGE
+                    _DISMISS_LONELY, ready, self.closeness.window, *last, _PAGE
                 )
             if len(rows) < _PAGE:
                 break

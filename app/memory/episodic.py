@@ -19,6 +19,7 @@ from app.errors import BottegaError, NotFoundError
 from app.memory import rows, search
 from app.memory.accesses import Accesses
 from app.memory.episode import Episode, EpisodeFilter
+from app.memory.merging import Closeness
 from app.memory.options import MemoryOptions
 from app.memory.scoring import Parts, score
 from app.memory.search import EVERYTHING, By, Place
@@ -295,14 +296,14 @@ class EpisodicMemory:
     @property
     def tending(self) -> "Tending":
         """What looks after episodes as they grow older; only where there is an object store."""
-        from app.memory.likeness import Closeness
         from app.memory.tending import Tending
 
         assert self._objects is not None, "old episodes need an object store"
         options = self._options
         window = timedelta(days=options.consolidate_days)
         closeness = Closeness(options.consolidate_cosine, window)
-        return Tending(self._pool, self._objects, options.ages, closeness)
+        every = timedelta(seconds=options.tend_every_s)
+        return Tending(self._pool, self._objects, options.ages, closeness, every)
 
     @asynccontextmanager
     async def _acting(

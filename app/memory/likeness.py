@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
@@ -19,21 +19,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class Closeness:
-    """How alike episodes must be.
-
-    Attributes:
-        cosine: of their whole vectors, each with each other; more than this.
-        window: the longest time between the first and the last.
-        most: how many are compared with each other at a time, and become one at most.
-    """
-
-    cosine: float = 0.95
-    window: timedelta = timedelta(days=7)
-    most: int = 200
-
+from app.memory.merging import Closeness
 
 # --- Tasks that read the same ------------------------------------------------------------------
 

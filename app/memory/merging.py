@@ -6,13 +6,30 @@ by its id.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import reduce
 from hashlib import md5
-from statistics import fmean
 from typing import Any
 from uuid import UUID
 
 from app.memory.episode import Episode, Outcome, State, StorageState
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """How alike episodes must be that become one.
+
+    Attributes:
+        cosine: of their whole vectors, each with each other; more than this.
+        window: the longest time between the first and the last.
+        most: how many are compared with each other at a time, and become one at most.
+    """
+
+    cosine: float = 0.95
+    window: timedelta = timedelta(days=7)
+    most: int = 200
+
 
 _LONGEST_VALUE = 200
 _MOST_VALUES = 20
@@ -86,7 +103,7 @@ def _said_of(
             for each, own in zip(members, contents, strict=True)
         ],
         "statistics": {
-            "mean_duration_s": fmean(known) if known else None,
+            "mean_duration_s": _mean(known),
             "success_rate": 1.0 if outcome is Outcome.SUCCESS else 0.0,
             "common_patterns": {name: _shared(members, name) for name in _LISTS},
         },
@@ -162,10 +179,15 @@ def _means(resources: Sequence[Any]) -> dict[str, float]:
     known = [each if isinstance(each, Mapping) else {} for each in resources]
     columns = {name: [_number(each.get(name)) for each in known] for name in known[0]}
     return {
-        name: fmean(value for value in column if value is not None)
+        name: mean
         for name, column in columns.items()
         if None not in column
+        and (mean := _mean([value for value in column if value is not None])) is not None
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _number(value: Any) -> float | None:

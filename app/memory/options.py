@@ -16,6 +16,7 @@ class MemoryOptions:
         embed_within_s: how long a query may take to be embedded; then words alone count.
         consolidate_cosine: those that become one are nearer to each other than that.
         consolidate_days: and ended within so many days.
+        tend_every_s: how long a tenant's are left alone before they are looked after again.
         scoring: what each term of a score weighs.
         ages: when episodes have aged.
     """
@@ -25,5 +26,6 @@ class MemoryOptions:
     embed_within_s: float = 2.0
     consolidate_cosine: float = 0.95
     consolidate_days: float = 7.0
+    tend_every_s: float = 3600.0
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
     ages: Ages = field(default_factory=Ages)

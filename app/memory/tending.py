@@ -7,15 +7,19 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import asyncpg
+import structlog
 
 from app.db.engine import acting_as
+from app.errors import BottegaError, UnavailableError
 from app.memory.cold import ColdStorage
 from app.memory.consolidation import Consolidation
 from app.memory.lifecycle import Lifecycle
-from app.memory.likeness import Closeness
+from app.memory.merging import Closeness
 from app.memory.stages import Ages
 
 _TENANTS = 20
+
+log = structlog.get_logger(__name__)
 
 # A turn that was taken is over after that long, whatever became of who took it.
 _TAKE_TURN = """
@@ -79,14 +83,28 @@ class Tending:
         return +done
 
     async def tend_next(self, now: datetime) -> Sequence[UUID]:
-        """Tend those tenants, a page at most, whose turn it is; answers which."""
+        """Tend those tenants, a page at most, whose turn it is; answers which. One that cannot be
+        tended does not keep others waiting.
+
+        Raises:
+            UnavailableError: the object store cannot be reached.
+        """
         before = now - self.every
         due = await self.pool.fetch("SELECT untended_tenants($1, $2) AS id", before, _TENANTS)
         tended = []
         for row in due:
-            async with acting_as(self.pool, row["id"]) as connection:
-                taken = await connection.fetchval(_TAKE_TURN, row["id"], now, before)
-            if taken:
-                await self.tend(row["id"], now)
-                tended.append(row["id"])
+            tenant_id = row["id"]
+            async with acting_as(self.pool, tenant_id) as connection:
+                if not await connection.fetchval(_TAKE_TURN, tenant_id, now, before):
+                    continue
+            tended.append(tenant_id)
+            try:
+                done = await self.tend(tenant_id, now)
+            except UnavailableError:
+                raise
+            except (BottegaError, asyncpg.PostgresError) as error:
+                log.warning("episodes.not_tended", tenant_id=str(tenant_id), error=str(error))
+                continue
+            if done:
+                log.info("episodes.tended", tenant_id=str(tenant_id), **done)
         return tended

@@ -79,6 +79,16 @@ class EpisodeSettings(BaseSettings):
         _Days, Field(description="Within how many days those that become one have ended.")
     ] = 7.0
 
+    memory_tend_every_s: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=10 * 86_400,
+            description="How often a tenant's episodes are looked after: what is old moves on, "
+            "what is alike becomes one, what was deleted goes.",
+        ),
+    ] = 3600.0
+
     @model_validator(mode="after")
     def _ages_rise(self) -> Self:
         try:

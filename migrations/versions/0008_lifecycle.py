@@ -100,6 +100,31 @@ END $$
 
 # --- Becoming one -------------------------------------------------------------------------------
 
+# Those that wait, of which none other can be like, wait no more: a page of them, behind the place
+# given. Under a policy the times of the others could not be looked up in their index.
+DISMISS_LONELY = """
+CREATE FUNCTION dismiss_lonely_episodes(
+    p_before timestamptz, p_window interval, p_at timestamptz, p_id uuid, p_limit integer
+) RETURNS TABLE (at timestamptz, episode_id uuid)
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    UPDATE episode_state s SET task_key = NULL
+    FROM (
+        SELECT o.episode_id FROM episode_state o
+        WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
+          AND o.task_key IS NOT NULL AND o.at < p_before AND (o.at, o.episode_id) > (p_at, p_id)
+          AND NOT EXISTS (
+            SELECT FROM episode_state n
+            WHERE n.tenant_id = current_setting('bottega.tenant')::uuid
+              AND n.task_key = o.task_key AND n.episode_id <> o.episode_id
+              AND n.at BETWEEN o.at - p_window AND o.at + p_window)
+        ORDER BY o.at, o.episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED
+    ) lonely
+    WHERE s.tenant_id = current_setting('bottega.tenant')::uuid
+      AND s.episode_id = lonely.episode_id
+    RETURNING s.at, s.episode_id
+$$
+"""
+
 # The mature episodes given become the one given, with the mean of their vectors. Answers whether
 # they did: not if one of them is held by somebody, or is not what it was when it was looked at.
 CONSOLIDATE_EPISODES = """
@@ -259,6 +284,7 @@ SYSTEM = (
     CLAIM_OBJECTS,
     MOVE_BODIES,
     AGE_EPISODES,
+    DISMISS_LONELY,
     CONSOLIDATE_EPISODES,
     DISSOLVE_EPISODES,
     MARK_EPISODE_DELETED,

@@ -20,7 +20,7 @@ from app.memory.episode import Episode, EpisodeFilter, Outcome
 from app.memory.episodic import EpisodicMemory
 from app.memory.feedback import Feedback, give
 from app.memory.lifecycle import Lifecycle
-from app.memory.likeness import Closeness
+from app.memory.merging import Closeness
 from app.memory.tending import Tending
 from app.tenants.erase import erase_session, erase_tenant
 from app.tenants.operator import transactions

@@ -9,7 +9,7 @@ import pytest
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
-from app.errors import UnavailableError
+from app.errors import InvalidInputError, UnavailableError
 from app.memory.lifecycle import Lifecycle
 from app.memory.stages import Ages, Stage
 from app.memory.tending import Tending
@@ -292,6 +292,27 @@ async def test_each_tenant_has_its_turn_once_in_a_while(
     assert set((await states(owner)).values()) == {"mature"}
     assert await tending.tend_next(day(50)) == []
     assert set(await tending.tend_next(day(50.05))) == {DEFAULT_TENANT, other}
+
+
+async def test_a_tenant_that_cannot_be_tended_does_not_keep_others_waiting(
+    database: Database, owner: asyncpg.Pool, store: Folder
+) -> None:
+    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    for tenant in (DEFAULT_TENANT, other):
+        await remember(database.pool, told("a", day(0)), tenant=tenant)
+
+    class Picky(Tripped):
+        async def put(self, key: str, body: bytes) -> None:
+            try:
+                await super().put(key, body)
+            except UnavailableError:
+                raise InvalidInputError("a body too long") from None
+
+    broken = Tending(database.pool, Picky(store.path, at=1, before=True))
+    assert len(await broken.tend_next(day(200))) == 2
+    assert sorted((await states(owner)).values()) == ["aged", "mature"]
+    await Tending(database.pool, store).tend_next(day(201))
+    assert set((await states(owner)).values()) == {"aged"}
 
 
 async def test_what_is_not_embedded_yet_grows_old_all_the_same(
