@@ -29,6 +29,8 @@ from app.runs.fold import Fold, key_of
 logger = structlog.get_logger(__name__)
 
 SHOW_AFTER_S = 0.05
+EPISODE_NOT_STORED = "episode_not_stored"
+"""A warning in the place of ``episode.stored`` (``append_step`` in SQL too)."""
 
 _STARTS = frozenset(
     (EventType.AGENT_STARTED, EventType.LLM_STARTED, EventType.MEMORY_INJECTED, EventType.WARNING)
@@ -301,5 +303,5 @@ class Journal:
         except Exception as error:
             logger.exception("run.untold", run_id=str(self.run_id))
             message = f"its episode was not stored: {type(error).__name__}"
-            self.add(EventType.WARNING, {"code": "episode_not_stored", "message": message})
+            self.add(EventType.WARNING, {"code": EPISODE_NOT_STORED, "message": message})
             return None

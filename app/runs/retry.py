@@ -14,6 +14,7 @@ from app.errors import ConflictError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
 from app.runs import read
+from app.runs.journal import EPISODE_NOT_STORED
 from app.runs.past import ENDS
 from app.runs.submit import Carried, accept
 from app.runs.tasks import CANCELLED
@@ -104,7 +105,7 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     kept = [
         event
         for event in good
-        if not event.type.startswith("run.")
+        if not _is_of_run(event)
         and not (
             event.type in (EventType.LLM_STARTED, EventType.LLM_FAILED)
             and (event.task_id, event.data["call"]) not in answered
@@ -113,6 +114,12 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     rows = [_row(event, numbers, parents) for event in kept]
     return Carried(rows, _tasks(kept, rows), _publications(rows))
+
+
+def _is_of_run(event: Event) -> bool:
+    """Whether it tells how the run itself began or ended, and not what its agents did."""
+    unstored = event.type == EventType.WARNING and event.data["code"] == EPISODE_NOT_STORED
+    return event.type.startswith("run.") or event.type == EventType.EPISODE_STORED or unstored
 
 
 def _is_final_failure(event: Event) -> bool:

@@ -248,3 +248,14 @@ def test_tasks_that_came_to_no_end_begin_their_time_anew() -> None:
     again = Repetition(log)
     assert again.goes_on_with() == {lost}
     assert EventType.LLM_COMPLETED in again.types(lost)
+
+
+def test_what_became_of_its_episode_is_not_of_the_repetition() -> None:
+    log = Log()
+    log.says(None)
+    log.add(None, EventType.EPISODE_STORED, episode_id=str(RUN), outcome="PARTIAL")
+    log.add(None, EventType.WARNING, code="episode_not_stored", message="no")
+    log.add(None, EventType.WARNING, code="memory_limit", message="full")
+    warnings = [event for event in Repetition(log).events if event.type == EventType.WARNING]
+    assert [event.data["code"] for event in warnings] == ["memory_limit"]
+    assert EventType.EPISODE_STORED not in Repetition(log).types(None)

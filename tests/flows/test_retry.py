@@ -3,10 +3,12 @@
 import asyncio
 import json
 from typing import Any
+from uuid import UUID
 
 import websockets
 from pydantic_core import from_json
 
+from app.memory.episode import episode_id_of
 from app.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
@@ -136,8 +138,11 @@ async def test_a_completed_run_repeated_from_its_last_step_asks_nobody(
     await define(bottega.client)
     run_id = await start(bottega.client)
     first, _ = await ended(bottega, run_id)
-    run, _ = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
+    run, frames = await ended(bottega, (await again(bottega, run_id, "last_step"))["id"])
     assert (run["output"], len(model.requests)) == (first["output"], CALLS)
+    (stored,) = [frame for frame in frames if frame["type"] == "episode.stored"]
+    assert stored["seq"] == len(frames) - 1
+    assert stored["data"]["episode_id"] == str(episode_id_of(UUID(run["id"])))
 
 
 async def test_a_run_under_way_is_not_retried(bottega: Running, model: FakeModel) -> None:
