@@ -55,7 +55,7 @@ class WorkingMemory:
 
     Attributes:
         count: see above.
-        revision: counts the changes of what a reader sees.
+        revision: counts the changes of what is known of the task and of earlier runs.
     """
 
     def __init__(
@@ -227,7 +227,6 @@ class WorkingMemory:
             self._results += results
             gone = (results, "m1", f"m{self._results}")
             self._sections[Part.INTERMEDIATE].gone = gone
-            self.revision += 1
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Take in what was found of earlier runs, the best first; each is shortened to its share.
@@ -381,5 +380,5 @@ class WorkingMemory:
         self._changed(part)
 
     def _changed(self, part: Part) -> None:
-        self.revision += 1
+        self.revision += part in (Part.TASK, Part.RETRIEVED)
         self._archive.make_room(self._sections[part])
