@@ -98,7 +98,9 @@ END $$
 #
 # Costs are in vectors of the tenant's measured one after the other (2 us each, in memory): to look
 # one up by its id is about five, a step through the index twenty-two. The walk may cost no more
-# than what it is to save.
+# than what it is to save, nor go much farther than it should have to: who is not there by then
+# lies elsewhere. 240 at a time find 0.97 of the ten nearest among 200,000 in tight clusters; 80
+# find 0.87 at half the cost.
 EPISODE_NEAREST = """
 CREATE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
@@ -122,7 +124,7 @@ DECLARE
 BEGIN
     IF 2 * 22 * v_steps < v_each THEN
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
-                set_config('hnsw.ef_search', '80', true),
+                set_config('hnsw.ef_search', '240', true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
                 set_config('enable_sort', 'off', true);
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
@@ -133,7 +135,7 @@ BEGIN
             WHERE ' || v_of || p_where || v_further || '
               AND (v.at >= $3 OR v.distance <= $4) LIMIT $2) AS near'
         INTO v_found USING p_vector, p_most, p_aged_before, p_farthest,
-            least(20000, v_each / 22)::integer;
+            least(20000, v_each / 22, 10 * v_steps)::integer;
         PERFORM set_config('enable_sort', 'on', true);
         IF cardinality(v_found) = p_most THEN
             RETURN v_found;
@@ -250,6 +252,9 @@ def upgrade() -> None:
         "memory_indexes",
         sa.Column("shares", sa.ARRAY(sa.REAL()), server_default="{}", nullable=False),
     )
+    # Its list of what is not sorted in yet would be read by each search, and whoever makes it too
+    # long would have to sort it all in, at the end of a run.
+    op.execute("ALTER INDEX ix_episode_search_terms SET (fastupdate = off)")
     for function in FUNCTIONS:
         op.execute(function)
     op.execute("GRANT CREATE ON SCHEMA public TO bottega_system")
@@ -261,4 +266,5 @@ def downgrade() -> None:
     name = _migration("0003")._name
     for function in (EPISODE_CANDIDATES, *FUNCTIONS):
         op.execute(f"DROP FUNCTION {name(function)}")
+    op.execute("ALTER INDEX ix_episode_search_terms RESET (fastupdate)")
     op.drop_column("memory_indexes", "shares")

@@ -215,7 +215,12 @@ for _name, _column, _where in (
         episode_search.c.episode_id,
         postgresql_where=None if _where is None else text(_where),
     )
-Index("ix_episode_search_terms", episode_search.c.terms, postgresql_using="gin")
+Index(
+    "ix_episode_search_terms",
+    episode_search.c.terms,
+    postgresql_using="gin",
+    postgresql_with={"fastupdate": "off"},
+)
 
 # Those of different embedders are never compared. The index for vectors of another length than 768
 # is made when the first of them comes.
