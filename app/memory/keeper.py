@@ -262,6 +262,8 @@ class Keeper:
         the queries of that tenant over, and let the old vectors go."""
         if self._clock() < self._down_until:
             return self._down_until - self._clock()
+        if not await self._pool.fetch(_OTHERS, ""):
+            return float("inf")  # nobody has vectors, so that no embedder need be loaded
         try:
             await self._embedders.current.embed(["."])  # only then its name is final
         except (ModelError, UnavailableError) as error:

@@ -71,11 +71,6 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
     owner = await asyncpg.connect(url)
     await owner.execute(
-        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"
-        " SELECT tenant_id, id, 1, 1, 0, 'x' FROM runs WHERE id = $1",
-        run["id"],
-    )
-    await owner.execute(
         "INSERT INTO webhooks (tenant_id, run_id, url, status)"
         " SELECT tenant_id, id, 'https://a.example/', 'failed' FROM runs WHERE id = $1",
         run["id"],
@@ -84,7 +79,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "episode_feedback (tenant_id, run_id, by) SELECT tenant_id, run_id, 'x'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
-        "episode_pending (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
+        # Which no worker takes meanwhile.
+        (
+            "episode_pending (tenant_id, episode_id, work, next_at)"
+            " SELECT tenant_id, id, 'offload', now() + interval '1 day'"
+        ),
         (
             "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
@@ -97,6 +96,12 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "SELECT beat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
         " FROM tenants WHERE name = $1",
         tenant,
+    )
+    # Last: sweeping takes it away.
+    await owner.execute(
+        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"
+        " SELECT tenant_id, id, 1, 1, 0, 'x' FROM runs WHERE id = $1",
+        run["id"],
     )
     await owner.close()
     empty = [table for table, count in (await counts(url, tenant)).items() if not count]
