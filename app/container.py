@@ -151,6 +151,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             known=known,
             bench=bench,
             episodes=service.memory,
+            prompt_tokens=settings.memory_prompt_tokens,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (

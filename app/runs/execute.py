@@ -67,6 +67,7 @@ class Executor:
         known: of secrets that no log may hold.
         bench: of asynchronous sub-agents; without it runs that use them fail.
         episodes: of earlier runs, to look in for what may help.
+        prompt_tokens: that a root agent's prompt is kept to.
     """
 
     pool: asyncpg.Pool
@@ -78,6 +79,7 @@ class Executor:
     known: Redactor = Redactor(())
     bench: Bench | None = None
     episodes: EpisodicMemory | None = None
+    prompt_tokens: int = 20_000
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -261,7 +263,11 @@ class Executor:
         (agent,) = team.agents.values()
         if claim["memory"] != "off":
             await use_memory(
-                agent, about_of(recorder.journal.run_id, claim), recorder, self.episodes
+                agent,
+                about_of(recorder.journal.run_id, claim),
+                recorder,
+                self.episodes,
+                self.prompt_tokens,
             )
         response = await agent.execute_query_async(question, recorder=recorder)
         return end_of(response, recorder.answer_seq)

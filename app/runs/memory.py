@@ -49,14 +49,16 @@ async def use_memory(
     about: About,
     recorder: JournalRecorder,
     episodes: EpisodicMemory | None,
+    limit: int,
 ) -> None:
     """Give a run's root agent a working memory, and in it what earlier runs of its tenant taught.
 
     Args:
         episodes: where to look; ``None``: nowhere.
+        limit: tokens of a prompt.
     """
     working = WorkingMemory()
-    agent.memory = RunMemory(working)
+    agent.memory = RunMemory(working, limit=limit)
     journal = recorder.journal
     given: Sequence[Mapping[str, Any]] = journal.folded.recalled
     if not given and not journal.folded.asked and episodes is not None:

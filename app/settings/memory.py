@@ -16,6 +16,14 @@ class MemorySettings(BaseSettings):
             "or add to it too. Runs and agents may ask for less."
         ),
     ] = "full"
+    memory_prompt_tokens: Annotated[
+        int,
+        Field(
+            ge=2_000,
+            le=10_000_000,
+            description="Tokens (of 4 bytes) of a root agent's prompt; beyond, old results shrink.",
+        ),
+    ] = 20_000
     memory_inline_bytes: Annotated[
         int,
         Field(

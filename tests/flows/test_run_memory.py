@@ -212,3 +212,19 @@ async def test_operators_choose_how_episodes_are_scored(
         asked = {"query": "todo app", "explain": True}
         (hit,) = (await bottega.client.post("/v1/episodes/search", json=asked)).json()["items"]
     assert hit["parts"]["success"] == 1.0
+
+
+async def test_operators_choose_how_long_prompts_may_be(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    update = {"openai_base_url": model.base_url, "memory_prompt_tokens": 4000}
+    asked, told = calls(("requirements", {"query": "x"})), text("word " * 1500)
+    model.script(asked, told, asked, told, asked, told, text("Done."))
+    async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
+        await define(bottega.client)
+        frames = await ended(bottega, await start(bottega.client))
+    begun = [f["data"] for f in frames if f["type"] == "llm.started" and f["task_id"] is None]
+    assert [data.get("memory", {}).get("shrunk", 0) > 0 for data in begun] == [False] * 2 + [
+        True
+    ] * 2
+    assert all(data["memory"]["tokens"] <= 4000 for data in begun[2:])
