@@ -5,7 +5,7 @@ steps and its last ones.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -83,10 +83,16 @@ class About:
 
 
 class Telling:
-    """Hears a run's events, in order, and tells its episode at the end."""
+    """Hears a run's events, in order, and tells its episode at the end.
 
-    def __init__(self, about: About) -> None:
+    Args:
+        clean: takes secrets out of a text, which must be done before it is cut: nobody finds half
+            of one.
+    """
+
+    def __init__(self, about: About, clean: Callable[[str], str] = str) -> None:
         self.about = about
+        self._clean = clean
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_LAST)
         self._steps = 0
@@ -119,7 +125,7 @@ class Telling:
                 self._tool_ended(agent, task_id, data, failed=event_type == EventType.TOOL_FAILED)
             case EventType.AGENT_COMPLETED if task_id is not None:
                 self._tasks.setdefault(task_id, True)
-                self._step(agent, task_id, answer=cut(data["output"], _STEP_BYTES))
+                self._step(agent, task_id, answer=self._short(data["output"]))
             case event if event in _FAILED_TASK and task_id is not None:
                 if self._tasks.get(task_id) is not False:
                     self._erred(data["error"], None)
@@ -134,14 +140,14 @@ class Telling:
         arguments = self._asked.pop((task_id, data["call"], data["tool_call_id"]), {})
         step = {
             "tool": name,
-            "arguments": cut(to_json(arguments, serialize_unknown=True).decode(), _STEP_BYTES),
+            "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
             "status": data["status"],
         }
         if failed:
-            step["error"] = cut(data["error"] or "", _STEP_BYTES)
+            step["error"] = self._short(data["error"] or "")
             self._erred({"code": "tool_error", "message": data["error"] or ""}, name)
         elif data["result"] is not None:
-            step["result"] = cut(as_text(data["result"]), _STEP_BYTES)
+            step["result"] = self._short(as_text(data["result"]))
         self._step(agent, task_id, **step)
 
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
@@ -154,10 +160,14 @@ class Telling:
 
     def _erred(self, error: Mapping[str, Any], tool: str | None) -> None:
         code, message = str(error.get("code") or "error"), str(error.get("message") or "")
+        message = self._clean(message)
         if self._signature is None:
             self._signature = failure_signature(code, message, tool)
         if len(self._errors) < _ERRORS:
             self._errors[f"{tool or code}: {cut(message, _STEP_BYTES)}"] = None
+
+    def _short(self, text: str) -> str:
+        return cut(self._clean(text), _STEP_BYTES)
 
     @property
     def trace(self) -> list[dict[str, Any]]:
@@ -193,8 +203,9 @@ class Telling:
         if error is not None:
             if self._signature is None:
                 self._erred(error, None)
-            self._errors.setdefault(f"{error['code']}: {cut(error['message'], _STEP_BYTES)}")
-        answer = "" if output is None else as_text(output)
+            self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
+        question = self._clean(about.question)
+        answer = "" if output is None else self._clean(as_text(output))
         told = Episode(
             id=episode_id_of(about.run_id),
             at=None,  # type: ignore[arg-type]
@@ -206,7 +217,7 @@ class Telling:
             failure_signature=self._signature,
             trust=READ_OUTSIDE if self._read_outside() else OWN_RUN,
             origin={"principal": about.principal, "run": about.run_id, "tool": None},
-            task={**_NOT_ANALYSED, "original_input": about.question[:LONGEST_TEXT]},
+            task={**_NOT_ANALYSED, "original_input": question[:LONGEST_TEXT]},
             execution={**_NOT_PLANNED, **self._spent(duration_s)},
             result={
                 "output": None if output is None else answer[:LONGEST_TEXT],
@@ -220,9 +231,9 @@ class Telling:
                 "agents": sorted(about.definitions),
             },
             tags=about.tags,
-            summary=self._summary(about.question, answer),
+            summary=self._summary(question, answer),
             trace=self.trace or None,
-            input=about.input if len(about.question) > LONGEST_TEXT else None,
+            input=about.input if len(question) > LONGEST_TEXT else None,
             output=output if len(answer) > LONGEST_TEXT else None,
         )
         return told.to_row()

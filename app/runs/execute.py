@@ -136,6 +136,8 @@ class Executor:
         if claim is None:
             return  # it is over already, was deleted, or is in good hands
         self.wake(run_id)
+        remembers = claim["memory"] == "full"
+        telling = Telling(about_of(run_id, claim), self.known.text) if remembers else None
         journal = Journal(
             self.pool,
             tenant_id,
@@ -144,7 +146,7 @@ class Executor:
             last_seq=claim["last_seq"],
             carried_seq=claim["carried_seq"],
             elapsed_s=claim["timeout_s"] - claim["remaining_s"],
-            telling=Telling(about_of(run_id, claim)) if claim["memory"] == "full" else None,
+            telling=telling,
             wake=self.wake,
             known=self.known,
         )

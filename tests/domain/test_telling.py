@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from app.events.types import EventType, RunStatus
 from app.memory.episode import LONGEST_SUMMARY, Episode, Outcome, Summary, episode_id_of
 from app.memory.telling import About, Telling
+from app.redaction import Redactor
 
 RUN, TASK = UUID(int=1), UUID(int=2)
 HTTP = {"type": "http", "name": "pay", "method": "POST"}
@@ -46,9 +47,10 @@ def tell(
     output: Any = "Paid.",
     stop_reason: str | None = "final_answer",
     error: dict[str, Any] | None = None,
+    known: Redactor = Redactor(()),
     **changes: Any,
 ) -> dict[str, Any]:
-    telling = Telling(about(**changes))
+    telling = Telling(about(**changes), known.text)
     for event in events:
         telling.hear(*event)
     return telling.episode(
@@ -130,3 +132,21 @@ def test_an_episode_is_the_same_read_back() -> None:
     again = Episode.from_row(row, trace=told["bodies"]["trace"])
     assert again.to_row() == told
     assert again.summary == Summary(**told["summary"])
+
+
+@given(st.integers(200, 320), st.integers(1_900, 2_010))
+def test_no_part_of_a_secret_is_left_of_what_is_cut(before: int, far: int) -> None:
+    secret = "sk-AbCdEfGhIjKl"
+    said = "x" * before + secret
+    told = tell(
+        *tool("pay", 1, result=said),
+        *tool("pay", 2, error=f"refused {secret}"),
+        *tool("pay", 3, error=said),
+        (EventType.AGENT_COMPLETED, TASK, "helper", {"output": said, "usage": {}}),
+        output="y " * (far // 2) + secret,
+        input="z " * (far // 2) + secret,
+        known=Redactor([secret]),
+    )
+    for part in ("output", "input"):  # whole: whoever stores them finds it
+        told["bodies"].pop(part, None)
+    assert "sk-a" not in to_json(told).decode().lower()
