@@ -229,8 +229,8 @@ class RunMemory:
         count = self.working.count
         room = self.limit - self._schema_tokens - LINES * (_LINE_BYTES // 4) - _ABOUT_LEFT
         room -= count(self._base) + count(_TEXT) + 2 * _ABOUT_LEFT
-        if not self.tools:
-            room -= schema_tokens([self._tool.schema], count)
+        more = 0 if self.tools else schema_tokens([self._tool.schema], count)
+        room -= more
         mark = room * 3 // 4
         cold, warm, last = self._movable()
         for blocks, most in ((cold, mark), (warm, mark), (last, room)):
@@ -245,6 +245,7 @@ class RunMemory:
         self._show()
         if self._shrunk or self._left:
             self.tools = [self._tool]
+            self._schema_tokens += more  # until its schema is among those that we are given
         self._index = "\n".join(self._lines())
 
     def _movable(self) -> tuple[list[Block], list[Block], list[Block]]:

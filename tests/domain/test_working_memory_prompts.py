@@ -24,7 +24,7 @@ from app.agents import (
 )
 from app.agents.history import check_history
 from app.agents.subagent import copy_of, fresh_copy
-from app.memory.conversation import tokens_of
+from app.memory.conversation import schema_tokens, tokens_of
 from app.memory.prompts import RECALL, RunMemory
 from app.memory.sections import Budgets
 from app.memory.summaries import estimated_tokens
@@ -247,6 +247,24 @@ async def test_what_must_stay_and_is_too_much_is_warned_of_once_and_nothing_is_a
     assert notes_in(last) == []
     assert [m.role for m in last] == ["system", "user", "assistant", "tool"]
     assert last[-1].content == "d" * 20_000
+
+
+async def test_the_tool_that_recalls_counts_from_the_first_prompt_that_has_it() -> None:
+    for length in range(10_000, 12_000, 40):
+
+        @tool("dump", "Dumps.")
+        def dump(length: int) -> str:
+            return "d" * length
+
+        asked = [call("dump", f"d{i}", length=n) for i, n in enumerate((2_000, length))]
+        lead = with_memory(*asked, "done", memory=RunMemory(limit=3_000), tools=[dump])
+        notes = Notes()
+        await lead.execute_query_async("go", recorder=notes)
+        model, tools = model_of(lead), [dump, *memory_of(lead).tools]
+        used = schema_tokens(
+            [t.schema for t in tools if t.name in model.tools[-1]], estimated_tokens
+        )
+        assert notes.about("warning") or size(model.requests[-1]) + used <= 3_000
 
 
 async def test_copies_have_no_memory_of_the_agent() -> None:
