@@ -33,7 +33,13 @@ EPISODE_NOT_STORED = "episode_not_stored"
 """A warning in the place of ``episode.stored`` (``append_step`` in SQL too)."""
 
 _STARTS = frozenset(
-    (EventType.AGENT_STARTED, EventType.LLM_STARTED, EventType.MEMORY_INJECTED, EventType.WARNING)
+    (
+        EventType.AGENT_STARTED,
+        EventType.LLM_STARTED,
+        EventType.MEMORY_INJECTED,
+        EventType.CONTEXT_RECALLED,
+        EventType.WARNING,
+    )
 )
 """Nothing is lost with these: who goes on without them comes to them again."""
 

@@ -103,12 +103,29 @@ BEGIN
 END $$
 """
 
+# What metadata say a run is about: the first of them that does.
+SAID_OF_RUN = """
+CREATE FUNCTION said_of_run(p_name text, VARIADIC p_metadata jsonb[]) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT left(btrim(m ->> p_name), 64) FROM unnest(p_metadata) WITH ORDINALITY AS u(m, n)
+    WHERE jsonb_typeof(m -> p_name) = 'string' AND btrim(m ->> p_name) <> '' ORDER BY n LIMIT 1
+$$
+"""
+
 # What is known of a run that no worker ended.
 UNCLAIMED_EPISODE = """
 CREATE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'id', md5('episode ' || r.id)::uuid, 'run_id', r.id, 'session_id', r.session_id,
         'at', r.ended_at, 'trust', 3,
+        'domain', said_of_run('domain', r.metadata, q.agent),
+        'task_type',
+            coalesce(said_of_run('task_type', r.metadata, q.agent), r.agent, r.graph),
+        'tags', (
+            SELECT coalesce(jsonb_agg(left(btrim(tag #>> '{}'), 64)), '[]') FROM (
+                SELECT tag FROM jsonb_array_elements(CASE jsonb_typeof(r.metadata -> 'tags')
+                    WHEN 'array' THEN r.metadata -> 'tags' ELSE '[]' END) AS tag
+                WHERE jsonb_typeof(tag) = 'string' AND btrim(tag #>> '{}') <> '' LIMIT 20) t),
         'outcome', CASE r.status WHEN 'cancelled' THEN 'CANCELLED' ELSE 'FAILURE' END,
         'failure_signature', left(r.error ->> 'code', 200),
         'origin', jsonb_build_object('principal', r.principal, 'run', r.id, 'tool', NULL),
@@ -128,7 +145,10 @@ CREATE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $
             THEN jsonb_build_object('input', r.input) ELSE '{}' END)
     FROM (SELECT CASE jsonb_typeof(r.input) WHEN 'string' THEN r.input #>> '{}' ELSE (
               SELECT m ->> 'content' FROM jsonb_array_elements(r.input) AS m
-              WHERE m ->> 'role' = 'user' LIMIT 1) END AS text) q
+              WHERE m ->> 'role' = 'user' LIMIT 1) END AS text, (
+              SELECT v.definition -> 'metadata' FROM agent_versions v
+              WHERE v.tenant_id = r.tenant_id AND v.name = r.agent
+                AND v.version = (r.pinned #>> ARRAY['agents', r.agent])::integer) AS agent) q
 $$
 """
 
@@ -232,11 +252,18 @@ _STORED = """    IF p_outcome IS NOT NULL AND p_outcome -> 'episode' <> 'null' T
     END IF;
 """
 _STORED_UNCLAIMED = """    IF r.memory = 'full' THEN
-        v_episode := unclaimed_episode(r);
+        BEGIN
+            v_type := 'episode.stored';
+            v_told := unclaimed_episode(r);
+            v_told := jsonb_build_object('episode_id', store_episode(p_tenant, v_told),
+                                         'outcome', v_told ->> 'outcome');
+        EXCEPTION WHEN OTHERS THEN  -- the run ends all the same
+            v_type := 'warning';
+            v_told := jsonb_build_object(
+                'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM);
+        END;
         INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
-        VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'episode.stored', v_now,
-                jsonb_build_object('episode_id', store_episode(p_tenant, v_episode),
-                                   'outcome', v_episode ->> 'outcome'));
+        VALUES (p_tenant, p_run, r.last_seq, r.attempt, v_type, v_now, v_told);
         UPDATE runs SET last_seq = last_seq + 1
         WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
     END IF;
@@ -290,7 +317,10 @@ def _changed_functions() -> list[str]:
         ),
         amended(
             _old("end_unclaimed"),
-            ("    v_count integer;\n", "    v_count integer;\n    v_episode jsonb;\n"),
+            (
+                "    v_count integer;\n",
+                "    v_count integer;\n    v_type text;\n    v_told jsonb;\n",
+            ),
             (
                 "    IF p_error IS NOT NULL THEN\n        v_data",
                 _STORED_UNCLAIMED + "    IF p_error IS NOT NULL THEN\n        v_data",
@@ -587,7 +617,8 @@ def upgrade() -> None:
     op.create_check_constraint(op.f("ck_runs_memory"), "runs", "memory IN ('off', 'read', 'full')")
     for step in (_written_once, _said_of_them, _found_by, _worked_on, _security):
         step()
-    for function in (EPISODE_TERMS, STORE_EPISODE, UNCLAIMED_EPISODE, *_changed_functions()):
+    own = (EPISODE_TERMS, STORE_EPISODE, SAID_OF_RUN, UNCLAIMED_EPISODE)
+    for function in (*own, *_changed_functions()):
         op.execute(function)
     op.execute(REFUSE_CHANGE)
     for trigger in REFUSALS:
@@ -611,6 +642,7 @@ def downgrade() -> None:
     for name in ("accept_run", "claimed_run", "append_step", "end_unclaimed"):
         op.execute(_old(name).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1))
     op.execute("DROP FUNCTION unclaimed_episode")
+    op.execute("DROP FUNCTION said_of_run")
     op.execute("DROP FUNCTION store_episode")
     op.execute("DROP FUNCTION erase_episodes")
     for table in reversed((*WRITTEN_ONCE, *MUTABLE, "object_trash")):

@@ -98,7 +98,8 @@ async def test_a_run_that_no_worker_ended_is_remembered_too(
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url) as bottega:
         await define(bottega.client)
-        run_id = await start(bottega.client)
+        about = {"domain": " software ", "tags": ["a", 3, "a"]}
+        run_id = await start(bottega.client, metadata=about)
         assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
         frames = await ended(bottega, run_id)
         assert [frame["type"] for frame in frames] == [
@@ -109,6 +110,9 @@ async def test_a_run_that_no_worker_ended_is_remembered_too(
         episode = await stored(bottega, run_id)
         assert episode is not None
         assert (episode["id"], episode["outcome"]) == (episode_id_of(UUID(run_id)), "CANCELLED")
+        assert (episode["domain"], episode["task_type"]) == ("software", "coordinator")
+        tags = "SELECT tag FROM episode_tags WHERE episode_id = $1"
+        assert [row["tag"] for row in await bottega.owner.fetch(tags, episode["id"])] == ["a"]
         assert frames[1]["data"]["episode_id"] == str(episode["id"])
         # One that waited too long.
         late = await start(bottega.client, queue_timeout_s=0.001, input="long " * 1000)
@@ -117,6 +121,15 @@ async def test_a_run_that_no_worker_ended_is_remembered_too(
         assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.timeout"]
         part = "SELECT part FROM episode_bodies WHERE episode_id = $1"
         assert await bottega.owner.fetchval(part, episode_id_of(UUID(late))) == "input"
+        # One whose episode the database will not have ends all the same.
+        await bottega.owner.execute(
+            "ALTER TABLE episodes ADD CONSTRAINT never CHECK (false) NOT VALID"
+        )
+        run_id = await start(bottega.client)
+        assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+        frames = await ended(bottega, run_id)
+        assert [frame["type"] for frame in frames] == ["run.queued", "warning", "run.cancelled"]
+        assert frames[1]["data"]["code"] == "episode_not_stored"
 
 
 @pytest.mark.parametrize("where", ["run", "agent"])
@@ -147,6 +160,11 @@ async def test_a_later_run_is_given_what_an_earlier_one_taught(
     roots = [r for r in model.requests[CALLS:] if "offline sync" in str(systems(r))]
     assert len(roots) == 4  # each call of the coordinator, and nobody else's
     assert all(len(systems(request)) == 3 for request in roots)  # own, awareness, memory
+    # The database hears of it with the first model call: nothing waited for that.
+    steps = "SELECT count(DISTINCT xmin::text) FROM run_events WHERE run_id = $1 AND seq = ANY($2)"
+    asked = next(frame for frame in frames if frame["type"] == "llm.started")
+    seqs = [given["seq"], asked["seq"]]
+    assert await bottega.owner.fetchval(steps, UUID(second), seqs) == 1
     items = (await bottega.client.get(f"/v1/runs/{second}/context/coordinator")).json()["items"]
     assert [item["source"] for item in items] == [source]
     off = await start(bottega.client, input="Build a todo app.", memory="off")
