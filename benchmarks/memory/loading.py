@@ -39,7 +39,7 @@ SELECT tenant_id, id, 'active', at FROM episodes
 """
 _TAGS = """
 INSERT INTO episode_tags (tenant_id, tag, episode_id)
-SELECT tenant_id, task_type, id FROM episodes
+SELECT tenant_id, task_type, id FROM episodes WHERE task_type IN ('forecast', 'ticket')
 """
 
 
@@ -48,7 +48,7 @@ class Many:
     """Episodes as numpy sees them: row n is the episode with the id n + 1.
 
     Attributes:
-        age_days: 0 to 360. domain, outcome, failure: names as text.
+        age_days: 360 to 0. domain, outcome, failure: names as text.
     """
 
     vectors: Halves
@@ -65,10 +65,10 @@ class Many:
 
 
 def made(corpus: Corpus, vectors: Halves, seed: int) -> Many:
-    """What the vectors are of: the corpus' texts, over and over, at other times."""
+    """What the vectors are of: the corpus' texts, over and over, in the order of time."""
     count = len(vectors)
     rows = [stage.row(told) for told in corpus.episodes]
-    ages = np.random.default_rng(seed).uniform(0, 360, count)
+    ages = -np.sort(-np.random.default_rng(seed).uniform(0, 360, count))
     places = np.arange(count) % len(rows)
 
     def column(name: str) -> NDArray[np.str_]:
