@@ -68,3 +68,13 @@ class Embedders:
             while len(self._believed) > _KNOWN:
                 self._believed.popitem(last=False)
         return self.named(name)
+
+    async def still(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
+        """Whether queries are still compared with vectors of ``name``, in that transaction of the
+        tenant's: those of another go soon after all have been changed over. If they are not,
+        :meth:`of_queries` knows it from now on."""
+        known = await connection.fetchval(_OF_QUERIES, tenant_id)
+        if known in (None, name):
+            return True
+        self._believed[tenant_id] = (known, self._clock() + _BELIEVED_S)
+        return False

@@ -170,9 +170,8 @@ class EpisodicMemory:
             by: whose vector is compared.
             domain: of the task at hand; episodes of the same score a little higher.
         """
-        vector, embedder = await self._embedded(tenant_id, query)
         now, options = self.clock(), self._options
-        async with acting_as(self._pool, tenant_id) as connection:
+        async with self._asking(tenant_id, query) as (connection, vector, embedder):
             candidates = await search.candidates(
                 connection,
                 query,
@@ -320,6 +319,20 @@ class EpisodicMemory:
     ) -> list[Episode]:
         loaded = await rows.load(connection, tenant_id, ids)
         return [loaded[each] for each in ids if each in loaded]
+
+    @asynccontextmanager
+    async def _asking(
+        self, tenant_id: UUID, query: str
+    ) -> "AsyncIterator[tuple[asyncpg.Connection, Vector | None, str | None]]":
+        """A transaction of the tenant's, with the query's vector, and whose it is."""
+        vector, embedder = await self._embedded(tenant_id, query)
+        async with acting_as(self._pool, tenant_id) as connection:
+            if embedder is None or await self._embedders.still(connection, tenant_id, embedder):
+                yield connection, vector, embedder
+                return
+        vector, embedder = await self._embedded(tenant_id, query)
+        async with acting_as(self._pool, tenant_id) as connection:
+            yield connection, vector, embedder
 
     async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
         """The query's vector, and whose it is; nothing if it cannot be had in time."""

@@ -214,6 +214,8 @@ class Keeper:
             if made:
                 await connection.execute(_FIRST, tenant_id, next(iter(made)))
                 await connection.executemany(_INSERT, inserts)
+                if rows[0]["embedder"] not in (None, *made):
+                    await connection.execute(_LEFT_OVER, tenant_id, True)
             await connection.execute(_DONE, tenant_id, ids)
 
     async def _all_made(
@@ -285,22 +287,29 @@ class Keeper:
             await connection.execute(_LEFT_OVER, tenant_id, True)
             if await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP) >= _PAGE:
                 return
-            reached = self._reached.get(tenant_id, UUID(int=0))
-            ids = [
-                row["episode_id"]
-                for row in await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached)
-            ]
-            if ids:
-                await connection.execute(_ORDER, tenant_id, ids)
-                self._reached[tenant_id] = ids[-1]
+            if await self._order(connection, tenant_id, name):
                 return
-            self._reached.pop(tenant_id, None)  # next time from the beginning
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
+    async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
+        """Have another page embedded of what that embedder has no vectors of; answers whether
+        there was one."""
+        reached = self._reached.get(tenant_id, UUID(int=0))
+        rows = await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached)
+        ids = [row["episode_id"] for row in rows]
+        if not ids:
+            self._reached.pop(tenant_id, None)  # next time from the beginning
+            return False
+        await connection.execute(_ORDER, tenant_id, ids)
+        self._reached[tenant_id] = ids[-1]
+        return True
+
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
+        """Let vectors of others go. A worker that had another embedder yet, as before or while it
+        was changed, may have made some for what has none of this one's."""
         status = await connection.execute(_CLEAR, tenant_id, name, 2 * _PAGE)
-        if status == "DELETE 0":
+        if status == "DELETE 0" and not await self._order(connection, tenant_id, name):
             await connection.execute(_LEFT_OVER, tenant_id, False)
 
 

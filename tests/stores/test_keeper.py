@@ -11,12 +11,14 @@ import asyncpg
 import numpy as np
 import pytest
 
+from app.clock import utcnow
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.llm.demo_model import embeddings
 from app.llm.openai_embedder import OpenAIEmbedder
 from app.memory.embedders import Embedders
 from app.memory.embeddings import BuiltinEmbedder, Embedder
+from app.memory.episodic import EpisodicMemory
 from app.memory.keeper import Keeper
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 
@@ -259,6 +261,51 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
     assert await of_queries(owner) == "openai:vectors-1:768"
     assert await embedded(owner, old.name) == []
     assert not await owner.fetchval("SELECT leftovers FROM memory_indexes")
+
+
+async def test_who_has_not_heard_of_the_change_finds_by_the_new_vectors_at_once(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1, 2, 3])
+    old = BuiltinEmbedder()
+    await all_done(keeper(database, clock, old), owner)
+    async with hosted(model) as new:
+        both = {each.name: each for each in (old, new)}
+        embedders = Embedders(database.pool, lambda: new, both.get, clock=clock)
+        memory = EpisodicMemory(database.pool, embedders=embedders, clock=utcnow)
+
+        async def nearest() -> list[int]:
+            """What has no word in common with the query is found by meaning alone."""
+            found = await memory.search(DEFAULT_TENANT, "irrigate", k=3)
+            assert found.by_meaning
+            return sorted(hit.episode.id.int for hit in found.hits if hit.episode.id)
+
+        assert await nearest() == [1, 2, 3]
+        worker = keeper(database, clock, new, old)
+        while await worker.change_over() == 0.5:
+            await worker.embed_due()
+        assert await embedded(owner, old.name) == []
+        assert await nearest() == [1, 2, 3]
+
+
+async def test_what_a_worker_of_before_embedded_after_the_change_is_embedded_anew(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1])
+    old = BuiltinEmbedder()
+    await all_done(keeper(database, clock, old), owner)
+    async with hosted(model) as new:
+        worker = keeper(database, clock, new, old)
+        while await worker.change_over() == 0.5:
+            await worker.embed_due()
+        await store(database, [2])
+        await all_done(keeper(database, clock, old), owner)
+        assert await embedded(owner, old.name) == [2]
+
+        while await worker.change_over() == 0.5:
+            await worker.embed_due()
+        assert await embedded(owner, new.name) == [1, 2]
+        assert await embedded(owner, old.name) == []
 
 
 async def test_queries_stay_with_the_old_vectors_while_the_new_embedder_is_down(
