@@ -32,7 +32,9 @@ WHERE e.tenant_id = :tenant AND e.run_id = :run
     for table in ("episode_search", "episode_vectors")
 ]
 
-
+_HOLD = text("""
+SELECT hold_episodes(ARRAY(SELECT id FROM episodes WHERE tenant_id = :tenant AND run_id = :run))
+""")
 # Those that became one ended alike: one that did not goes its own way again.
 _SEPARATE = text("""
 SELECT dissolve_episodes(ARRAY[c.id])
@@ -70,6 +72,7 @@ async def give(
         ConflictError: ``no_episode``: the run left none, or it was deleted.
     """
     where = {"tenant": tenant_id, "run": run_id}
+    await connection.execute(_HOLD, where)
     stored = await connection.execute(_STORE, where | asdict(feedback) | {"by": by})
     row = stored.mappings().one_or_none()
     if row is None:

@@ -16,12 +16,14 @@ depends_on = None
 
 # --- Bodies -------------------------------------------------------------------------------------
 
-# Objects are trash until a row names them: whoever is killed before that leaves nothing behind.
+# Objects are trash until a row names them: whoever is killed before that leaves nothing behind. A
+# key begins with its tenant, so that none can have another's object thrown away.
 CLAIM_OBJECTS = """
 CREATE FUNCTION claim_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     INSERT INTO object_trash (object_key, at)
     SELECT key, now() + interval '1 hour' FROM unnest(p_keys) AS key
+    WHERE starts_with(key, current_setting('bottega.tenant')::uuid || '/')
 $$
 """
 
@@ -40,6 +42,7 @@ BEGIN
         FROM jsonb_to_recordset(p_moved) AS m(episode_id uuid, part text, object_key text)
         WHERE b.tenant_id = v_tenant AND b.episode_id = m.episode_id AND b.part = m.part
           AND b.content IS NOT NULL AND b.episode_id = ANY (p_ids)
+          AND starts_with(m.object_key, v_tenant || '/')
         RETURNING b.object_key
     )
     SELECT coalesce(array_agg(object_key), '{}') INTO v_keys FROM moved;
@@ -174,6 +177,25 @@ BEGIN
 END $$
 """
 
+# Until the transaction ends, nobody makes one with others of those episodes, nor changes what they
+# are one with: whoever would passes them over. Whoever is at it now is waited for, and what came of
+# it is there for the statements that follow.
+HOLD_EPISODES = """
+CREATE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_ids uuid[] := p_ids || ARRAY(
+        SELECT DISTINCT consolidated_into FROM episode_state
+        WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
+          AND consolidated_into IS NOT NULL);
+BEGIN
+    PERFORM FROM episode_state
+    WHERE tenant_id = v_tenant AND (episode_id = ANY (v_ids) OR consolidated_into = ANY (v_ids))
+    ORDER BY episode_id FOR UPDATE;
+END $$
+"""
+
 # Those that stand for others go, and the others are themselves again, as if they had never been
 # one; the next pass makes one of those that are left. For when one of them goes, or changes.
 DISSOLVE_EPISODES = """
@@ -183,10 +205,7 @@ DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_ids uuid[];
 BEGIN
-    PERFORM FROM episode_state
-    WHERE tenant_id = v_tenant
-      AND (episode_id = ANY (p_gone) OR consolidated_into = ANY (p_gone))
-    ORDER BY episode_id FOR UPDATE;
+    PERFORM hold_episodes(p_gone);
     WITH freed AS (
         UPDATE episode_state SET consolidated_into = NULL,
             state = CASE state WHEN 'consolidated' THEN 'active' ELSE state END
@@ -220,6 +239,7 @@ DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_ids uuid[];
 BEGIN
+    PERFORM hold_episodes(ARRAY[p_id]);
     PERFORM dissolve_episodes(ARRAY[consolidated_into]) FROM episode_state
     WHERE tenant_id = v_tenant AND episode_id = p_id AND state = 'consolidated';
     WITH gone AS (
@@ -258,6 +278,7 @@ END $$
 """
 
 _ERASED = """BEGIN
+    PERFORM hold_episodes(p_ids);
     PERFORM dissolve_episodes(array_agg(DISTINCT id)) FROM (
         SELECT consolidated_into AS id FROM episode_state
         WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids) AND consolidated_into IS NOT NULL
@@ -286,6 +307,7 @@ SYSTEM = (
     AGE_EPISODES,
     DISMISS_LONELY,
     CONSOLIDATE_EPISODES,
+    HOLD_EPISODES,
     DISSOLVE_EPISODES,
     MARK_EPISODE_DELETED,
     PURGE_EPISODES,

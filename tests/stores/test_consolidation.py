@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import numpy as np
 import pytest
+from pydantic_core import to_json
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
@@ -20,7 +22,8 @@ from app.memory.episode import Episode, EpisodeFilter, Outcome
 from app.memory.episodic import EpisodicMemory
 from app.memory.feedback import Feedback, give
 from app.memory.lifecycle import Lifecycle
-from app.memory.merging import Closeness
+from app.memory.merging import Closeness, as_one
+from app.memory.objects import new_key
 from app.memory.tending import Tending
 from app.tenants.erase import erase_session, erase_tenant
 from app.tenants.operator import transactions
@@ -480,3 +483,57 @@ async def test_a_tenant_s_are_erased_with_all_that_they_became(
     async with transactions(database_url) as begin:
         await erase_tenant(begin, "default", "ann")
     assert not any((await rows(owner)).values())
+
+
+async def deleted(database: Database, run_id: UUID, episode_id: UUID) -> None:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT mark_episode_deleted($1, now())", episode_id)
+
+
+async def erased(database: Database, run_id: UUID, episode_id: UUID) -> None:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT erase_episodes(ARRAY[$1::uuid])", episode_id)
+
+
+async def judged(database: Database, run_id: UUID, episode_id: UUID) -> None:
+    async with database.begin(DEFAULT_TENANT) as tx:
+        await give(tx, DEFAULT_TENANT, run_id, Feedback("FAILURE"), "ann")
+
+
+@pytest.mark.parametrize("change", [deleted, erased, judged])
+async def test_what_changes_while_it_becomes_one_with_others_goes_its_own_way(
+    database: Database, owner: asyncpg.Pool, change: Callable[..., Awaitable[None]]
+) -> None:
+    run_id = uuid4()
+    await owner.execute(
+        "INSERT INTO runs (tenant_id, id, mode, input, pinned, timeout_s, ended_at)"
+        " VALUES ($1, $2, 'agent', '\"x\"', '{}', 1, now())",
+        *(DEFAULT_TENANT, run_id),
+    )
+    members = [told(TASK, day(0), run_id=run_id), told(TASK, day(1))]
+    ids = await remember(database.pool, *members)
+    await owner.execute("UPDATE episode_state SET state = 'mature'")
+    one = to_json(as_one(members, members[0]).to_row()).decode()
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        assert await connection.fetchval(
+            "SELECT consolidate_episodes($1, $2, $3, '[]')", one, ids, LATER
+        )
+        changing = asyncio.ensure_future(change(database, run_id, ids[0]))
+        while not await owner.fetchval(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ):
+            await asyncio.sleep(0)
+    await changing
+    assert await consolidated(owner) == []
+    assert ids[1] in await searchable(owner)
+
+
+async def test_no_object_of_another_tenant_can_be_made_trash(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    own, other = (new_key(tenant, uuid4(), "trace") for tenant in (DEFAULT_TENANT, uuid4()))
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT claim_objects($1)", [own, other])
+    trash = await owner.fetch("SELECT object_key FROM object_trash")
+    assert [row["object_key"] for row in trash] == [own]
