@@ -31,6 +31,7 @@ _LEAST_CHARACTERS = 1024
 _TEXTS_PER_CALL = 32
 _BYTES_PER_CALL = 262_144
 _CALLS_AT_ONCE = 4
+_MOST_WAITING = 1024  # texts
 _LONGEST_ANSWER = 32 * 1024 * 1024
 _NOTHING = "(nothing)"  # servers refuse an empty text
 _TOO_LONG = re.compile(r"context.length|too (?:long|large|many)|maximum|exceed", re.IGNORECASE)
@@ -133,6 +134,13 @@ class OpenAIEmbedder:
                 calls.add(call)
             else:
                 unknown[key] = text
+        if unknown and len(self._under_way) >= _MOST_WAITING:
+            # Who asked may have left long ago; a server that hangs must not fill our memory.
+            raise ModelError(
+                f"{len(self._under_way)} texts wait for the model '{self.model}' already",
+                code="model_unavailable",
+                retryable=True,
+            )
         calls |= {self._begin(batch) for batch in _batches(unknown)}
         for call in calls:
             # Shielded: others may wait for the same call, and its vectors are kept anyhow.

@@ -221,6 +221,21 @@ async def test_who_gives_up_does_not_take_the_vectors_from_others(
     assert (await patient).tolist() == [[1, 0]]
 
 
+async def test_a_server_that_hangs_has_only_so_many_texts_wait_for_it(
+    model: FakeModel, embedder: OpenAIEmbedder
+) -> None:
+    gate = asyncio.Event()
+    model.script_vectors(*[gated(gate, vectors(*[[1.0]] * 32))] * 32)
+    asked = asyncio.ensure_future(embedder.embed([f"text {n}" for n in range(1024)]))
+    await model.asked_for_vectors()
+    asked.cancel()  # it was given up, and waits all the same
+    with pytest.raises(ModelError, match="1024 texts wait") as caught:
+        await embedder.embed(["one more"])
+    assert caught.value.retryable
+    gate.set()
+    assert (await embedder.embed(["text 7"])).shape == (1, 1)
+
+
 async def test_only_so_many_vectors_are_kept(model: FakeModel) -> None:
     embedder = OpenAIEmbedder("m", api_key=KEY, base_url=model.base_url, cached=2)
     for text in ("a", "b", "a", "c", "a", "b"):
