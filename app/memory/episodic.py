@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from app.clock import Clock
 from app.db.engine import acting_as
-from app.errors import BottegaError, NotFoundError
+from app.errors import BottegaError, NotFoundError, UnavailableError
 from app.memory import rows, search
 from app.memory.accesses import Accesses
 from app.memory.episode import Episode, EpisodeFilter
@@ -151,7 +151,14 @@ class EpisodicMemory:
         if not keys:
             return {}
         assert self._objects is not None, "a body lies in an object store that is not configured"
-        contents = await asyncio.gather(*map(self._objects.get, keys.values()))
+        try:
+            contents = await asyncio.gather(*map(self._objects.get, keys.values()))
+        except NotFoundError:  # the episode is there, and says that this is, too
+            raise UnavailableError(
+                f"the {' or the '.join(keys)} of this episode is not in the object store: have "
+                "it restored, or BOTTEGA_OBJECTS_URL put right; the rest is read with body=false",
+                code="object_store",
+            ) from None
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
 
     async def search(

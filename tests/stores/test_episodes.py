@@ -401,3 +401,8 @@ async def test_bodies_come_back_from_the_object_store(
     assert away.value.code == "object_store"
     short = await memory.get(DEFAULT_TENANT, known, bodies=False)
     assert short.task == FULL.task
+    (folder / "away").rename(folder / "objects")
+    [lost] = (folder / "objects").rglob("trace-*")
+    lost.unlink()
+    with pytest.raises(UnavailableError, match="not in the object store"):  # not that it is unknown
+        await memory.get(DEFAULT_TENANT, known)
