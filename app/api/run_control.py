@@ -125,7 +125,13 @@ async def retry(
         async def accept() -> dict[str, Any]:
             pool = service.database.pool
             run = await repeat(
-                tx, pool, tenant, run_id, from_last_step=from_last_step, principal=actor
+                tx,
+                pool,
+                tenant,
+                run_id,
+                from_last_step=from_last_step,
+                memory=service.settings.memory,
+                principal=actor,
             )
             response.headers["Location"] = f"/v1/runs/{run['id']}"
             return run

@@ -16,7 +16,7 @@ from app.events.types import Event, EventType, RunStatus
 from app.runs import read
 from app.runs.journal import EPISODE_NOT_STORED
 from app.runs.past import ENDS
-from app.runs.submit import Carried, accept
+from app.runs.submit import Carried, accept, stricter
 from app.runs.tasks import CANCELLED
 from app.subagents.states import SubagentStatus
 
@@ -51,6 +51,7 @@ async def retry(
     run_id: UUID,
     *,
     from_last_step: bool,
+    memory: str = "full",
     principal: str | None = None,
 ) -> dict[str, Any]:
     """Submit a run that repeats a finished one, with the versions that one pinned.
@@ -58,6 +59,7 @@ async def retry(
     Args:
         from_last_step: its log begins with what the finished one did and need not be done again:
             those model calls and tools are not paid for a second time.
+        memory: the server's; what it repeats may have been allowed less.
         principal: who asks for it.
 
     Raises:
@@ -75,6 +77,7 @@ async def retry(
             code="not_final",
         )
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
+    new["memory"] = stricter(memory, old["memory"])
     if not from_last_step:
         return await accept(connection, tenant_id, new)
     task_root = old["task_root"] or run_id

@@ -414,3 +414,15 @@ async def tasks_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
 
 def times_of(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in ("created_at", "started_at", "ended_at")}
+
+
+async def test_it_may_do_no_more_with_memory_than_the_server_allows_now(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    async with running(configured(settings, model), database_url) as bottega:
+        await define(bottega.client)
+        run_id = await start(bottega.client)
+        await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+    less = configured(settings, model).model_copy(update={"memory": "read"})
+    async with running(less, database_url) as bottega:
+        assert (await again(bottega, run_id, "start"))["memory"] == "read"
