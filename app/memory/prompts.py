@@ -203,7 +203,7 @@ class RunMemory:
         result = message.tool_results[0] if message.tool_results else None
         call = calls.get(result.tool_call_id) if result else None
         name = call.name if call else "tool"
-        if name == RECALL and self.tools and not self._has_own_recall:
+        if name == RECALL and not self._has_own_recall:
             reference = str(call.arguments.get("reference")) if call else ""
             if self.recall(reference) == body:
                 each.reference = reference

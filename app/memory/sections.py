@@ -10,7 +10,7 @@ from app.memory.summaries import TokenCounter, cut
 
 GIST_TOKENS = 48
 """At most what stays of an entry whose text was archived: its reference and a summary."""
-LABEL_BYTES = 40
+LABEL_BYTES = 48  # room for "episode:" and an id
 
 
 class Part(StrEnum):

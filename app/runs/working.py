@@ -171,9 +171,8 @@ def _filled(
 ) -> WorkingMemory:
     """The working memory with what the run's own log says."""
     memory = WorkingMemory(Budgets())
-    tools = [*definition["tools"], *_subagents(definition)] if definition else []
     system = definition["system_message"] if definition else ""
-    names = ", ".join(tool["name"] for tool in tools)
+    names = ", ".join(_tool_names(definition)) if definition else ""
     memory.initialize(f"{system}\nTools: {names}" if names else system)
     memory.load_task_context(question_of(run["input"]))
     for name in ("agent", "session_id"):
@@ -195,8 +194,9 @@ def _filled(
     return memory
 
 
-def _subagents(definition: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [{"name": name} for name in (definition["subagents"] or {}).get("names", ())]
+def _tool_names(definition: Mapping[str, Any]) -> list[str]:
+    subagents: list[str] = (definition["subagents"] or {}).get("names", [])
+    return [*(tool["name"] for tool in definition["tools"]), *subagents]
 
 
 def question_of(asked: str | Sequence[Mapping[str, str]]) -> str:
@@ -218,31 +218,36 @@ async def working_memory(
     of_run = {"tenant_id": tenant_id, "run_id": run_id}
     spent = (await connection.execute(_SPENT, of_run)).one()
     rows = await connection.execute(_NODES if run["mode"] == "dag" else _ROOT, of_run)
-    results = _results(rows.all(), in_dag=run["mode"] == "dag")
+    definition = None if run["mode"] == "dag" else await _definition(connection, tenant_id, run)
+    results = _results(rows.all(), definition)
     newest = {"seqs": [result.seq for result in results[-NEWEST:]]}
     rows = await connection.execute(_TEXTS, of_run | newest)
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
     given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE})
     retrieved = [Retrieved(row.source, row.content) for row in given]
-    definition = None if run["mode"] == "dag" else await _definition(connection, tenant_id, run)
     prompt = await connection.scalar(_PROMPT, of_run)
     return fold_working(
         run, definition, results, (spent.tokens, spent.calls), retrieved, prompt=prompt
     )
 
 
-def _results(rows: Sequence[Row[Any]], *, in_dag: bool) -> list[Result]:
-    """The results among a log's rows, in the order of their references."""
+def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
+    """The results among a log's rows, in the order of their references.
+
+    Args:
+        definition: of the run's agent; ``None`` in a DAG.
+    """
+    own = definition is None or RECALL in _tool_names(definition)
     found: dict[tuple[int, str], Result] = {}
     calls: dict[int, list[str]] = {}
     for row in rows:
         if row.type == EventType.LLM_COMPLETED:
             calls[row.call] = row.ids
-        elif row.name != RECALL:
+        elif own or row.name != RECALL:
             failed = row.type in (EventType.TOOL_FAILED, EventType.AGENT_FAILED)
             found[row.call, row.id] = Result(row.seq, row.name, failed, row.size)
-    return list(found.values()) if in_dag else in_order(found, calls)
+    return list(found.values()) if definition is None else in_order(found, calls)
 
 
 async def _definition(

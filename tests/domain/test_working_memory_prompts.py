@@ -404,6 +404,13 @@ def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
     json.dumps(memory.working.snapshot())
 
 
+async def test_who_asks_for_the_tool_before_it_is_there_leaves_no_gap_in_the_references() -> None:
+    lead = with_memory(call(RECALL, "r", reference="m1"), *calls(1), "done")
+    await lead.execute_query_async("go")
+    assert memory_of(lead).references.startswith("m1, ")
+    assert memory_of(lead).recall("m1") == output(0)
+
+
 async def test_an_agent_s_own_tool_of_that_name_goes_first() -> None:
     @tool(RECALL, "Something else.")
     def own(reference: str) -> str:

@@ -2,9 +2,10 @@
 
 import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from app.demo.scenarios import SOFTWARE
+from app.memory.episode import episode_id_of
 from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
@@ -173,8 +174,22 @@ async def test_what_earlier_runs_taught_is_a_section_of_it(
         await bottega.frames(f"/v1/runs/{runs[-1]}/ws")
     found = await known(bottega, runs[1])
     given = found["text"]["retrieved"]
-    assert given.startswith("episode:")
+    assert given.startswith(f"episode:{episode_id_of(UUID(runs[0]))}: [SUCCESS")
     assert "Todos." in given
     note = model.requests[-1]["messages"][1]
     assert note["role"] == "system"
     assert given in note["content"]
+
+
+async def test_answers_of_a_tool_that_is_called_as_its_own_are_results_too(
+    bottega: Running, model: FakeModel
+) -> None:
+    mine = {"type": "http", "name": "recall_memory", "description": "-", "url": "http://a.test/"}
+    agent = {"name": "root", "system_message": "You recall.", "tools": [mine], "memory": "off"}
+    assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    model.script(calls(("recall_memory", {"wrong": 1})), text("Done."))
+    run_id = await start(bottega.client, agent="root", graph=None)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    assert [each["name"] for each in (await known(bottega, run_id))["references"]] == [
+        "recall_memory"
+    ]
