@@ -30,8 +30,11 @@ CODES = {
 DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
-    r"_(after|before|at): Input should be (greater|less)": "no keyword bounds a date and time",
-    r"mode '\w+' needs|belong to mode": "`mode` decides which other fields there must be",
+    r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a date and time",
+    r"mode '\w+' (needs|takes)|belong to mode|'hybrid' need": "`mode` decides which other fields "
+    "there must be",
+    r"give either an error or|say at least one of": "how many of some fields there must be",
+    r"beside input, output and trace": "no keyword bounds the bytes of several fields",
     r"exactly one message must have the role": "a count of members with a value",
     r"is no type of event": "a list with commas in a query parameter",
     r"a cron expression|this cron expression": "cron's grammar is no pattern",
@@ -67,6 +70,10 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         (case.query or {}).pop(name, None)
     if isinstance(case.body, dict):
         _make_sense(case.body)
+        if case.operation.path == "/v1/episodes/search":
+            _ask_sensibly(case.body)
+        elif case.operation.path == "/v1/episodes/similar-failures" and case.body.get("error"):
+            case.body["failure_signature"] = None
         if isinstance(case.body.get("run"), dict):
             _make_sense(cast(dict[str, Any], case.body["run"]))
     for name in list(case.headers or {}):
@@ -98,6 +105,15 @@ def _make_sense(body: dict[str, Any]) -> None:
         body.pop("tool_policy", None)
     for rule in body.get("tool_policy") or []:
         rule["tool_name"] = tools[0]
+
+
+def _ask_sensibly(body: dict[str, Any]) -> None:
+    """Let a search have what its mode needs."""
+    by_text = body.get("mode", "semantic") in ("semantic", "hybrid")
+    body["query"] = (body.get("query") or "todo") if by_text else None
+    body["failure"] = {"type": "timeout"} if body.get("mode") == "failures" else None
+    if isinstance(body.get("filters"), dict):
+        body["filters"].pop("failure_signature", None)
 
 
 def _argued(problem: dict[str, Any]) -> bool:
