@@ -214,7 +214,7 @@ async def list_(
 
 
 @router.get(
-    "/{episode_id}",
+    "/{episode_id:uuid}",
     operation_id="get_episode",
     summary="Read an episode, whole",
     description=(
@@ -235,7 +235,7 @@ async def get(
 
 
 @router.delete(
-    "/{episode_id}",
+    "/{episode_id:uuid}",
     operation_id="delete_episode",
     summary="Forget an episode",
     description=(

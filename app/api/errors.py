@@ -204,10 +204,13 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
 
 def allowed_methods(request: Request) -> list[str]:
     """The methods that the API documents for the request's path."""
-    methods: set[str] = set()
-    for template, operations in request.app.openapi()["paths"].items():
+    paths, asked = request.app.openapi()["paths"], request.url.path
+    methods: set[str] = {method.upper() for method in paths.get(asked, ())}
+    if methods:  # a path of its own, though one with a parameter would fit, too
+        return sorted(methods)
+    for template, operations in paths.items():
         pattern, *_ = compile_path(template)
-        if pattern.match(request.url.path):
+        if pattern.match(asked):
             methods |= {method.upper() for method in operations}
     return sorted(methods) or ["GET"]
 

@@ -5,6 +5,7 @@ that looks again at what is due: killed on the way, a page is as it was before, 
 somebody else holds is left out, and comes later.
 """
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -93,7 +94,10 @@ class Lifecycle:
             async with acting_as(self.pool, tenant_id) as connection:
                 rows = await connection.fetch(_MATURING, tenant_id, before, _PAGE)
                 ids = [row["episode_id"] for row in rows]
-                keys = [_key(row) for row in rows]
+                keys = []
+                for row in rows:
+                    keys.append(_key(row))
+                    await asyncio.sleep(0)  # a long task takes a while
                 await connection.execute(_MATURE, tenant_id, ids, keys)
             matured += len(rows)
             if len(rows) < _PAGE:

@@ -30,7 +30,7 @@ CODES = {
 DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
-    r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a date and time",
+    r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a time",
     r"mode '\w+' (needs|takes)|belong to mode|'hybrid' need": "`mode` decides which other fields "
     "there must be",
     r"give either an error or|say at least one of": "how many of some fields there must be",
