@@ -102,11 +102,14 @@ def may_help(hit: Hit) -> bool:
 
 
 def told(hit: Hit) -> str:
-    """An episode as a model reads it: what it was, how it ended, whose word that is."""
+    """An episode as a model reads it: what it was, how it ended, whose word that is.
+
+    Only the first line is ours: those of its texts are indented, whatever they look like.
+    """
     episode, summary = hit.episode, hit.episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {_TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
     said = {"Task": summary.task, "Result": summary.result, "Errors": summary.errors}
     parts = [f"[{head}]", *(f"{name}: {text}" for name, text in said.items() if text)]
-    return summary_of("\n".join(parts), _TOKENS)
+    return "\n  ".join(summary_of("\n".join(parts), _TOKENS).splitlines())
