@@ -64,6 +64,9 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
     hardly a request would get past it."""
     if (case.path_parameters or {}).get("key_id") == os.environ[KEY_ID] and case.method == "DELETE":
         case.path_parameters["key_id"] = str(UUID(int=0))
+    for name, value in (case.path_parameters or {}).items():
+        if value in (None, "None"):  # taken from an answer's field that may be null
+            case.path_parameters[name] = str(UUID(int=0))
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     for name in ("cursor", "types"):
