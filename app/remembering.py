@@ -20,6 +20,7 @@ from app.memory.embedders import Embedders
 from app.memory.episodic import EpisodicMemory
 from app.memory.hot import HotEpisodes
 from app.memory.objects import Objects
+from app.memory.rows import CHANNEL
 from app.runs.queue import Execute
 from app.settings import Settings
 
@@ -102,11 +103,11 @@ async def keeping(
     vectors = keeper.Keeper(database.pool, parts.embedders)
     upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
     stored = [
-        Alarm(keeper.CHANNEL, each, poll_s=keeper.POLL_S)
+        Alarm(CHANNEL, each, poll_s=keeper.POLL_S)
         for each in (vectors.embed_due, upkeep.offload_due)
     ]
     by_the_clock = [
-        Alarm(keeper.CHANNEL, each, poll_s=60.0)
+        Alarm(CHANNEL, each, poll_s=60.0)
         for each in (vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend)
     ]
 

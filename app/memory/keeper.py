@@ -23,7 +23,6 @@ from app.memory.embedders import Embedders
 from app.memory.embeddings import DIMENSION, Embedder, Vectors
 from app.memory.episode import Summary
 
-CHANNEL = "bottega_memory"
 POLL_S = 5.0
 """How soon an episode is embedded that another process stored."""
 

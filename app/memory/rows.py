@@ -11,6 +11,9 @@ from pydantic_core import from_json, to_json
 
 from app.memory.episode import Body, Episode, State, StorageState
 
+CHANNEL = "bottega_memory"
+"""Notified of when there is background work; runs do so by their worker, which is told anyway."""
+_TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _STORE = "SELECT store_episode($1, $2)"
 _STATE = """
     s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
@@ -62,6 +65,7 @@ async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episod
     """Write all rows of an episode; the same one (by id) again changes nothing."""
     row = to_json(episode.to_row()).decode()
     stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
+    await connection.execute(_TELL)
     return stored
 
 

@@ -204,9 +204,12 @@ class Attacker:
             self.kept.add(where)
 
     async def attack_body(self, method: str, path: str, schema: dict[str, Any]) -> None:
-        for place in self.document.places(schema):
+        for number, place in enumerate(self.document.places(schema)):
             where = f"{path} {place}"
-            for value in [*TEXTS, *VALUES]:
+            values = [*TEXTS, *VALUES]
+            if path.startswith("/v1/episodes"):  # many places, of a few kinds: in turns
+                values = values[number % 3 :: 3]
+            for value in values:
                 if place and place[-1][0] == "name" and not isinstance(value, str):
                     continue
                 body = self.document.filled(schema, place, value)

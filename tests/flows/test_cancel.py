@@ -59,7 +59,8 @@ async def test_a_run_that_waits_never_starts(database_url: str, model: FakeModel
         async with command("worker", **with_model):
             assert (await watch(api.port, kept))[-1]["type"] == "run.completed"
         run = (await client.get(f"/v1/runs/{cancelled}")).json()
-    assert [frame["type"] for frame in frames] == ["run.queued", "run.cancelled"]
+    types = ["run.queued", "episode.stored", "run.cancelled"]
+    assert [frame["type"] for frame in frames] == types
     assert (run["status"], run["attempts"]) == ("cancelled", [])
     assert len(model.requests) == 7
 

@@ -58,7 +58,7 @@ async def test_runs_without_the_session_or_of_another_see_nothing_of_it(
     model.decide = says()
     await dag(bottega, "g", "s1")
     for session in (None, "s2"):
-        body = {"agent": "b", "graph": "g", "input": "x", "session_id": session}
+        body = {"agent": "b", "graph": "g", "input": "x", "session_id": session, "memory": "off"}
         await bottega.client.post("/v1/runs?wait=30", json=body)
         assert systems(model.requests[-1])[1:] == []
     names = [item["id"] for item in (await bottega.client.get("/v1/sessions")).json()["items"]]
