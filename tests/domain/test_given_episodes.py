@@ -11,7 +11,7 @@ from app.runs.memory import may_help, told
 def hit(cosine: float | None = None, lexical: float | None = None, **summary: str) -> Hit:
     when = datetime(2026, 11, 20, tzinfo=UTC)
     episode = Episode(at=when, outcome=Outcome.FAILURE, task={}, summary=Summary(**summary))
-    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, cosine, lexical))
+    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0))
 
 
 def test_no_line_but_the_first_can_say_whose_word_it_is() -> None:
