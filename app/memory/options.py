@@ -29,3 +29,36 @@ class MemoryOptions:
     tend_every_s: float = 3600.0
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
     ages: Ages = field(default_factory=Ages)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningOptions:
+    """What an operator may choose of how runs are learned from (spec page 4, M22 to M24).
+
+    Attributes:
+        trial_share: of the runs that a candidate applies to, which are given it.
+        withheld_share: of the runs that a validated pattern applies to, which are not given it.
+        min_applications: fewer say nothing.
+        min_rate: of the applications that must have gone well.
+        significance: the p-value of the verdict must be below that.
+        min_confidence: from which a pattern is validated.
+        promotion_e: the e-value that a candidate is promoted from.
+        fdr: false discovery rate of the set that a night's report names.
+        fdr_required: whether only patterns of that set are promoted.
+        evidence_days: how far back the verdict looks.
+        decline_p: below that a pattern that did worse is reviewed.
+        decline_each: applications that each side of such a comparison must have.
+    """
+
+    trial_share: float = 0.5
+    withheld_share: float = 0.1
+    min_applications: int = 5
+    min_rate: float = 0.6
+    significance: float = 0.05
+    min_confidence: float = 0.7
+    promotion_e: float = 20.0
+    fdr: float = 0.05
+    fdr_required: bool = False
+    evidence_days: float = 90.0
+    decline_p: float = 0.01
+    decline_each: int = 10
