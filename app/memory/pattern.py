@@ -117,7 +117,7 @@ class Content:
     """
 
     kind: ContentKind
-    fields: Mapping[str, Any] = EMPTY
+    fields: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     uses: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
 
@@ -329,6 +329,6 @@ class Application:
     run_id: UUID | None = None
     followed: bool | None = None
     good: bool | None = None
-    features: Features = EMPTY
+    features: Features = field(default_factory=lambda: EMPTY)
     duration_s: float | None = None
     tokens: int | None = None
