@@ -326,7 +326,6 @@ class Application:
     at: datetime
     baseline: Baseline = Baseline()
     episode_id: UUID | None = None
-    run_id: UUID | None = None
     followed: bool | None = None
     good: bool | None = None
     features: Features = field(default_factory=lambda: EMPTY)

@@ -89,6 +89,20 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
         ),
         "memory_indexes (tenant_id) SELECT tenant_id",
+        (
+            "patterns (tenant_id, id, name, category, document)"
+            " SELECT tenant_id, id, 'x', 'domain', '{}'"
+        ),
+        "pattern_sources (tenant_id, pattern_id, episode_id) SELECT tenant_id, id, id",
+        (
+            "pattern_applications (tenant_id, pattern_id, version, arm, at, episode_id,"
+            " baseline_name, baseline_rate, baseline_n)"
+            " SELECT tenant_id, id, 1, 'trial', at, id, 'unknown', 0.5, 0"
+        ),
+        (
+            "memory_jobs (tenant_id, cause, next_at)"
+            " SELECT tenant_id, 'demand', now() + interval '1 day'"
+        ),
     ):
         into = f"INSERT INTO {row} FROM episodes WHERE run_id = $1 ON CONFLICT DO NOTHING"
         await owner.execute(into, run["id"])

@@ -25,6 +25,7 @@ NEVER_FILLED = {  # by a run that is over
     *("live_text", "worker_tenants"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     *("episode_state", "episode_search", "episode_vectors", "episode_pending", "memory_indexes"),
+    *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }
 TABLES = """
 SELECT c.relname AS name, c.relrowsecurity AND c.relforcerowsecurity AS secured,

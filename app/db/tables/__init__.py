@@ -16,6 +16,13 @@ from app.db.tables.memory import (
     memory_indexes,
     object_trash,
 )
+from app.db.tables.patterns import (
+    memory_jobs,
+    pattern_applications,
+    pattern_sources,
+    patterns,
+    run_learning,
+)
 from app.db.tables.runs import (
     graph_snapshots,
     live_text,
@@ -58,8 +65,13 @@ __all__ = [
     "idempotency_keys",
     "live_text",
     "memory_indexes",
+    "memory_jobs",
     "object_trash",
+    "pattern_applications",
+    "pattern_sources",
+    "patterns",
     "run_events",
+    "run_learning",
     "runs",
     "schedules",
     "session_memory",

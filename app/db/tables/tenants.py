@@ -27,6 +27,8 @@ tenants = Table(
     Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
     Column("name", Text, nullable=False, unique=True),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # Of what is drawn for its runs.
+    Column("salt", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
 )
 
 api_keys = Table(
