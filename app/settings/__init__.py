@@ -15,6 +15,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from app.errors import InvalidInputError
 from app.redaction import Redactor
 from app.settings.episodes import EpisodeSettings
+from app.settings.learning import LearningSettings
 from app.settings.memory import MemorySettings
 from app.settings.subagents import SubagentSettings
 from app.tools.secrets import TenantSecrets
@@ -33,7 +34,7 @@ _OF_OBJECT_STORES = (
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
-class Settings(MemorySettings, EpisodeSettings, SubagentSettings):
+class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
     Names that other tools already share keep theirs: ``DATABASE_URL``, ``OPENAI_API_KEY``,
