@@ -1,0 +1,142 @@
+"""Texts that speak to the model instead of telling it something (spec page 4, M19). Pure.
+
+What an external tool answered is data. Where it is written like an instruction, the episode that
+read it is kept, and neither retrieved nor learned from. This is a second fence, not the first one:
+it finds what is written plainly, in some languages, and takes care not to find ordinary
+documentation.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+LONGEST_READ = 100_000
+"""Characters that are looked at: of a longer text half of them from its beginning, half from its
+end."""
+
+# What stands between is bounded, so that no text takes long.
+_S = r"[\s,:;*_\"'-]{1,8}"
+_WORDS = r"(?:[^\W\d_]{1,14}[\s,*_\"'-]{1,4}){0,4}?"
+_BEFORE = r"(?:previous|prior|earlier|preceding|foregoing|above|your|system)"
+_ANY = r"(?:all|any|other|original|initial|the)"
+_USER = rf"{_S}the{_S}(?:user|human)\b"
+_THIS = r"(?:this|these|it|that)"
+_INVISIBLE = dict.fromkeys(
+    [0xAD, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2060, 0xFEFF, *range(0x202A, 0x202F)]
+)
+
+_IGNORE = "it says to ignore instructions"
+_PROMPT = "it asks for the system prompt"
+_HIDE = "it says to hide something from the user"
+_PART = "it plays a part in the conversation"
+_ORDERS = "it gives a model instructions"
+
+# Why; what such a text begins with; all of it.
+_RULES: tuple[tuple[str, str, str], ...] = (
+    (
+        _IGNORE,
+        "ignore, disregard, forget",
+        (
+            rf"\w{{6,9}}{_S}(?:{_WORDS}{_BEFORE}{_S}{_WORDS}(?:instruction|prompt|directive)s?\b"
+            rf"|{_ANY}{_S}{_WORDS}instructions\b(?!{_S}(?:in|until|for|on|if)\b)"
+            rf"|{_WORDS}(?:instructions|prompts){_S}(?:above|(?:that{_S})?you{_S}(?:were|have|got))\b"
+            rf"|your{_S}(?:rules|guidelines|programming|training)\b"
+            rf"|everything{_S}(?:above|before{_S}this)\b)"
+        ),
+    ),
+    (
+        _IGNORE,
+        "override, bypass",
+        rf"\w{{6,8}}{_S}{_WORDS}(?:previous|prior|your){_S}{_WORDS}instructions\b",
+    ),
+    (
+        _IGNORE,
+        "ignor, olvida, oubli, vergiss, vergessen, esqueça",
+        (
+            rf"\w{{5,10}}{_S}{_WORDS}(?:istruzioni|instrucciones|anweisungen|instruktionen|instruções"
+            rf"|(?:instructions|consignes){_S}(?:précédentes|antérieures|ci))\b"
+        ),
+    ),
+    (_IGNORE, "игнорируй, забудь", rf"\w{{7,13}}{_S}{_WORDS}(?:инструкции|указания)\b"),
+    (_IGNORE, "忽略, 无视, 忘记", "..[^\n。]{0,8}(?:指令|指示|提示)"),
+    (_IGNORE, "以前の, これまでの, 上記の, 前の", "[^\n。]{1,10}指示[^\n。]{0,4}無視"),
+    (
+        _PROMPT,
+        "reveal, print, output, repeat, leak, disclose, send, tell, show",
+        rf"\w{{4,8}}{_S}{_WORDS}your{_S}{_WORDS}(?:system{_S}(?:prompt|message)|instructions)\b",
+    ),
+    (_PROMPT, "new system prompt, updated system prompt", r"\w{3,7} system prompt\s{0,4}:"),
+    (
+        _HIDE,
+        "do not, don't, don’t, never",  # noqa: RUF001 (as others write)
+        (
+            rf"(?:do{_S}not|don.t|never){_S}(?:(?:tell|inform|alert|warn){_USER}{_S}?"
+            rf"(?:about{_S}{_THIS}\b|that{_S}you\b|anything\b|what{_S}you\b|[.!]|$)"
+            rf"|(?:mention|reveal|disclose|show){_S}{_THIS}{_S}{_WORDS}(?:to|from){_USER})"
+        ),
+    ),
+    (_HIDE, "without telling, without informing", rf"without{_S}\w{{7,9}}{_USER}"),
+    (_HIDE, "non dir, non informare, non avvisare", rf"non {_WORDS}(?:all.|l.)utente\b"),
+    (_PART, "<|", r"<\|(?:im_start|im_end|system|assistant|start_header_id|eot_id)\|>"),
+    (_PART, "<<sys>>, [inst], [/inst]", ""),
+    (
+        _PART,
+        "\nsystem, \nassistant, \ndeveloper, \n#, \n*",
+        (
+            r"\n[#*\s]{0,8}(?:system|assistant|developer)[*\s]{0,4}:[*\s]{0,8}"
+            r"(?:you (?:are|must|will|should)|ignore|disregard|forget|from now on)\b"
+        ),
+    ),
+    (
+        _PART,
+        "<system, <assistant, </system",
+        r"</?(?:system|system_prompt|assistant)>\s{0,8}(?:you (?:are|must|will)|ignore|from now)\b",
+    ),
+    (
+        _ORDERS,
+        "here are, these are, follow, your new",
+        (
+            rf"(?:(?:here|these){_S}are|follow){_S}your{_S}new{_S}instructions\b"
+            rf"|your{_S}new{_S}(?:instructions|task|goal|objective){_S}(?:is|are)\b"
+        ),
+    ),
+    (
+        _ORDERS,
+        "you are now",
+        r"you are now (?:dan\b|jailbroken|unrestricted|in developer mode)",
+    ),
+    (
+        _ORDERS,
+        "instruction",
+        (
+            rf"instructions?{_S}(?:for|to){_S}{_WORDS}(?:ais?|llms?|model|assistant|agent)"
+            rf"{_S}reading{_S}this\b"
+        ),
+    ),
+)
+_COMPILED = tuple((why, heads.split(", "), re.compile(whole)) for why, heads, whole in _RULES)
+
+
+def suspicious(text: str) -> str | None:
+    """Why a text that came from outside looks like an instruction; ``None``: it does not.
+
+    Takes time linear in its length, up to :data:`LONGEST_READ`.
+    """
+    half = LONGEST_READ // 2
+    plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFKC", plain).translate(_INVISIBLE)[: 4 * LONGEST_READ]
+    plain = f"\n{plain.lower()}"
+    for why, heads, whole in _COMPILED:
+        if any(whole.match(plain, at) for head in heads for at in _places(plain, head)):
+            return why
+    return None
+
+
+def _places(text: str, head: str) -> Iterator[int]:
+    """Where a text stands in another one, at the beginning of a word if it is one."""
+    at = text.find(head)
+    while at >= 0:
+        if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):
+            yield at
+        at = text.find(head, at + len(head))

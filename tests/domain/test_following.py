@@ -1,0 +1,145 @@
+"""Whether a run did what its patterns say, and how that went, heard from its events."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.events.types import EventType
+from app.memory.following import MOST, Following
+from app.memory.pattern import Arm
+
+ONE, TASK = UUID(int=1), UUID(int=2)
+BASELINE = {"name": "unknown", "rate": 0.5, "n": 0}
+
+
+def shown(number: int = 1, **changes: Any) -> Any:
+    data = {
+        "source": f"pattern:{UUID(int=number)}",
+        "version": 1,
+        "score": 0.5,
+        "arm": "used",
+        "category": "sequence",
+        "name": "n",
+        "baseline": BASELINE,
+        "uses": [],
+        "affects": [],
+        "content": "",
+    }
+    return (EventType.CONTEXT_RECALLED, None, "boss", data | changes)
+
+
+def begun(name: str, call: int = 1, task: UUID | None = None) -> Any:
+    asked = {"call": call, "tool_call_id": f"c{call}", "name": name, "arguments": {}}
+    return (EventType.TOOL_STARTED, task, "boss", asked)
+
+
+def ended(name: str, call: int = 1, error: str | None = None, task: UUID | None = None) -> Any:
+    data = {"call": call, "tool_call_id": f"c{call}", "name": name, "result": 1, "error": error}
+    kind = EventType.TOOL_FAILED if error else EventType.TOOL_COMPLETED
+    return (kind, task, "boss", data)
+
+
+def called(name: str, call: int = 1, error: str | None = None) -> list[Any]:
+    return [begun(name, call), ended(name, call, error)]
+
+
+def agent(name: str, task: UUID = TASK, code: str | None = None) -> list[Any]:
+    error = {"error": {"code": code, "message": f"it was {code}"}}
+    end = (EventType.AGENT_FAILED, error) if code else (EventType.AGENT_COMPLETED, {"output": ""})
+    return [(EventType.AGENT_STARTED, task, name, {}), (end[0], task, name, end[1])]
+
+
+def hear(*events: Any) -> list[tuple[Any, Any]]:
+    following = Following()
+    for event in events:
+        following.hear(*event)
+    return [(told["followed"], told["good"]) for told in following.told()]
+
+
+@pytest.mark.parametrize(
+    ("calls", "followed"),
+    [("ab", True), ("xaxbx", True), ("ba", False), ("a", False), ("bab", True), ("", False)],
+)
+def test_what_it_says_to_use_is_used_in_that_order(calls: str, followed: bool) -> None:
+    events = [event for n, name in enumerate(calls) for event in called(name, n)]
+    assert hear(shown(uses=["a", "b"]), *events) == [(followed, None)]
+    assert hear(*events, shown(uses=["a", "b"])) == [(False, None)]  # that was before
+    assert hear(shown(), *events) == [(None, None)]
+
+
+def test_agents_count_as_tools_do_and_once() -> None:
+    asked = [begun("helper"), *agent("helper"), ended("helper")]
+    assert hear(shown(uses=["helper"]), *asked) == [(True, None)]
+    assert hear(shown(uses=["helper", "helper"]), *asked) == [(False, None)]
+    assert hear(shown(uses=["helper", "helper"]), *asked, *asked[:1]) == [(True, None)]
+    # Asked for under another name, and one that its parent does not wait for.
+    assert hear(shown(uses=["ask", "helper"]), begun("ask"), *agent("helper")) == [(True, None)]
+    beside = [*called("dispatch_subagent"), *agent("helper"), agent("helper")[0]]
+    assert hear(shown(uses=["helper", "helper"]), *beside) == [(False, None)]
+
+
+def test_the_next_call_that_it_is_about_says_how_it_went() -> None:
+    about = shown(affects=["a"])
+    assert hear(about, *called("b", 1, "no"), *called("a", 2)) == [(None, True)]
+    assert hear(about, *called("a", 1, "no"), *called("a", 2)) == [(None, False)]
+    assert hear(about, *called("b")) == [(None, None)]
+    assert hear(begun("a"), about, ended("a", 1, "no"), *called("a", 2)) == [(None, True)]
+    assert hear(shown(affects=["a"], category="strategic"), *called("a")) == [(None, None)]
+
+
+def test_tasks_of_agents_say_so_too() -> None:
+    about = shown(affects=["helper"])
+    assert hear(about, *agent("helper")) == [(None, True)]
+    assert hear(about, *agent("helper", code="model_error")) == [(None, False)]
+    asked = [begun("ask_helper"), *agent("helper", code="x"), ended("ask_helper", 1, "it was x")]
+    assert hear(about, *asked) == [(None, False)]
+    late = (EventType.SUBAGENT_TIMEOUT, TASK, "helper", {"error": {"code": "timeout"}})
+    assert hear(about, agent("helper")[0], late) == [(None, False)]
+
+
+def test_what_somebody_cancelled_says_nothing() -> None:
+    stopped = agent("helper", code="cancelled")
+    asked = [begun("helper"), *stopped, ended("helper", 1, "it was cancelled")]
+    assert hear(shown(affects=["helper"]), *asked) == [(None, None)]
+    assert hear(shown(affects=["helper"]), *asked, *called("helper", 2)) == [(None, True)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=8),
+    st.lists(st.sampled_from("abc"), max_size=3),
+    st.sampled_from(list(Arm)),
+)
+def test_all_arms_are_measured_alike(
+    calls: list[tuple[str, bool]], uses: list[str], arm: str
+) -> None:
+    events = [e for n, (name, bad) in enumerate(calls) for e in called(name, n, "no" * bad)]
+    one = shown(uses=uses, affects=uses)
+    other = shown(uses=uses, affects=uses, arm=arm)
+    assert hear(one, *events) == hear(other, *events)
+
+
+def test_what_is_told_of_a_pattern() -> None:
+    following = Following()
+    for event in (shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)):
+        following.hear(*event)
+    episode = shown(source="episode:1")
+    episode[3].pop("arm")
+    following.hear(*episode)
+    first, *others = following.told()
+    assert first == {
+        "id": str(ONE),
+        "version": 1,
+        "arm": "used",
+        "category": "sequence",
+        "baseline": BASELINE,
+        "followed": None,
+        "good": None,
+    }
+    assert [(each["arm"], each["version"]) for each in others] == [("control", 1), ("used", 2)]
+
+
+def test_so_many_are_followed() -> None:
+    assert len(hear(*(shown(n) for n in range(MOST + 5)))) == MOST

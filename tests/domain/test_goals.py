@@ -1,0 +1,81 @@
+"""What a task asks for, read from its words."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.goals import LONGEST_ITEM, MOST, analyse
+
+TASK = """Prepare the monthly report for the board. You must not use figures of April.
+- Fetch the sales with sql_query
+- Compare them with last year's; at most 3 charts
+Send it to Maria so that she can print it today."""
+
+
+def test_a_task_has_goals_constraints_and_criteria() -> None:
+    found = analyse(
+        TASK, domain="finance", task_type="report", capabilities=["sql_query", "web_search"]
+    )
+    assert found.goals == (
+        "Prepare the monthly report for the board.",
+        "Fetch the sales with sql_query",
+        "Compare them with last year's;",
+        "Send it to Maria so that she can print it today.",
+    )
+    assert found.constraints == ("You must not use figures of April.", "at most 3 charts")
+    assert found.criteria == ("so that she can print it today.",)
+    assert found.features == {
+        "domain": "finance",
+        "task_type": "report",
+        "complexity": found.complexity,
+        "capabilities": ["sql_query", "web_search"],
+        "tools_required": ["sql_query"],
+    }
+
+
+def test_what_is_not_known_is_no_feature() -> None:
+    assert set(analyse("Hello").features) == {"complexity"}
+    assert analyse("").goals == ()
+    assert analyse("Hello there. It rains.").goals == ("Hello there.",)
+
+
+def test_other_languages() -> None:
+    found = analyse("Riassumi il verbale, senza nomi, in modo che tutti capiscano.")
+    assert found.goals
+    assert found.constraints
+    assert found.criteria
+    assert analyse("Die Antwort darf höchstens 100 Wörter haben.").constraints
+    assert analyse("Envía el informe. Nunca incluyas precios.").constraints == (
+        "Nunca incluyas precios.",
+    )
+
+
+def test_a_tool_is_named_as_people_write_it() -> None:
+    known = ["web_search", "search", "add"]
+    assert analyse("Use Web Search for it", capabilities=known).features["tools_required"] == [
+        "search",
+        "web_search",
+    ]
+    assert "tools_required" not in analyse("address the researchers", capabilities=known).features
+
+
+def test_more_to_do_is_more_complex() -> None:
+    short, longer = analyse("Add 1 and 2."), analyse(TASK)
+    long = analyse("\n".join([TASK] * 20))
+    assert 0 < short.complexity < longer.complexity < long.complexity < 1
+
+
+@given(st.text(), st.lists(st.text(max_size=8), max_size=4))
+def test_any_text_has_some_that_are_bounded(task: str, capabilities: list[str]) -> None:
+    found = analyse(task, capabilities=capabilities)
+    assert found == analyse(task, capabilities=capabilities)
+    assert 0 <= found.complexity <= 1
+    for items in (found.goals, found.constraints, found.criteria):
+        assert len(items) <= MOST
+        assert all(0 < len(item) <= LONGEST_ITEM for item in items)
+
+
+@given(st.sampled_from(("must. ", "- ", "so that ", "a" * 50, "?" * 9)), st.integers(1, 20))
+def test_a_long_text_is_bounded(piece: str, times: int) -> None:
+    found = analyse(piece * times * 2000)
+    assert len(found.goals) <= MOST
+    assert all(len(item) <= LONGEST_ITEM for item in (*found.goals, *found.constraints))
