@@ -1,0 +1,276 @@
+"""Whether a pattern is worth using: page 4, M22 to M24."""
+
+from dataclasses import replace
+from fractions import Fraction
+from math import comb, exp, log
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app.memory.options import LearningOptions
+from app.memory.pattern import PatternState
+from app.memory.validation import (
+    Evidence,
+    Tally,
+    Verdict,
+    binomial_p,
+    confidence,
+    discoveries,
+    e_value,
+    fisher_p,
+    following,
+    judged,
+    worse,
+)
+from benchmarks import validation as simulated
+
+OPTIONS = LearningOptions()
+CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED
+
+tallies = st.integers(0, 400).flatmap(lambda n: st.integers(0, n).map(lambda good: Tally(good, n)))
+rates = st.floats(0.001, 0.999)
+
+
+def exact_binomial(good: int, n: int, baseline: float) -> Fraction:
+    rate = Fraction(baseline)
+    return sum(
+        (comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(good, n + 1)), Fraction()
+    )
+
+
+def exact_fisher(better: Tally, other: Tally) -> Fraction:
+    good, n = better.good + other.good, better.n + other.n
+    ways = sum(
+        comb(better.n, k) * comb(other.n, good - k)
+        for k in range(better.good, min(good, better.n) + 1)
+    )
+    return Fraction(ways, comb(n, good))
+
+
+class TestTests:
+    @given(st.integers(0, 60), st.data(), rates)
+    def test_the_binomial_is_exact(self, n: int, data: st.DataObject, baseline: float) -> None:
+        good = data.draw(st.integers(0, n))
+        assert abs(binomial_p(Tally(good, n), baseline) - exact_binomial(good, n, baseline)) < 1e-12
+
+    @pytest.mark.parametrize(
+        ("n", "numerator"), [(1_000, 1), (1_000, 128), (1_000, 255), (3_000, 77)]
+    )
+    def test_the_binomial_is_exact_for_thousands(self, n: int, numerator: int) -> None:
+        """With a rate of so many 256ths the reference is a matter of whole numbers."""
+        weights = [comb(n, k) * numerator**k * (256 - numerator) ** (n - k) for k in range(n + 1)]
+        middle = n * numerator // 256
+        for good in {0, 1, middle // 2, middle - 20, middle, middle + 1, middle + 50, n - 1, n}:
+            if 0 <= good <= n:
+                reference = Fraction(sum(weights[good:]), 256**n)
+                assert abs(binomial_p(Tally(good, n), numerator / 256) - reference) < 1e-12
+
+    @pytest.mark.parametrize("baseline", [1e-9, 1e-4, 0.3, 0.9999, 1 - 1e-9])
+    def test_a_tail_however_thin_is_known_to_twelve_figures(self, baseline: float) -> None:
+        for good in (1, 20, 40):
+            found = binomial_p(Tally(good, 40), baseline)
+            assert found == pytest.approx(float(exact_binomial(good, 40, baseline)), rel=1e-12)
+
+    def test_nothing_is_no_evidence(self) -> None:
+        assert binomial_p(Tally(), 0.5) == binomial_p(Tally(0, 9), 0.0) == 1.0
+        assert binomial_p(Tally(1, 9), 0.0) == 0.0
+        assert binomial_p(Tally(9, 9), 1.0) == 1.0
+
+    @given(tallies, tallies)
+    @example(Tally(0, 1), Tally(1, 1))
+    @example(Tally(400, 400), Tally(0, 400))
+    def test_fishers_test_is_exact(self, better: Tally, other: Tally) -> None:
+        if better.n and other.n:
+            assert abs(fisher_p(better, other) - exact_fisher(better, other)) < 1e-12
+        else:
+            assert fisher_p(better, other) == 1.0
+
+    def test_fishers_tea(self) -> None:
+        """Fisher, The Design of Experiments: all eight cups, and six of them."""
+        assert fisher_p(Tally(4, 4), Tally(0, 4)) == pytest.approx(1 / 70)
+        assert fisher_p(Tally(3, 4), Tally(1, 4)) == pytest.approx(17 / 70)
+
+
+class TestVerdict:
+    def test_five_of_five(self) -> None:
+        found = judged(Tally(5, 5), 0.5, OPTIONS)
+        assert found.verdict is Verdict.VALIDATED
+        assert found.p_value == pytest.approx(0.03125)
+        assert found.confidence == pytest.approx(0.760, abs=5e-4)
+        assert found.confidence == pytest.approx(0.5 + 0.3 * (1 - exp(-0.25)) + 0.2 * 0.96875)
+
+    def test_four_are_too_few(self) -> None:
+        assert judged(Tally(4, 4), 0.1, OPTIONS).verdict is Verdict.INSUFFICIENT_EVIDENCE
+        assert judged(Tally(5, 5), 0.1, OPTIONS).verdict is Verdict.VALIDATED
+
+    def test_the_rate_of_those_that_went_well(self) -> None:
+        assert judged(Tally(60, 100), 0.5, OPTIONS).verdict is Verdict.VALIDATED
+        assert judged(Tally(59, 100), 0.4, OPTIONS).verdict is Verdict.IN_REVIEW
+        assert judged(Tally(6, 10), 0.2, replace(OPTIONS, min_confidence=0)).verdict is (
+            Verdict.VALIDATED
+        )
+
+    def test_significance_is_below_the_limit_not_at_it(self) -> None:
+        p_value = judged(Tally(8, 10), 0.5, OPTIONS).p_value
+        assert p_value == pytest.approx(56 / 1024)
+        at = replace(OPTIONS, significance=p_value)
+        above = replace(OPTIONS, significance=np.nextafter(p_value, 1))
+        assert judged(Tally(8, 10), 0.5, OPTIONS).verdict is Verdict.IN_REVIEW
+        assert judged(Tally(8, 10), 0.5, at).verdict is Verdict.IN_REVIEW
+        assert judged(Tally(8, 10), 0.5, above).verdict is Verdict.VALIDATED
+        assert judged(Tally(9, 10), 0.5, OPTIONS).verdict is Verdict.VALIDATED
+
+    def test_significant_against_a_low_baseline_but_not_sure_enough(self) -> None:
+        found = judged(Tally(6, 10), 0.3, OPTIONS)
+        assert found.p_value == pytest.approx(0.0473489874)
+        assert found.confidence == pytest.approx(0.6086, abs=5e-5)
+        assert found.verdict is Verdict.CANDIDATE
+
+    def test_confidence_may_be_just_enough(self) -> None:
+        sure = judged(Tally(6, 10), 0.3, OPTIONS).confidence
+        just = replace(OPTIONS, min_confidence=sure)
+        not_quite = replace(OPTIONS, min_confidence=np.nextafter(sure, 1))
+        assert judged(Tally(6, 10), 0.3, just).verdict is Verdict.VALIDATED
+        assert judged(Tally(6, 10), 0.3, not_quite).verdict is Verdict.CANDIDATE
+
+    @given(tallies, rates)
+    def test_confidence_stays_within_its_bounds(self, tally: Tally, baseline: float) -> None:
+        assert 0 <= confidence(tally, binomial_p(tally, baseline)) <= 1
+
+    @given(tallies, rates)
+    def test_one_more_that_went_well_never_makes_it_less_likely(
+        self, tally: Tally, baseline: float
+    ) -> None:
+        more = Tally(tally.good + 1, tally.n + 1)
+        assert binomial_p(more, baseline) <= binomial_p(tally, baseline) + 1e-12
+
+
+class TestStates:
+    @pytest.mark.parametrize("verdict", list(Verdict))
+    @pytest.mark.parametrize("state", list(PatternState))
+    def test_what_follows(self, state: PatternState, verdict: Verdict) -> None:
+        found = following(state, verdict, 20.0, OPTIONS, discovered=False)
+        if verdict is Verdict.INSUFFICIENT_EVIDENCE or state not in (CANDIDATE, VALIDATED):
+            assert found is state
+        elif state is CANDIDATE:
+            assert found is (VALIDATED if verdict is Verdict.VALIDATED else CANDIDATE)
+        else:
+            assert found.value == verdict.value
+
+    def test_a_candidate_needs_the_e_value_too(self) -> None:
+        less = np.nextafter(20.0, 0)
+        assert following(CANDIDATE, Verdict.VALIDATED, less, OPTIONS, discovered=True) is CANDIDATE
+        assert following(CANDIDATE, Verdict.VALIDATED, 20, OPTIONS, discovered=False) is VALIDATED
+
+    def test_and_a_place_among_the_discoveries_if_that_is_required(self) -> None:
+        strict = replace(OPTIONS, fdr_required=True)
+        assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=False) is CANDIDATE
+        assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=True) is VALIDATED
+
+
+class TestEValues:
+    @given(st.lists(st.tuples(st.booleans(), rates), max_size=60), st.randoms())
+    def test_order_and_grouping_make_no_difference(self, applied, random) -> None:  # type: ignore[no-untyped-def]
+        value = e_value(applied)
+        random.shuffle(applied)
+        assert e_value(applied) == pytest.approx(value, rel=1e-9)
+        grouped = Evidence()
+        for each in set(applied):
+            grouped = grouped.after(each[0], each[1], applied.count(each))
+        assert grouped.e_value == pytest.approx(value, rel=1e-9)
+
+    @given(st.lists(st.tuples(st.booleans(), rates), max_size=20), rates, st.floats(0, 1))
+    def test_one_more_is_no_gain_to_be_expected(self, applied, baseline, less) -> None:  # type: ignore[no-untyped-def]
+        """The mean after one more application at the baseline's rate is what it was, and at a
+        lower rate not more: so it is a test martingale, and Ville's inequality holds."""
+        evidence = Evidence()
+        for each in applied:
+            evidence = evidence.after(*each)
+        good, bad = evidence.after(True, baseline).e_value, evidence.after(False, baseline).e_value
+        now = evidence.e_value
+        assert baseline * good + (1 - baseline) * bad == pytest.approx(now, rel=1e-9)
+        rate = baseline * less
+        assert rate * good + (1 - rate) * bad <= now * (1 + 1e-9)
+
+    def test_however_often_one_looks_chance_gets_to_twenty_in_one_case_of_twenty(self) -> None:
+        """With a baseline of its own for each application."""
+        random = np.random.default_rng(7)
+        reached = 0
+        for _ in range(400):
+            evidence = Evidence()
+            for baseline in random.uniform(0.1, 0.9, 150):
+                evidence = evidence.after(bool(random.random() < baseline), float(baseline))
+                if evidence.e_value >= 20:
+                    reached += 1
+                    break
+        assert 0 < reached <= 400 * 0.05
+
+    def test_it_stays_finite(self) -> None:
+        assert e_value([(True, 0.5)] * 5_000) == pytest.approx(1e300)
+        assert 0 <= e_value([(False, 0.5)] * 50_000) < 1e-300
+        assert e_value([(True, 0.0), (False, 1.0)]) > 0
+        assert e_value([]) == 1.0
+
+    def test_the_false_discovery_rate(self) -> None:
+        """Wang and Ramdas, False discovery rate control with e-values: the k largest, where the
+        k-th is at least (number of all) / (k * rate)."""
+        some = {UUID(int=n): value for n, value in enumerate((100.0, 45.0, 26.0, 1.0))}
+        assert discoveries(some, 0.05, 4) == {UUID(int=0), UUID(int=1)}
+        assert discoveries(some, 0.05, 5) == {UUID(int=0)}
+        assert discoveries(some, 0.05, 6) == set()
+        assert discoveries({}, 0.05, 0) == set()
+
+    @given(st.dictionaries(st.uuids(), st.floats(0, 1e4), max_size=30), st.floats(0.01, 1.0))
+    def test_small_e_values_may_be_left_out(self, values: dict[UUID, float], rate: float) -> None:
+        large = {each: value for each, value in values.items() if value * rate >= 1}
+        kept = discoveries(values, rate, len(values))
+        assert kept == discoveries(large, rate, len(values))
+        assert all(values[each] * len(kept) * rate >= len(values) for each in kept)
+
+
+class TestDecline:
+    def test_few_say_nothing(self) -> None:
+        assert not worse(Tally(0, 9), Tally(900, 900), OPTIONS)
+        assert not worse(Tally(0, 900), Tally(9, 9), OPTIONS)
+        assert worse(Tally(0, 10), Tally(10, 10), OPTIONS)
+
+    def test_a_raw_difference_is_none(self) -> None:
+        assert not worse(Tally(7, 10), Tally(90, 100), OPTIONS)
+        assert not worse(Tally(10, 10), Tally(0, 10), OPTIONS)
+
+    def test_p_is_below_the_limit_not_at_it(self) -> None:
+        p_value = fisher_p(Tally(90, 100), Tally(5, 10))
+        assert worse(Tally(5, 10), Tally(90, 100), replace(OPTIONS, decline_p=p_value * 1.01))
+        assert not worse(Tally(5, 10), Tally(90, 100), replace(OPTIONS, decline_p=p_value))
+
+
+class TestSimulated:
+    """The benchmark, small: fixed seeds."""
+
+    @pytest.mark.parametrize("rate", [0.5, 0.3])
+    def test_few_nulls_are_promoted(self, rate: float) -> None:
+        found = simulated.promoted(simulated.outcomes(rate, 400, 200, seed=1), rate)
+        assert found.by_both.mean() <= 0.05
+        assert not (found.by_both & ~found.by_verdict).any()
+
+    def test_the_plain_p_value_would_promote_many(self) -> None:
+        found = simulated.promoted(simulated.outcomes(0.5, 300, 200, seed=1), 0.5)
+        assert found.by_verdict.mean() > 0.2
+
+    def test_what_helps_is_promoted_soon(self) -> None:
+        found = simulated.promoted(simulated.outcomes(0.8, 300, 60, seed=1), 0.5)
+        assert found.by_both.mean() >= 0.9
+
+    def test_what_only_fails_from_now_on_leaves_within_ten(self) -> None:
+        before = simulated.ninety_of_hundred(100, seed=1)
+        left = simulated.left_after(before, np.zeros((100, 10), bool))
+        assert left.max() <= 10
+
+    def test_the_mixture_bets_on_what_is_likely(self) -> None:
+        """60 applications at 0.8 make of a stake what is worth a look: half of what the best single
+        bet in hindsight would, in logarithms, and more."""
+        hindsight = 48 * log(0.8 / 0.5) + 12 * log(0.2 / 0.5)
+        assert log(e_value([(True, 0.5)] * 48 + [(False, 0.5)] * 12)) > hindsight / 2
