@@ -83,6 +83,17 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     return min(found)
 
 
+def previous_tick(cron: str, until: datetime) -> datetime:
+    """The last moment up to ``until``, that one included, at which ``cron`` is due in UTC.
+
+    Args:
+        cron: as it was checked.
+    """
+    second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
+    local: datetime = _local_times(cron, second).get_prev(datetime)
+    return local.replace(tzinfo=UTC)
+
+
 def _local_times(cron: str, after: datetime) -> croniter:
     return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=_MOST_YEARS)
 

@@ -26,7 +26,7 @@ DO $$
 DECLARE
     v_role text;
 BEGIN
-    FOREACH v_role IN ARRAY ARRAY['bottega_app', 'bottega_system'] LOOP
+    FOREACH v_role IN ARRAY ARRAY['bottega_app', 'bottega_system', 'bottega_maintenance'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
@@ -43,8 +43,10 @@ EXCEPTION
     WHEN insufficient_privilege THEN
         RAISE EXCEPTION 'this login may not make or use the roles that Bottega needs: have an '
             'administrator run CREATE ROLE bottega_app NOLOGIN; '
-            'CREATE ROLE bottega_system NOLOGIN (unless they exist); '
-            'GRANT bottega_app, bottega_system TO % WITH SET TRUE, ADMIN TRUE',
+            'CREATE ROLE bottega_system NOLOGIN; '
+            'CREATE ROLE bottega_maintenance NOLOGIN (unless they exist); '
+            'GRANT bottega_app, bottega_system, bottega_maintenance TO % '
+            'WITH SET TRUE, ADMIN TRUE',
             quote_ident(current_user);
 END $$
 """

@@ -109,16 +109,52 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$
 """
 
-# Tenants that have episodes, and whose memory nobody was asked to look through at that time of the
-# clock or later.
+# Tenants that had episodes at that time of the clock, and whose memory nobody was asked to look
+# through then or later, nor is at now.
 TENANTS_TO_MAINTAIN = """
 CREATE FUNCTION tenants_to_maintain(p_tick timestamptz, p_limit integer) RETURNS SETOF uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT t.id FROM tenants t
-    WHERE EXISTS (SELECT FROM episode_state s WHERE s.tenant_id = t.id)
-      AND NOT EXISTS (SELECT FROM memory_jobs j WHERE j.tenant_id = t.id AND j.tick >= p_tick)
+    WHERE t.created_at < p_tick
+      AND EXISTS (SELECT FROM episode_state s WHERE s.tenant_id = t.id AND s.at < p_tick)
+      AND NOT EXISTS (SELECT FROM memory_jobs j WHERE j.tenant_id = t.id
+                      AND (j.tick >= p_tick OR j.status IN ('pending', 'running')))
     ORDER BY t.id LIMIT p_limit
 $$
+"""
+
+# --- Indexes ------------------------------------------------------------------------------------
+
+# May analyse and rebuild, and read nothing.
+MAINTAINED = (
+    *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
+    *("episode_state", "episode_search", "episode_vectors", "episode_pending", "memory_indexes"),
+    *("object_trash", *TABLES),
+)
+
+# What is left of rebuilding an index when whoever did is killed: it costs, and nothing uses it.
+# Only who owns a table may drop one. One that somebody is building now is locked, and left alone.
+DROP_BROKEN_INDEXES = """
+CREATE FUNCTION drop_broken_indexes() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_index text;
+    v_dropped integer := 0;
+BEGIN
+    PERFORM set_config('lock_timeout', '200ms', true);
+    FOR v_index IN
+        SELECT c.oid::regclass FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        WHERE NOT i.indisvalid AND c.relnamespace = 'public'::regnamespace
+          AND c.relname ~ '_cc(new|old)[0-9]*$'
+    LOOP
+        BEGIN
+            EXECUTE 'DROP INDEX ' || v_index;
+            v_dropped := v_dropped + 1;
+        EXCEPTION WHEN lock_not_available OR undefined_object THEN NULL;
+        END;
+    END LOOP;
+    RETURN v_dropped;
+END $$
 """
 
 SYSTEM = (
@@ -378,6 +414,37 @@ def _security() -> None:
             op.execute(statement)
 
 
+def _maintenance(old: Any) -> None:
+    """What looks after the indexes, which are all tenants'."""
+    op.create_table(
+        "index_care",
+        old._text("name", nullable=False),
+        sa.Column("changes", sa.BigInteger(), nullable=False),
+        old._at(),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_index_care")),
+    )
+    op.execute(DROP_BROKEN_INDEXES)
+    for statement in (
+        _role(),
+        "REVOKE ALL ON FUNCTION drop_broken_indexes FROM public",
+        "GRANT EXECUTE ON FUNCTION drop_broken_indexes TO bottega_maintenance",
+        "GRANT USAGE ON SCHEMA public TO bottega_maintenance",
+        "GRANT SELECT, INSERT, UPDATE ON index_care TO bottega_maintenance",
+        f"GRANT MAINTAIN ON {', '.join(MAINTAINED)} TO bottega_maintenance",
+    ):
+        op.execute(statement)
+
+
+def _role() -> str:
+    """Make the role, or say what an administrator is to do."""
+    made = _module("0003").ROLES.replace(
+        "ARRAY['bottega_app', 'bottega_system', 'bottega_maintenance']",
+        "ARRAY['bottega_maintenance']",
+    )
+    assert made != _module("0003").ROLES
+    return str(made)
+
+
 def upgrade() -> None:
     third, fourth, fifth = map(_module, ("0003", "0004", "0005"))
     op.add_column(
@@ -387,6 +454,7 @@ def upgrade() -> None:
     for tables in (_patterns, _applications, _work):
         tables(fifth)
     _security()
+    _maintenance(fifth)
     learnt = third._amended(
         fifth.STORE_EPISODE, ("    RETURN e.id;\nEND $$", f"{_LEARNT}    RETURN e.id;\nEND $$")
     )
@@ -405,8 +473,11 @@ def downgrade() -> None:
     op.execute("GRANT CREATE ON SCHEMA public TO bottega_system")
     fourth._replace_system_function(_erasing()[0])
     op.execute("REVOKE CREATE ON SCHEMA public FROM bottega_system")
-    for function in (*SYSTEM, FIRST_TRY):
+    for function in (*SYSTEM, FIRST_TRY, DROP_BROKEN_INDEXES):
         op.execute(f"DROP FUNCTION {third._name(function)}")
+    op.execute(f"REVOKE ALL ON {', '.join(MAINTAINED)}, index_care FROM bottega_maintenance")
+    op.execute("REVOKE ALL ON SCHEMA public FROM bottega_maintenance")
+    op.drop_table("index_care")
     for table in reversed(TABLES):
         op.drop_table(table)
     op.drop_column("tenants", "salt")

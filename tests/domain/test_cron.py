@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidInputError
-from app.runs.cron import check_cron, check_zone, next_tick
+from app.runs.cron import check_cron, check_zone, next_tick, previous_tick
 
 BERLIN = "Europe/Berlin"  # 2026: forward on 29 March at 2:00, back on 25 October at 3:00
 
@@ -141,3 +141,22 @@ def test_an_expression_is_kept_in_its_plain_form() -> None:
 def test_what_is_no_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(InvalidInputError):
         check_zone(zone)
+
+
+def test_the_last_tick_may_be_now_and_is_never_later() -> None:
+    at = datetime(2026, 11, 20, 3, tzinfo=UTC)
+    assert previous_tick("0 3 * * *", at) == at
+    assert previous_tick("0 3 * * *", at + timedelta(microseconds=1)) == at
+    assert previous_tick("0 3 * * *", at - timedelta(microseconds=1)) == at - timedelta(days=1)
+    leap = datetime(2024, 2, 29, tzinfo=UTC)
+    assert previous_tick("0 0 29 2 *", at) == leap
+
+
+@given(
+    st.sampled_from(["0 3 * * *", "*/7 * * * *", "30 8 * * mon-fri", "0 0 1 * *"]),
+    st.integers(0, 10 * 365 * 86_400),
+)
+def test_between_the_last_tick_and_the_next_there_is_none(cron: str, seconds: int) -> None:
+    at = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    last = previous_tick(cron, at)
+    assert last <= at < next_tick(cron, "UTC", last) == next_tick(cron, "UTC", at)

@@ -17,6 +17,7 @@ from app.db.tables.memory import (
     object_trash,
 )
 from app.db.tables.patterns import (
+    index_care,
     memory_jobs,
     pattern_applications,
     pattern_sources,
@@ -63,6 +64,7 @@ __all__ = [
     "graph_versions",
     "graphs",
     "idempotency_keys",
+    "index_care",
     "live_text",
     "memory_indexes",
     "memory_jobs",

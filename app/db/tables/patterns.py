@@ -1,6 +1,7 @@
 """Patterns: what several runs taught together, and how that is known (spec page 4, M19 to M30)."""
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -204,4 +205,14 @@ Index(
     "ix_memory_jobs_next",
     memory_jobs.c.next_at,
     postgresql_where=text("status IN ('pending', 'running')"),
+)
+
+# What was done for the indexes of a table, which are all tenants'.
+index_care = Table(
+    "index_care",
+    metadata,
+    Column("name", Text, primary_key=True),
+    # Rows of it that had changed when they were last rebuilt.
+    Column("changes", BigInteger, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False),
 )

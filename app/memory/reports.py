@@ -1,0 +1,121 @@
+"""What there is to say of a tenant's memory after it was looked through (spec page 4, M30).
+
+Everything in it is bounded, whatever the tenant has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from app.clock import Clock, utcnow
+from app.db.engine import acting_as
+from app.memory.hot import Counts, HotEpisodes
+from app.memory.jobs import Job
+
+_DAYS = 30
+MOST = 200
+"""Validations, and other lists of a report, at most; the rest is counted."""
+
+_EPISODES = """
+SELECT state AS name, count(*) AS count FROM episode_state WHERE tenant_id = $1 GROUP BY 1
+"""
+_OUTCOMES = """
+SELECT outcome AS name, count(*) AS count FROM episode_search WHERE tenant_id = $1 GROUP BY 1
+"""
+_STORAGE = """
+SELECT CASE WHEN object_key IS NULL THEN 'database' ELSE 'objects' END AS name,
+       count(*) AS count, sum(bytes)::bigint AS bytes
+FROM episode_bodies WHERE tenant_id = $1 GROUP BY 1
+"""
+_PATTERNS = """
+SELECT state AS name, count(*) AS count FROM patterns WHERE tenant_id = $1 GROUP BY 1
+"""
+_DISCOVERIES = """
+SELECT (created_at AT TIME ZONE 'UTC')::date::text AS name, count(*) AS count FROM patterns
+WHERE tenant_id = $1 AND fingerprint IS NOT NULL AND created_at >= $2 GROUP BY 1 ORDER BY 1
+"""
+_APPLICATIONS = """
+SELECT arm AS name, count(*) AS count, count(*) FILTER (WHERE good) AS good
+FROM pattern_applications WHERE tenant_id = $1 AND at >= $2 GROUP BY 1
+"""
+_LEARNING = """
+SELECT status AS name, count(*) AS count FROM run_learning WHERE tenant_id = $1 GROUP BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What writes reports.
+
+    Attributes:
+        hot: whose hit rates they tell, which are this process's.
+    """
+
+    pool: asyncpg.Pool
+    hot: HotEpisodes | None = None
+    now: Clock = utcnow
+
+    async def of(self, job: Job) -> dict[str, Any]:
+        """The report of a job whose other stages are done."""
+        now = self.now()
+        return {
+            "at": now,
+            **await self._counted(job.tenant_id, now),
+            "cache": {} if self.hot is None else _rates(self.hot.counts),
+            "stages": dict(job.progress),
+        }
+
+    async def _counted(self, tenant_id: UUID, now: datetime) -> dict[str, Any]:
+        since = now - timedelta(days=_DAYS)
+        async with acting_as(self.pool, tenant_id) as connection:
+            states = _by_name(await connection.fetch(_EPISODES, tenant_id))
+            outcomes = _by_name(await connection.fetch(_OUTCOMES, tenant_id))
+            storage = await connection.fetch(_STORAGE, tenant_id)
+            patterns = _by_name(await connection.fetch(_PATTERNS, tenant_id))
+            discovered = await connection.fetch(_DISCOVERIES, tenant_id, since)
+            applications = await connection.fetch(_APPLICATIONS, tenant_id, since)
+            learning = _by_name(await connection.fetch(_LEARNING, tenant_id))
+        return {
+            "episodes": {
+                "stored": sum(states.values()),
+                "by_state": states,
+                "searchable_by_outcome": outcomes,
+            },
+            "storage": {
+                tier: {"bodies": row["count"], "bytes": row["bytes"]}
+                for tier, row in _found(storage, "database", "objects").items()
+            },
+            "patterns": {
+                "by_state": patterns,
+                "discovered_by_day": _by_name(discovered),
+                "applications": {
+                    row["name"]: {"count": row["count"], "good": row["good"]}
+                    for row in applications
+                },
+            },
+            "learning": learning,
+        }
+
+
+def _by_name(rows: Sequence[Any]) -> dict[str, int]:
+    return {row["name"]: row["count"] for row in rows}
+
+
+def _found(rows: Sequence[Any], *names: str) -> dict[str, Mapping[str, Any]]:
+    """Rows by their names; of those that there are none of, nothing."""
+    nothing = {"count": 0, "bytes": 0}
+    return dict.fromkeys(names, nothing) | {row["name"]: dict(row) for row in rows}
+
+
+def _rates(counts: Counts) -> dict[str, Any]:
+    redis = counts.redis_hits + counts.redis_misses
+    return {
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "rate": round(counts.rate, 4),
+        "redis_rate": round(counts.redis_hits / redis, 4) if redis else None,
+    }

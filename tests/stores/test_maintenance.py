@@ -1,0 +1,378 @@
+"""Looks through a memory: ordered once, held by one, taken up where they were left."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as, connect
+from app.errors import NotFoundError, UnavailableError
+from app.memory import indices, jobs
+from app.memory.indices import Indices
+from app.memory.jobs import Job
+from app.memory.maintenance import Maintenance, Nights, Stage
+from tests.memories import day, remember, told
+
+NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
+NIGHT = timedelta(days=1)
+
+
+def nights(at: datetime) -> Nights:
+    """Each day at that hour."""
+
+    def previous(until: datetime) -> datetime:
+        return at + NIGHT * ((until - at) // NIGHT)
+
+    return Nights(previous, lambda after: previous(after) + NIGHT)
+
+
+class Done:
+    """Stages that say so when they are done."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.before: dict[str, Callable[[Job], Awaitable[None]]] = {}
+
+    def stages(self) -> list[Stage]:
+        return [Stage(name, self._work(name)) for name in NAMES]
+
+    def _work(self, name: str) -> Callable[[Job], Awaitable[Mapping[str, Any]]]:
+        async def work(job: Job) -> Mapping[str, Any]:
+            if name in self.before:
+                await self.before[name](job)
+            self.done.append(name)
+            return {"seen": len(self.done)}
+
+        return work
+
+
+@pytest.fixture
+def done() -> Done:
+    return Done()
+
+
+@pytest.fixture
+def maintenance(database: Database, done: Done) -> Maintenance:
+    return Maintenance(database.pool, done.stages(), first_pause_s=0.0)
+
+
+async def job(database: Database, job_id: UUID) -> Job:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        return await jobs.get(connection, DEFAULT_TENANT, job_id)
+
+
+async def test_a_job_does_all_stages_in_order_and_keeps_its_report(
+    database: Database, maintenance: Maintenance, done: Done
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    waiting = await job(database, ordered)
+    assert (waiting.status, waiting.cause, waiting.stage) == ("pending", "demand", 0)
+
+    assert await maintenance.work() == 0.0
+    assert await maintenance.work() == float("inf")
+
+    assert done.done == list(NAMES)
+    ended = await job(database, ordered)
+    assert (ended.status, ended.stage, ended.error) == ("done", 6, None)
+    assert set(ended.progress) == set(NAMES)
+    assert (ended.report or {})["seen"] == 6
+    assert all(ended.progress[name]["ms"] >= 0 for name in NAMES)
+    assert None not in (ended.started_at, ended.ended_at)
+
+
+async def test_ordered_twice_it_is_one_job_until_it_is_done(
+    database: Database, maintenance: Maintenance
+) -> None:
+    several = await asyncio.gather(*(maintenance.order(DEFAULT_TENANT) for _ in range(5)))
+    assert len(set(several)) == 1
+    await maintenance.work()
+    assert await maintenance.order(DEFAULT_TENANT) not in several
+
+
+async def test_its_progress_can_be_seen_meanwhile(
+    database: Database, maintenance: Maintenance, done: Done
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    seen: list[Job] = []
+
+    async def look(_: Job) -> None:
+        seen.append(await job(database, ordered))
+
+    done.before["refinement"] = look
+    await maintenance.work()
+    assert [(each.status, each.stage) for each in seen] == [("running", 3)]
+    assert set(seen[0].progress) == {"episodes", "mining", "validation"}
+    assert await maintenance.order(DEFAULT_TENANT) != ordered
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_after_an_error_it_goes_on_with_that_stage(
+    database: Database, maintenance: Maintenance, done: Done, name: str
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+
+    async def fail(_: Job) -> None:
+        raise UnavailableError("the store is down")
+
+    done.before[name] = fail
+    assert await maintenance.work() == 0.0
+    failed = await job(database, ordered)
+    number = NAMES.index(name)
+    assert (failed.status, failed.stage, failed.error) == ("running", number, "the store is down")
+    assert await maintenance.order(DEFAULT_TENANT) == ordered
+
+    del done.before[name]
+    await maintenance.work()
+    assert done.done == list(NAMES)
+    ended = await job(database, ordered)
+    assert (ended.status, ended.tries, ended.error) == ("done", 2, None)
+
+
+async def test_what_fails_each_time_is_given_up_and_says_why(
+    database: Database, maintenance: Maintenance, done: Done
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+
+    async def fail(_: Job) -> None:
+        raise KeyError("a bug")
+
+    done.before["mining"] = fail
+    for _ in range(8):
+        assert await maintenance.work() == 0.0
+    ended = await job(database, ordered)
+    assert (ended.status, ended.stage, ended.report) == ("failed", 1, None)
+    assert ended.error == "an internal error; the worker's log says more"
+    assert await maintenance.work() == float("inf")
+    assert await maintenance.order(DEFAULT_TENANT) != ordered
+
+
+async def test_who_is_stopped_hands_it_back_and_the_next_goes_on(
+    database: Database, maintenance: Maintenance, done: Done
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    reached = asyncio.Event()
+
+    async def hang(_: Job) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    done.before["validation"] = hang
+    stopped = asyncio.ensure_future(maintenance.work())
+    await reached.wait()
+    stopped.cancel()
+    await asyncio.gather(stopped, return_exceptions=True)
+    del done.before["validation"]
+    await maintenance.work()
+    assert done.done == list(NAMES)
+    assert (await job(database, ordered)).tries == 2
+
+
+async def test_who_lost_it_writes_nothing_more(
+    database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
+) -> None:
+    """One that was stalled for longer than its lease, as with its machine asleep."""
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    other = Done()
+    another = Maintenance(database.pool, other.stages())
+
+    async def stall(_: Job) -> None:
+        await owner.execute("UPDATE memory_jobs SET next_at = now()")
+        await another.work()
+
+    done.before["mining"] = stall
+    await maintenance.work()
+    assert other.done == list(NAMES[1:])
+    assert done.done == ["episodes", "mining"]
+    ended = await job(database, ordered)
+    assert (ended.status, ended.tries, ended.progress["mining"]["seen"]) == ("done", 2, 1)
+
+
+async def test_who_works_long_holds_it(database: Database, owner: asyncpg.Pool, done: Done) -> None:
+    maintenance = Maintenance(database.pool, done.stages(), lease_s=0.3)
+    await maintenance.order(DEFAULT_TENANT)
+
+    async def outlast(_: Job) -> None:
+        until = await owner.fetchval("SELECT next_at FROM memory_jobs")
+        while await owner.fetchval("SELECT next_at FROM memory_jobs") == until:
+            pass
+
+    done.before["mining"] = outlast
+    await maintenance.work()
+    assert done.done == list(NAMES)
+
+
+async def test_one_whose_workers_all_die_ends(
+    database: Database, owner: asyncpg.Pool, maintenance: Maintenance
+) -> None:
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    await owner.execute("UPDATE memory_jobs SET status = 'running', tries = 8, next_at = now()")
+    await maintenance.work()
+    ended = await job(database, ordered)
+    assert (ended.status, ended.error) == ("failed", "no worker outlived it")
+
+
+# --- Nights -------------------------------------------------------------------------------------
+
+
+async def tenants(owner: asyncpg.Pool, *names: str) -> list[UUID]:
+    made = [
+        await owner.fetchval("INSERT INTO tenants (name) VALUES ($1) RETURNING id", name)
+        for name in names
+    ]
+    await owner.execute("UPDATE tenants SET created_at = $1", day(0))
+    return made
+
+
+async def test_each_tick_is_one_job_for_each_tenant_that_has_something(
+    database: Database, owner: asyncpg.Pool, done: Done
+) -> None:
+    full, late, _ = await tenants(owner, "full", "late", "empty")
+    await remember(database.pool, told("export", day(1)), tenant=full)
+    await remember(database.pool, told("export", day(3.5)), tenant=late)
+    now = day(3.25)
+    several = [
+        Maintenance(database.pool, done.stages(), nights=nights(day(0)), now=lambda: now)
+        for _ in range(3)
+    ]
+    assert 0.0 in await asyncio.gather(*(each.begin_nights() for each in several))
+    assert await several[0].begin_nights() == timedelta(days=0.75).total_seconds()
+    rows = await owner.fetch("SELECT tenant_id, cause, tick FROM memory_jobs")
+    assert [tuple(row) for row in rows] == [(full, "nightly", day(3))]
+
+    while await several[0].work() == 0.0:
+        pass
+    now = day(6.5)  # nobody was there for two nights
+    await several[1].begin_nights()
+    rows = await owner.fetch("SELECT tenant_id, tick FROM memory_jobs WHERE status = 'pending'")
+    assert {tuple(row) for row in rows} == {(full, day(6)), (late, day(6))}
+
+
+async def test_a_night_waits_for_a_job_that_somebody_ordered(
+    database: Database, owner: asyncpg.Pool, done: Done
+) -> None:
+    (tenant,) = await tenants(owner, "full")
+    await remember(database.pool, told("export", day(1)), tenant=tenant)
+    maintenance = Maintenance(
+        database.pool, done.stages(), nights=nights(day(0)), now=lambda: day(3.5)
+    )
+    await maintenance.order(tenant)
+    assert await maintenance.begin_nights() > 60
+    await maintenance.work()
+    assert await maintenance.begin_nights() == 0.0
+    ticks = await owner.fetch("SELECT tick FROM memory_jobs ORDER BY id")
+    assert [row["tick"] for row in ticks] == [None, day(3)]
+
+
+async def test_without_nights_nothing_begins(database: Database, maintenance: Maintenance) -> None:
+    assert await maintenance.begin_nights() == float("inf")
+
+
+# --- Reading them -------------------------------------------------------------------------------
+
+
+async def test_jobs_are_listed_and_the_oldest_go(
+    database: Database, owner: asyncpg.Pool, maintenance: Maintenance
+) -> None:
+    await owner.execute(
+        "INSERT INTO memory_jobs (tenant_id, cause, status, ended_at)"
+        " SELECT $1, 'demand', 'done', now() FROM generate_series(1, 410)",
+        DEFAULT_TENANT,
+    )
+    ordered = await maintenance.order(DEFAULT_TENANT)
+    await maintenance.work()
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        newest = await jobs.page(connection, DEFAULT_TENANT, after=None, descending=True, limit=500)
+        assert len(newest) == 400
+        assert newest[0].id == ordered
+        oldest = await jobs.page(
+            connection, DEFAULT_TENANT, after=newest[-1].id, descending=False, limit=2
+        )
+        assert [each.id for each in oldest] == [newest[-2].id, newest[-3].id]
+        with pytest.raises(NotFoundError):
+            await jobs.get(connection, DEFAULT_TENANT, uuid4())
+
+
+# --- Indexes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def care(database: Database, database_url: str) -> Indices:
+    async def as_maintenance() -> asyncpg.Connection:
+        return await connect(database_url, role=indices.ROLE, longest_s=None)
+
+    return Indices(as_maintenance, least_changes=50)
+
+
+async def test_tables_are_analysed_once_a_night_and_indexes_rebuilt_where_it_is_worth_it(
+    database: Database, owner: asyncpg.Pool, care: Indices
+) -> None:
+    await remember(database.pool, *(told(f"export {n}", day(1)) for n in range(20)))
+    await owner.execute("SELECT pg_stat_reset()")
+    first = await care.care()
+    assert first["analysed"] >= 15
+    assert (first["rebuilt"], first["broken"]) == ([], 0)
+    assert await care.care() == {"analysed": 0, "rebuilt": [], "broken": 0}
+
+    async with owner.acquire() as connection:
+        for _ in range(4):
+            await connection.execute("UPDATE episode_state SET at = at + interval '1 second'")
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+    await owner.execute("UPDATE index_care SET at = now() - interval '1 day'")
+    before = await filenodes(owner)
+    again = await care.care()
+    assert "pk_episode_state" in again["rebuilt"]
+    assert all("episode_state" in name for name in again["rebuilt"])
+    after = await filenodes(owner)
+    assert {name for name in before if before[name] != after[name]} == set(again["rebuilt"])
+
+    await owner.execute("UPDATE index_care SET at = now() - interval '1 day'")
+    assert (await care.care())["rebuilt"] == []
+
+
+async def filenodes(owner: asyncpg.Pool) -> dict[str, int]:
+    rows = await owner.fetch(
+        "SELECT relname, relfilenode FROM pg_class"
+        " WHERE relkind = 'i' AND relnamespace = 'public'::regnamespace"
+    )
+    return {row["relname"]: row["relfilenode"] for row in rows}
+
+
+async def test_one_process_at_a_time_and_what_a_killed_one_left_is_dropped(
+    owner: asyncpg.Pool, care: Indices
+) -> None:
+    holder = await care.connect()
+    await holder.execute("SELECT pg_advisory_lock(4871019230)")
+    assert await care.care() == {"skipped": "another process is at it"}
+    await holder.close()
+    while await owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"):
+        pass
+    await owner.execute("CREATE INDEX ix_patterns_state_ccnew ON patterns (tenant_id)")
+    await owner.execute(
+        "UPDATE pg_index SET indisvalid = false"
+        " WHERE indexrelid = 'ix_patterns_state_ccnew'::regclass"
+    )
+    assert (await care.care())["broken"] == 1
+    assert "ix_patterns_state_ccnew" not in await filenodes(owner)
+
+
+async def test_the_role_reads_nothing_and_who_may_not_take_it_goes_on_without(
+    database: Database, owner: asyncpg.Pool, database_url: str, care: Indices
+) -> None:
+    connection = await care.connect()
+    await connection.execute(f"SET bottega.tenant = '{DEFAULT_TENANT}'")
+    for table in ("episodes", "patterns", "runs", "tenants"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.fetch(f"SELECT * FROM {table}")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute("REINDEX TABLE CONCURRENTLY runs")
+    await connection.close()
+
+    async def refused() -> asyncpg.Connection:
+        return await connect(database_url, role="nobody_made_it")
+
+    assert "bottega migrate" in (await Indices(refused).care())["skipped"]
