@@ -1,0 +1,118 @@
+"""What mining looks at of an episode: who was called, in which order, and how it went. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.memory.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome
+from app.memory.signature import failure_signature
+
+DISPATCH = "dispatch_subagent"
+PLUMBING = frozenset(
+    {DISPATCH, "poll_subagent", "await_subagent", "recall_memory", "set_plan", "search_memory"}
+)
+"""Tools that help an agent to work, and do nothing of the task themselves."""
+MOST_CALLS = 40
+"""Calls of an episode that are looked at: its first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the agent that the run began with.
+
+    Attributes:
+        name: of the tool, or of the agent.
+        signature: the kind of failure, of one that failed.
+        is_agent: whether an agent was asked.
+    """
+
+    name: str
+    ok: bool = True
+    signature: str | None = None
+    is_agent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """An episode, as mining sees it.
+
+    Attributes:
+        outcome: with what people said of it.
+        calls: in the order in which they ended, without those of sub-agents and those that only
+            help to work.
+    """
+
+    episode_id: UUID
+    at: datetime
+    task_type: str | None
+    domain: str | None
+    outcome: Outcome
+    trust: int
+    calls: tuple[Call, ...]
+    complexity: float | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.outcome is Outcome.SUCCESS
+
+
+def is_evidence(episode: Episode) -> bool:
+    """Whether anything may be learned of an episode: no import, nothing that somebody cancelled,
+    none that is quarantined, deleted, or stood for by another one."""
+    return (
+        episode.trust >= READ_OUTSIDE
+        and Outcome.CANCELLED not in (episode.outcome, episode.judged)
+        and episode.state.state in SEARCHABLE
+    )
+
+
+def observed(episode: Episode) -> Observed | None:
+    """What can be mined of an episode that has its trace; ``None``: nothing."""
+    if not is_evidence(episode) or not episode.trace:
+        return None
+    complexity = episode.task.get("complexity")
+    return Observed(
+        episode_id=_known(episode.id),
+        at=episode.at,
+        task_type=episode.task_type,
+        domain=episode.domain,
+        outcome=episode.judged,
+        trust=episode.trust,
+        calls=tuple(_calls(episode))[:MOST_CALLS],
+        complexity=complexity if isinstance(complexity, int | float) else None,
+    )
+
+
+def _known(episode_id: UUID | None) -> UUID:
+    assert episode_id is not None, "it is not stored yet"
+    return episode_id
+
+
+def _calls(episode: Episode) -> Iterator[Call]:
+    trace = episode.trace or ()
+    agents = {step["agent"] for step in trace if step.get("task_id") is not None}
+    agents |= set(episode.metadata.get("agents") or ())
+    own = {step["tool"] for step in trace if step.get("task_id") is None and "tool" in step}
+    last = {step.get("task_id"): step["step"] for step in trace if "tool" not in step}
+    for step in trace:
+        task_id, name = step.get("task_id"), step.get("tool")
+        if task_id is None:
+            if name and name not in PLUMBING:
+                yield Call(name, "error" not in step, _signature(step), name in agents)
+        elif DISPATCH in own and step["agent"] not in own and last.get(task_id) == step["step"]:
+            # The end of one that ran beside its parent: no call of the parent tells of it.
+            yield Call(step["agent"], "error" not in step, _signature(step), is_agent=True)
+
+
+def _signature(step: Mapping[str, Any]) -> str | None:
+    """As the run itself calls this failure when it looks for help."""
+    if "error" not in step:
+        return None
+    if isinstance(known := step.get("signature"), str):
+        return known
+    error = step["error"]
+    if isinstance(error, Mapping):
+        return failure_signature(str(error.get("code")), str(error.get("message")))
+    return failure_signature("tool_error", str(error), step.get("tool"))
