@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import sqrt
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -38,6 +39,8 @@ class MiningOptions:
             kind of failure.
         most: findings for one kind of task, or of failure, at most.
         gain: how much more often it must go well with it, seen from no knowledge at all.
+        sure: so many standard deviations must that be.
+        share: and so much of what the best one of the same tasks gains.
         sources: ids of episodes that a candidate names as what it was found in, the newest.
     """
 
@@ -45,6 +48,8 @@ class MiningOptions:
     each: int = 3
     most: int = 12
     gain: float = 0.1
+    sure: float = 1.5
+    share: float = 0.5
     sources: int = 200
 
 
@@ -92,6 +97,11 @@ class _Tally:
         """The mean of what it may be, seen from no knowledge at all."""
         return (self.good + 1) / (self.n + 2)
 
+    @property
+    def variance(self) -> float:
+        """Of what it may be."""
+        return self.rate * (1 - self.rate) / (self.n + 3)
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -112,7 +122,10 @@ class _Seen:
             if with_it.good < options.support or not without.n:
                 continue
             gain = round(with_it.rate - without.rate, 9)
-            if with_it.good * without.n > without.good * with_it.n and gain >= options.gain:
+            doubt = sqrt(with_it.variance + without.variance)
+            if with_it.good * without.n > without.good * with_it.n and (
+                gain >= max(options.gain, options.sure * doubt)
+            ):
                 yield key, gain, with_it, without
 
 
@@ -161,7 +174,9 @@ def _best(found: Iterable[Finding], options: MiningOptions) -> list[Finding]:
     """The best few, none of which says what a better one says already."""
     taken: list[Finding] = []
     for each in sorted(found, key=_order):
-        if len(taken) < options.each and not any(_implied(each, other) for other in taken):
+        if len(taken) == options.each or (taken and each.gain < options.share * taken[0].gain):
+            break
+        if not any(_implied(each, other) for other in taken):
             taken.append(each)
     return taken
 

@@ -92,18 +92,23 @@ def _known(episode_id: UUID | None) -> UUID:
 
 def _calls(episode: Episode) -> Iterator[Call]:
     trace = episode.trace or ()
-    agents = {step["agent"] for step in trace if step.get("task_id") is not None}
+    agents = {step.get("agent") for step in trace if step.get("task_id") is not None}
     agents |= set(episode.metadata.get("agents") or ())
     own = {step["tool"] for step in trace if step.get("task_id") is None and "tool" in step}
-    last = {step.get("task_id"): step["step"] for step in trace if "tool" not in step}
-    for step in trace:
+    last = {step.get("task_id"): at for at, step in enumerate(trace) if "tool" not in step}
+    for at, step in enumerate(trace):
         task_id, name = step.get("task_id"), step.get("tool")
         if task_id is None:
             if name and name not in PLUMBING:
                 yield Call(name, "error" not in step, _signature(step), name in agents)
-        elif DISPATCH in own and step["agent"] not in own and last.get(task_id) == step["step"]:
+        elif (
+            DISPATCH in own
+            and last.get(task_id) == at
+            and (agent := step.get("agent"))
+            and agent not in own
+        ):
             # The end of one that ran beside its parent: no call of the parent tells of it.
-            yield Call(step["agent"], "error" not in step, _signature(step), is_agent=True)
+            yield Call(agent, "error" not in step, _signature(step), is_agent=True)
 
 
 def _signature(step: Mapping[str, Any]) -> str | None:
