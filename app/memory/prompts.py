@@ -4,7 +4,7 @@ The agent's history holds everything; this decides what of it the model is given
 history always has the same prompts, so that a run that is resumed has them too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -58,12 +58,19 @@ class RunMemory:
         working: what is retrieved and known of the task is put in there before the query; the
             answers of tools and sub-agents are put in here, as ``m1``, ``m2`` …
         limit: tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
+        tools: that an agent which has tools is given besides.
     """
 
-    def __init__(self, working: WorkingMemory | None = None, *, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        working: WorkingMemory | None = None,
+        *,
+        limit: int | None = None,
+        tools: Iterable[ToolBase] = (),
+    ) -> None:
         self.working = working or WorkingMemory()
         self.limit = self.working.budgets.total if limit is None else limit
-        self.tools: list[ToolBase] = []
+        self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
         self._known: dict[int, Shown] = {}  # by id() of messages, which they keep alive
@@ -229,7 +236,7 @@ class RunMemory:
         count = self.working.count
         room = self.limit - self._schema_tokens - LINES * (_LINE_BYTES // 4) - _ABOUT_LEFT
         room -= count(self._base) + count(_TEXT) + 2 * _ABOUT_LEFT
-        more = 0 if self.tools else schema_tokens([self._tool.schema], count)
+        more = 0 if self._tool in self.tools else schema_tokens([self._tool.schema], count)
         room -= more
         mark = room * 3 // 4
         cold, warm, last = self._movable()
@@ -243,8 +250,8 @@ class RunMemory:
                     break
                 self._tokens -= block.leave()
         self._show()
-        if self._shrunk or self._left:
-            self.tools = [self._tool]
+        if more and (self._shrunk or self._left):
+            self.tools = [*self.tools, self._tool]
             self._schema_tokens += more  # until its schema is among those that we are given
         self._index = "\n".join(self._lines())
 

@@ -20,11 +20,25 @@ from app.memory.episode import (
     READ_OUTSIDE,
     Episode,
     Outcome,
+    State,
+    StorageState,
     Summary,
     episode_id_of,
 )
+from app.memory.following import Following
+from app.memory.goals import Goals
+from app.memory.pattern import APPLIED
+from app.memory.quarantine import suspicious
 from app.memory.signature import failure_signature
 from app.memory.summaries import cut, summary_of
+from app.memory.tools import SEARCH_MEMORY, SET_PLAN, plan_of
+
+TOOL_ERROR = "tool_error"
+"""The type of error that a failed call of a tool is."""
+_RECALL = "recall_memory"
+_OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, _RECALL))
+"""Tools that do none of the work."""
+_ADAPTATIONS = 10
 
 _FIRST, _LAST = 40, 120
 _STEP_BYTES = 300
@@ -34,7 +48,6 @@ _TAGS = 20
 _LONGEST_TAG = 64
 
 _NOT_ANALYSED: dict[str, Any] = {"goals": [], "constraints": [], "context": {}, "complexity": None}
-_NOT_PLANNED: dict[str, Any] = {"plan": [], "adaptations": []}
 _FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
@@ -74,6 +87,19 @@ class About:
         return None
 
     @property
+    def task_type(self) -> str:
+        """What kind of task it is."""
+        return self.said("task_type") or self.first
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Names of the tools and sub-agents that the agent it begins with has."""
+        definition = self.definitions.get(self.first, {})
+        subagents = definition.get("subagents") or {}
+        tools = [tool["name"] for tool in definition.get("tools", ())]
+        return tuple(dict.fromkeys((*tools, *subagents.get("names", ()))))
+
+    @property
     def tags(self) -> tuple[str, ...]:
         found = self.metadata.get("tags")
         named = [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
@@ -88,10 +114,14 @@ class Telling:
     Args:
         clean: takes secrets out of a text, which must be done before it is cut: nobody finds half
             of one.
+
+    Attributes:
+        goals: what its task asks for, if that was analysed.
     """
 
     def __init__(self, about: About, clean: Callable[[str], str] = str) -> None:
         self.about = about
+        self.goals: Goals | None = None
         self._clean = clean
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_LAST)
@@ -104,11 +134,16 @@ class Telling:
         self._errors: dict[str, None] = {}
         self._signature: str | None = None
         self._tasks: dict[UUID, bool] = {}  # whether each of those that ended went well
+        self._following = Following()
+        self._outside = self._http_tools()
+        self._suspicion: str | None = None
+        self._plans: list[list[str]] = []
 
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
         """The next event."""
+        self._following.hear(event_type, task_id, agent, data)
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
@@ -136,18 +171,28 @@ class Telling:
         self, agent: str | None, task_id: UUID | None, data: Mapping[str, Any], *, failed: bool
     ) -> None:
         name = data["name"]
-        self._tools[name] += 1
         arguments = self._asked.pop((task_id, data["call"], data["tool_call_id"]), {})
+        if name in _OF_MEMORY:
+            plan = plan_of(arguments) if name == SET_PLAN and not failed else None
+            if plan and len(self._plans) <= _ADAPTATIONS:
+                self._plans.append(plan)
+            return
+        self._tools[name] += 1
         step = {
             "tool": name,
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
             "status": data["status"],
         }
         if failed:
-            step["error"] = self._short(data["error"] or "")
-            self._erred({"code": "tool_error", "message": data["error"] or ""}, name)
+            error = data["error"] or ""
+            step["error"] = self._short(error)
+            step["signature"] = failure_signature(TOOL_ERROR, self._clean(error), name)
+            self._erred({"code": TOOL_ERROR, "message": error}, name)
         elif data["result"] is not None:
-            step["result"] = self._short(as_text(data["result"]))
+            result = as_text(data["result"])
+            step["result"] = self._short(result)
+            if name in self._outside and self._suspicion is None:
+                self._suspicion = suspicious(result)
         self._step(agent, task_id, **step)
 
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
@@ -213,30 +258,61 @@ class Telling:
             session_id=about.session_id,
             outcome=self.outcome(status, stop_reason),
             domain=about.said("domain"),
-            task_type=about.said("task_type") or about.first,
+            task_type=about.task_type,
             failure_signature=self._signature,
             trust=READ_OUTSIDE if self._read_outside() else OWN_RUN,
             origin={"principal": about.principal, "run": about.run_id, "tool": None},
-            task={**_NOT_ANALYSED, "original_input": question[:LONGEST_TEXT]},
-            execution={**_NOT_PLANNED, **self._spent(duration_s)},
+            task={**self._analysed(), "original_input": question[:LONGEST_TEXT]},
+            execution={
+                "plan": self._plans[0] if self._plans else [],
+                "adaptations": self._plans[1:],
+                **self._spent(duration_s),
+            },
             result={
                 "output": None if output is None else answer[:LONGEST_TEXT],
                 "error": error,
                 "side_effects": self._side_effects(),
-                "quality": {"stop_reason": stop_reason, "failed_tasks": self._failed_tasks()},
+                "quality": self._quality(stop_reason),
             },
-            metadata={
-                "tools_used": sorted(self._tools),
-                "strategies_applied": [],
-                "agents": sorted(about.definitions),
-            },
+            metadata=self._metadata(),
             tags=about.tags,
             summary=self._summary(question, answer),
             trace=self.trace or None,
             input=about.input if len(question) > LONGEST_TEXT else None,
             output=output if len(answer) > LONGEST_TEXT else None,
+            state=State(StorageState.QUARANTINED if self._suspicion else StorageState.ACTIVE),
         )
         return told.to_row()
+
+    def _analysed(self) -> dict[str, Any]:
+        goals = self.goals
+        if goals is None:
+            return _NOT_ANALYSED
+        clean = self._clean
+        return {
+            "goals": [clean(each) for each in goals.goals],
+            "constraints": [clean(each) for each in goals.constraints],
+            "context": {"criteria": [clean(each) for each in goals.criteria]},
+            "complexity": goals.complexity,
+        }
+
+    def _quality(self, stop_reason: str | None) -> dict[str, Any]:
+        quality = {"stop_reason": stop_reason, "failed_tasks": self._failed_tasks()}
+        # What others wrote that gives orders is kept, and never found or learned from.
+        return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
+
+    def _metadata(self) -> dict[str, Any]:
+        patterns = self._following.told()
+        metadata: dict[str, Any] = {
+            "tools_used": sorted(self._tools),
+            "strategies_applied": [p["id"] for p in patterns if p["arm"] in APPLIED],
+            "agents": sorted(self.about.definitions),
+        }
+        if patterns:
+            metadata["patterns"] = patterns
+        if self.goals is not None:
+            metadata["features"] = dict(self.goals.features)
+        return metadata
 
     def _summary(self, question: str, answer: str) -> Summary:
         """What it is found by: each text with what it stands in."""
@@ -279,12 +355,12 @@ class Telling:
         }
 
     def _read_outside(self) -> bool:
-        return not self._tools.keys().isdisjoint(self._http_tools())
+        return not self._tools.keys().isdisjoint(self._outside)
 
     def _side_effects(self) -> list[dict[str, Any]]:
         """Calls that may have changed something outside."""
         return [
             {"tool": name, "calls": self._tools[name]}
-            for name, tool in sorted(self._http_tools().items())
+            for name, tool in sorted(self._outside.items())
             if self._tools[name] and tool.get("method", "GET") not in ("GET", "HEAD")
         ]

@@ -1,10 +1,15 @@
 """An agent whose tools are agents: it calls them in order and sums up what they say."""
 
 import re
+from itertools import permutations
+from zlib import crc32
 
 from app.llm.demo_model.conversation import Call, Conversation, Outcome, with_part
 
 _ORDER = re.compile(r"^Recommended execution order: (.+)$", re.MULTILINE)
+_FREE = "in the order that you think is best"
+_LEARNT = re.compile(r"^\s*Steps: (.+)$", re.MULTILINE)
+_MOST_ORDERED = 6
 _TRIES = 2
 _LONGEST_LINE = 240
 
@@ -23,12 +28,26 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
 def order(conversation: Conversation) -> list[str]:
     """Names of the agents: as recommended, those it leaves out last."""
     names = [tool.name for tool in conversation.tools if tool.is_agent]
+    if _FREE in conversation.own and 1 < len(names) <= _MOST_ORDERED:
+        return _own_order(conversation, names)
     recommended: list[str] = []
     for text in conversation.system:
         if found := _ORDER.search(text):
             recommended = [name.strip() for name in found[1].split(",")]
     first = [name for name in recommended if name in names]
     return first + [name for name in names if name not in first]
+
+
+def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
+    """An order of its own: as it was told that earlier runs went well, else a guess, which is the
+    same for the same request."""
+    for text in conversation.system[1:]:
+        for found in _LEARNT.finditer(text):
+            steps = [step.strip() for step in found[1].split("→")]
+            if sorted(steps) == sorted(names):
+                return steps
+    orders = list(permutations(sorted(names)))
+    return list(orders[crc32(conversation.asked.encode()) % len(orders)])
 
 
 def summary(conversation: Conversation) -> str:
