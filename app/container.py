@@ -160,7 +160,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             background(notifier.run, live_text.run, watch.run),
             bench.registry,
             _by_the_clock(service, egress),
-            keeping(database, remembering, executor.execute) as execute,
+            keeping(settings, database, remembering, executor.execute) as execute,
         ):
             working = asyncio.ensure_future(
                 queue.work(

@@ -14,7 +14,7 @@ import structlog
 
 from app.clock import utcnow
 from app.db.embedded import default_data_dir
-from app.db.engine import Database
+from app.db.engine import Database, connect
 from app.events.feed import background
 from app.memory.embedders import Embedders
 from app.memory.episodic import EpisodicMemory
@@ -27,6 +27,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.llm.openai_embedder import OpenAIEmbedder
     from app.memory.embeddings import BuiltinEmbedder, Embedder
+    from app.memory.maintenance import Maintenance
     from app.memory.redis_level import RedisLevel
 
 _NO_KEY = "none"
@@ -42,6 +43,7 @@ class Remembering:
     memory: EpisodicMemory
     embedders: Embedders
     objects: Objects
+    hot: HotEpisodes
 
 
 @asynccontextmanager
@@ -86,12 +88,12 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             options=settings.memory_options,
             clock=utcnow,
         )
-        yield Remembering(memory, embedders, objects)
+        yield Remembering(memory, embedders, objects, hot)
 
 
 @asynccontextmanager
 async def keeping(
-    database: Database, parts: Remembering, execute: Execute
+    settings: Settings, database: Database, parts: Remembering, execute: Execute
 ) -> AsyncIterator[Execute]:
     """Do the background work of memory beside the block; answers with what executes runs as
     ``execute`` does, and begins with that work as soon as one is over.
@@ -102,13 +104,18 @@ async def keeping(
 
     vectors = keeper.Keeper(database.pool, parts.embedders)
     upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
+    maintenance = _maintenance(settings, database, parts)
     stored = [
         Alarm(CHANNEL, each, poll_s=keeper.POLL_S)
         for each in (vectors.embed_due, upkeep.offload_due)
     ]
+    ordered = Alarm(CHANNEL, maintenance.work, poll_s=60.0)
     by_the_clock = [
         Alarm(CHANNEL, each, poll_s=60.0)
-        for each in (vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend)
+        for each in (
+            *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
+            maintenance.begin_nights,
+        )
     ]
 
     async def executing(tenant_id: UUID, run_id: UUID) -> None:
@@ -119,10 +126,33 @@ async def keeping(
                 alarm.ring()
 
     async with background(
-        lambda: heed(database.connect, *stored),
-        *(alarm.run for alarm in (*stored, *by_the_clock)),
+        lambda: heed(database.connect, *stored, ordered),
+        *(alarm.run for alarm in (*stored, ordered, *by_the_clock)),
     ):
         yield executing
+
+
+def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
+    """What looks through memories."""
+    from app.memory import indices
+    from app.memory.maintenance import Maintenance, Nights
+    from app.memory.pipeline import Pipeline
+    from app.memory.reports import Reports
+    from app.runs.cron import next_tick, previous_tick
+
+    cron = settings.memory_cron
+    as_maintenance = functools.partial(connect, database.url, role=indices.ROLE, longest_s=None)
+    pipeline = Pipeline(
+        database.pool,
+        parts.memory,
+        indices.Indices(as_maintenance),
+        Reports(database.pool, parts.hot),
+    )
+    nights = Nights(
+        previous=lambda until: previous_tick(cron, until),
+        next=lambda after: next_tick(cron, "UTC", after),
+    )
+    return Maintenance(database.pool, pipeline.stages(), nights=nights)
 
 
 @functools.cache

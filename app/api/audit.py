@@ -61,8 +61,8 @@ class AuditQuery(PageQuery):
     summary="Who did what",
     description=(
         "Keys made and revoked, runs and tasks cancelled, runs judged, agents, graphs, schedules, "
-        "sessions and episodes deleted; each noted in the transaction that did it. Nobody can "
-        "change it over HTTP."
+        "sessions and episodes deleted, memory looked through on demand; each noted in the "
+        "transaction that did it. Nobody can change it over HTTP."
     ),
     response_model=Page[AuditEntry],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -145,17 +145,19 @@ class Maintenance:
     async def _do(self, job: Job) -> None:
         """The stages that are still to be done."""
         if job.tries > _MOST_TRIES:  # whoever was at it died, each time
-            await self._end(job, job.error or "no worker outlived it", None)
+            await self._end(job, job.error or "no worker outlived it")
             return
         for number in range(job.stage, len(self._stages)):
             stage = self._stages[number]
             began = self._clock()
             counts = await self._held(job, stage)
             spent = {"ms": round(1000 * (self._clock() - began))}
-            progress = {stage.name: {**counts, **spent}}
-            await self._carry_on(job, number + 1, progress)
-            job = replace(job, stage=number + 1, progress={**job.progress, **progress})
-        await self._end(job, None, job.progress[self._stages[-1].name])
+            if number + 1 == len(self._stages):
+                await self._end(job, None, counts, number + 1, {stage.name: spent})
+            else:
+                progress = {stage.name: {**counts, **spent}}
+                await self._carry_on(job, number + 1, progress)
+                job = replace(job, stage=number + 1, progress={**job.progress, **progress})
 
     async def _held(self, job: Job, stage: Stage) -> Counts:
         """Do a stage, and hold the job meanwhile."""
@@ -178,8 +180,17 @@ class Maintenance:
         async with acting_as(self._pool, job.tenant_id) as connection:
             await jobs.carry_on(connection, job, stage, progress, self._lease_s)
 
-    async def _end(self, job: Job, error: str | None, report: Counts | None) -> None:
+    async def _end(
+        self,
+        job: Job,
+        error: str | None,
+        report: Counts | None = None,
+        stage: int | None = None,
+        progress: Counts | None = None,
+    ) -> None:
         async with acting_as(self._pool, job.tenant_id) as connection:
+            if stage is not None:
+                await jobs.carry_on(connection, job, stage, progress or {}, self._lease_s)
             await jobs.end(connection, job, error=error, report=report)
 
     async def _put_off(self, job: Job, seconds: float, error: str | None) -> None:
@@ -191,7 +202,7 @@ class Maintenance:
         why = "an internal error; the worker's log says more" if error is None else str(error)
         with contextlib.suppress(LostJobError):
             if job.tries >= _MOST_TRIES:
-                await self._end(job, why, None)
+                await self._end(job, why)
             else:
                 pause_s = self._first_pause_s * 2.0 ** (job.tries - 1)
                 await self._put_off(job, min(_LONGEST_PAUSE_S, pause_s), why)

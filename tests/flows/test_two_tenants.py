@@ -34,6 +34,7 @@ CREATED = {
     "create_run",
     "create_schedule",
     "import_episode",
+    "maintain_memory",
 }
 
 
@@ -49,6 +50,7 @@ class Stage:
     run_id: str
     task_id: str
     episode_id: str
+    report_id: str
     document: dict[str, Any]
 
     @property
@@ -58,6 +60,7 @@ class Stage:
             "run_id": self.run_id,
             "task_id": self.task_id,
             "episode_id": self.episode_id,
+            "report_id": self.report_id,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
@@ -74,6 +77,7 @@ class Stage:
             self.run_id,
             self.task_id,
             self.episode_id,
+            self.report_id,
             SESSION,
             str(self.victim.key_id),
             "nightly",
@@ -103,11 +107,14 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
             done = EPISODE | {"session_id": SESSION}
             episode = (await mine.post("/v1/episodes", json=done)).json()
+            report = (await mine.post("/v1/memory/maintenance")).json()
+            while (await mine.get(f"/v1/memory/reports/{report['id']}")).json()["report"] is None:
+                pass
             # What is done in the background is done, so that nothing else changes a row.
             while await server.owner.fetchval("SELECT count(*) FROM episode_pending"):
                 pass
             document = (await mine.get("/openapi.json")).json()
-            ids = (run_id, tasks[0]["id"], episode["id"])
+            ids = (run_id, tasks[0]["id"], episode["id"], report["id"])
             yield Stage(server, victim, mine, theirs, intruder, *ids, document)
 
 
@@ -200,7 +207,7 @@ async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-IDS = ("run_id", "task_id", "key_id", "episode_id")
+IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id")
 
 
 async def test_the_same_requests_work_for_whose_it_is(stage: Stage) -> None:

@@ -69,6 +69,7 @@ async def _data(client: httpx2.AsyncClient) -> dict[str, list[str]]:
     )
     assert done["status"] == dag["status"] == "completed", (done, dag)
     await post("/v1/schedules", {"name": "morning", "cron": "30 8 * * 1", "run": run})
+    report = await post("/v1/memory/maintenance", None)
     found = (await client.get(f"/v1/runs/{done['id']}/tasks")).json()["items"]
     return {
         "names": [agent["name"] for agent in SOFTWARE.agents],
@@ -77,6 +78,7 @@ async def _data(client: httpx2.AsyncClient) -> dict[str, list[str]]:
         "runs": [done["id"], dag["id"]],
         "tasks": [task["id"] for task in found],
         "sessions": ["todo"],
+        "reports": [report["id"]],
     }
 
 
@@ -84,6 +86,7 @@ def _config(data: dict[str, list[str]]) -> str:
     bound = {
         "path.run_id": "runs",
         "query.run_id": "runs",
+        "path.report_id": "reports",
         "path.task_id": "tasks",
         "query.task_id": "tasks",
         "path.session_id": "sessions",
