@@ -4,11 +4,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from app.api.schemas.base import Answer
 
-_JOB = {
+_JOB: dict[str, JsonValue] = {
     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
     "cause": "nightly",
     "tick": "2026-11-02T03:00:00Z",
