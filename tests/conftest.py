@@ -9,10 +9,21 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import structlog
 
 from app.db import embedded, migrate
 from app.db.engine import Database, open_database
 from app.settings import Settings
+
+# Left as it is, it draws each traceback with all local variables, which takes seconds.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.set_exc_info,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
