@@ -1,0 +1,220 @@
+"""What it costs to find the patterns that apply to a task, on this machine, now.
+
+    python -m benchmarks.patterns [--sizes 100 1000 10000] [--shape "spread" …] [--finds 400]
+
+Patterns of several shapes, those that a matcher must fear among them; beside each the time that
+looking at every pattern takes. Absolute figures belong to the machine; the ratios carry over.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from app.memory.matching import Matcher, brute_force
+from app.memory.pattern import (
+    Applicability,
+    Category,
+    Condition,
+    Content,
+    ContentKind,
+    Evidence,
+    Features,
+    Lifecycle,
+    Pattern,
+    PatternState,
+    Relations,
+)
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+TASKS = 50
+_TYPES, _DOMAINS, _TOOLS = 40, 25, 60
+
+Made = tuple[list[Pattern], list[Features]]
+Shape = Callable[[int, random.Random], Made]
+
+
+def test(feature: str, op: str, value: Any) -> Condition:
+    return {"feature": feature, "op": op, "value": value}
+
+
+def task(chance: random.Random, **more: Any) -> Features:
+    """What a run's start knows of its task."""
+    return {
+        "task_type": f"type_{chance.randrange(_TYPES)}",
+        "domain": f"domain_{chance.randrange(_DOMAINS)}",
+        "complexity": chance.random(),
+        "tools_required": [f"tool_{chance.randrange(_TOOLS)}" for _ in range(3)],
+        "capabilities": [f"tool_{chance.randrange(_TOOLS)}" for _ in range(12)],
+    } | more
+
+
+def spread(size: int, chance: random.Random) -> Made:
+    """As a tenant has them: many kinds of tasks, domains and tools, a condition here and there."""
+
+    def one() -> Applicability:
+        least = chance.random()
+        return Applicability(
+            problem_types=(f"type_{chance.randrange(_TYPES)}",),
+            domains=(f"domain_{chance.randrange(_DOMAINS)}",) if chance.random() < 0.3 else (),
+            complexity=(least, min(1.0, least + 0.5)) if chance.random() < 0.3 else None,
+            capabilities=(f"tool_{chance.randrange(_TOOLS)}",) if chance.random() < 0.2 else (),
+            conditions=(test("tools_required", "contains", f"tool_{chance.randrange(_TOOLS)}"),)
+            if chance.random() < 0.2
+            else (),
+        )
+
+    return patterns(size, chance, one), [task(chance) for _ in range(TASKS)]
+
+
+def one_type(size: int, chance: random.Random) -> Made:
+    """All are for the same kind of task, and each of them applies."""
+    made = patterns(size, chance, lambda: Applicability(problem_types=("type_1",)))
+    return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
+
+
+def all_equal(size: int, chance: random.Random) -> Made:
+    """Each applies, and all score the same."""
+    made = [each.but(evidence=Evidence(), lifecycle=VALID) for each in one_type(size, chance)[0]]
+    return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
+
+
+def ranges(size: int, chance: random.Random) -> Made:
+    """Nothing but ranges of numbers, each other ones."""
+
+    def one() -> Applicability:
+        least, size_of = chance.random(), chance.random() * 100
+        return Applicability(
+            complexity=(least, min(1.0, least + 0.1)),
+            conditions=(test("size", "ge", size_of), test("size", "lt", size_of + 5)),
+        )
+
+    tasks = [task(chance, size=chance.random() * 100) for _ in range(TASKS)]
+    return patterns(size, chance, one), tasks
+
+
+def nested(size: int, chance: random.Random) -> Made:
+    """What no index helps with: alternatives, negations, anti-conditions; few apply."""
+
+    def one() -> Applicability:
+        value = chance.random()
+        either = {
+            "any": [
+                {"all": [test("complexity", "gt", value), test("complexity", "lt", value + 0.004)]},
+                test("domain", "eq", f"domain_{chance.randrange(1000)}"),
+                {"not": {"feature": "task_type", "op": "exists"}},
+            ]
+        }
+        never = test("tools_required", "contains", f"tool_{chance.randrange(_TOOLS)}")
+        return Applicability(conditions=(either,), anti_conditions=(never,))
+
+    return patterns(size, chance, one), [task(chance) for _ in range(TASKS)]
+
+
+def none_applies(size: int, chance: random.Random) -> Made:
+    """Each must be looked at to its last condition, and none applies."""
+
+    def one() -> Applicability:
+        likely = test("complexity", "ge", -chance.random())
+        never = {"any": [{"not": likely}, test("complexity", "gt", 1 + chance.random())]}
+        return Applicability(problem_types=("type_1",), conditions=(likely, never))
+
+    made = patterns(size, chance, one)
+    return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
+
+
+def contradicting(size: int, chance: random.Random) -> Made:
+    """Each applies, and all but the best are contradicted by it."""
+    made, tasks = one_type(size, chance)
+    best = Evidence(confidence=1.0, success_rate=1.0, validated_at=NOW)
+    against = Relations(contradicts=(made[0].key,))
+    return [made[0].but(evidence=best), *(each.but(relations=against) for each in made[1:])], tasks
+
+
+SHAPES: Mapping[str, Shape] = {
+    "spread": spread,
+    "one type": one_type,
+    "all equal": all_equal,
+    "ranges": ranges,
+    "nested": nested,
+    "none applies": none_applies,
+    "contradicting": contradicting,
+}
+VALID = Lifecycle(PatternState.VALIDATED)
+
+
+def patterns(
+    size: int, chance: random.Random, applicability: Callable[[], Applicability]
+) -> list[Pattern]:
+    """Validated patterns with evidence of all sorts."""
+    return [
+        Pattern(
+            f"pattern {number}",
+            chance.choice(list(Category)),
+            Content(ContentKind.HEURISTIC),
+            applicability(),
+            id=UUID(int=chance.getrandbits(128)),
+            evidence=Evidence(
+                confidence=chance.uniform(0.7, 1),
+                success_rate=chance.uniform(0.6, 1),
+                validated_at=NOW - timedelta(days=chance.uniform(0, 300)),
+            ),
+            lifecycle=Lifecycle(PatternState.VALIDATED, uses=chance.randrange(500)),
+        )
+        for number in range(size)
+    ]
+
+
+def times_ms(find: Callable[[Features], object], tasks: Sequence[Features]) -> list[float]:
+    """Milliseconds that each took."""
+    took = []
+    for each in tasks:
+        began = time.perf_counter()
+        find(each)
+        took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+def percentile(took: Sequence[float], share: float) -> float:
+    return sorted(took)[min(len(took) - 1, int(len(took) * share))]
+
+
+def measure(shape: str, size: int, finds: int) -> None:
+    made, tasks = SHAPES[shape](size, random.Random(size))
+    began = time.perf_counter()
+    matcher = Matcher(made).warm()
+    built_ms = (time.perf_counter() - began) * 1000
+    for each in tasks[:3]:
+        assert matcher.find(each, now=NOW) == brute_force(made, each, now=NOW)
+    many = [tasks[number % len(tasks)] for number in range(finds)]
+    took = times_ms(lambda each: matcher.find(each, now=NOW), many)
+    slow = times_ms(lambda each: brute_force(made, each, now=NOW), tasks[:10])
+    p50, brute = statistics.median(took), statistics.median(slow)
+    print(
+        f"{shape:14} {size:7,} {p50:8.3f} {percentile(took, 0.99):8.3f} {brute:9.2f} "
+        f"{brute / p50:8.0f} x {built_ms:9.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", type=int, default=[100, 1000, 10_000])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--finds", type=int, default=400)
+    told = parser.parse_args()
+    print(
+        f"{'milliseconds':14} {'size':>7} {'p50':>8} {'p99':>8} {'each':>9} {'each/p50':>10} build"
+    )
+    for shape in told.shape:
+        for size in told.sizes:
+            measure(shape, size, told.finds)
+
+
+if __name__ == "__main__":
+    main()
