@@ -8,10 +8,12 @@ from fastapi import APIRouter, Path
 from app.api.deps import Actor, Tenant, Transaction
 from app.api.errors import problems
 from app.api.schemas.episodes import Feedback, NewFeedback
+from app.api.schemas.learning import RunLearning
 from app.api.schemas.working_memory import WorkingMemory
 from app.errors import ConflictError
 from app.events.types import RunStatus
 from app.memory import feedback
+from app.memory.learnt import learnt
 from app.runs import read
 from app.runs.working import working_memory
 from app.tenants import audit
@@ -64,3 +66,21 @@ async def give_feedback(
 )
 async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     return await working_memory(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/learning",
+    operation_id="get_run_learning",
+    summary="What is learned of a run",
+    description=(
+        "After its end, by rules or by a model, in the background: what a reader should know of "
+        "it, patterns that were found in it, and what came of those that it was given. If that "
+        "fails it is tried again, and in the end given up: `status` is `failed` then, until "
+        "feedback or `POST /v1/memory/maintenance` asks for it anew. The run never changes by it."
+    ),
+    response_model=RunLearning,
+    responses=problems(404),
+)
+async def get_learning(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    await read.get(tx, tenant, run_id)
+    return await learnt(tx, tenant, run_id)

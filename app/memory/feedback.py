@@ -8,6 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.errors import ConflictError
+from app.memory.rows import CHANNEL
 
 _STORE = text("""
 INSERT INTO episode_feedback (tenant_id, run_id, outcome, score, comment, by, at)
@@ -44,6 +45,13 @@ JOIN episodes c ON c.tenant_id = e.tenant_id AND c.id = s.consolidated_into
 WHERE e.tenant_id = :tenant AND e.run_id = :run
   AND c.outcome <> coalesce(CAST(:outcome AS text), e.outcome)
 """)
+# What came of the patterns that it was given is what the last word says.
+_LEARN_AGAIN = text("""
+UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
+    updated_at = now()
+WHERE tenant_id = :tenant AND run_id = :run
+""")
+_TELL = text("SELECT pg_notify(:channel, '')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +91,6 @@ async def give(
         )
     for statement in (_SEPARATE, *_COUNT):
         await connection.execute(statement, where | {"outcome": feedback.outcome})
+    await connection.execute(_LEARN_AGAIN, where)
+    await connection.execute(_TELL, {"channel": CHANNEL})
     return dict(row)

@@ -5,7 +5,7 @@ tests of success are made with. That is coarse, and the same for the same text.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,24 @@ def analyse(
         tuple(criteria)[:MOST],
         complexity,
         features_of(domain, task_type, complexity, capabilities, named),
+    )
+
+
+def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
+    """Goals that rules found, with what a model said of the same task (``goals``, ``constraints``,
+    ``criteria``, ``complexity``) instead, as far as it said anything."""
+
+    def texts(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+        lines = [" ".join(str(each).split())[:LONGEST_ITEM] for each in said.get(name) or ()]
+        return tuple(dict.fromkeys(filter(None, lines)))[:MOST] or known
+
+    complexity = said.get("complexity", found.complexity)
+    return Goals(
+        texts("goals", found.goals),
+        texts("constraints", found.constraints),
+        texts("criteria", found.criteria),
+        complexity,
+        {**found.features, "complexity": complexity},
     )
 
 

@@ -80,9 +80,15 @@ def observed(episode: Episode) -> Observed | None:
         domain=episode.domain,
         outcome=episode.judged,
         trust=episode.trust,
-        calls=tuple(_calls(episode))[:MOST_CALLS],
+        calls=calls_of(episode),
         complexity=complexity if isinstance(complexity, int | float) else None,
     )
+
+
+def calls_of(episode: Episode) -> tuple[Call, ...]:
+    """The calls of the agent that the run began with, the first :data:`MOST_CALLS`, if the episode
+    has its trace."""
+    return tuple(_calls(episode))[:MOST_CALLS]
 
 
 def _known(episode_id: UUID | None) -> UUID:

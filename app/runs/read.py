@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.db.tables import graph_snapshots, run_events, runs, tasks, webhooks
+from app.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
 from app.definitions import store
 from app.definitions.graphs import to_graph
 from app.errors import NotFoundError
@@ -34,13 +34,22 @@ from app.events.types import EventType
 from app.graph.shared_memory import Publication, SharedMemoryGraph
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
-_RUNS = select(
-    runs, *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK)
-).join_from(
-    runs,
-    webhooks,
-    and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
-    isouter=True,
+_RUNS = (
+    select(
+        runs,
+        *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
+        run_learning.c.status.label("learning"),
+    )
+    .join_from(
+        runs,
+        webhooks,
+        and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
+        isouter=True,
+    )
+    .outerjoin(
+        run_learning,
+        and_(run_learning.c.tenant_id == runs.c.tenant_id, run_learning.c.run_id == runs.c.id),
+    )
 )
 
 _BY_METADATA = text("""
@@ -94,7 +103,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = row["webhook_url"].split("?")[0]
         if webhook["status"] is None:  # it is ordered when the run ends
             webhook |= {"status": "pending", "tries": 0}
-    return {**row, "webhook": webhook}
+    return {"learning": None, **row, "webhook": webhook}
 
 
 async def page(

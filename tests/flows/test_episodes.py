@@ -149,7 +149,7 @@ async def test_a_session_s_episodes_go_with_it(
         for table in (
             *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
             *("episode_search", "episode_vectors", "episode_tags", "episode_pending"),
-            *("idempotency_keys", "run_events"),
+            *("idempotency_keys", "run_events", "run_learning"),
         )
     }
     before = await every_row(database_url)

@@ -20,6 +20,7 @@ from app.tools.egress import checked_url
 from app.tools.json_values import WHOLE
 
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
+LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 
@@ -227,6 +228,15 @@ class Run(Answer):
     metadata: Metadata
     webhook: Annotated[Webhook | None, Field(description="Null: nobody asked to be told.")]
     retry_of: Annotated[UUID | None, Field(description="The run that this one does again.")]
+    learning: Annotated[
+        LearningStatus | None,
+        Field(
+            description=(
+                "Of what is learned from it after its end; null: it is not over, or left no "
+                "episode."
+            )
+        ),
+    ]
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -1,0 +1,134 @@
+"""What can be learned of one run once it is over."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.memory.episode import Episode, Outcome, State, StorageState
+from app.memory.goals import analyse, refined
+from app.memory.pattern import Arm, Baseline
+from app.memory.reflecting import (
+    LONGEST,
+    MOST,
+    applications_of,
+    asked_of,
+    reflect,
+    with_insights,
+)
+from tests.domain.test_mining import NO_ANSWER, stored
+
+GIVEN = {
+    "id": str(UUID(int=7)),
+    "version": 2,
+    "arm": "used",
+    "category": "sequence",
+    "baseline": {"name": "controls", "rate": 0.4, "n": 3},
+    "followed": True,
+    "good": False,
+}
+
+
+def episode(*given: dict[str, Any], **changes: Any) -> Episode:
+    trace = [
+        {"tool": "fetch", "error": "no answer in 3 s"},
+        {"tool": "slow", "result": "ok"},
+        *[{"tool": "look", "result": "ok"}] * 4,
+    ]
+    metadata = {"agents": [], "patterns": list(given), "features": {"domain": "d"}}
+    known = {
+        "metadata": metadata,
+        "execution": {"duration_s": 2.0, "resources": {"input_tokens": 7, "output_tokens": 3}},
+        "result": {"output": "all", "error": None},
+    }
+    return stored(trace, **{**known, **changes})
+
+
+def test_rules_say_what_failed_what_helped_and_what_it_cost() -> None:
+    found = reflect(episode())
+    assert found.failures == (
+        {"tool": "fetch", "signature": NO_ANSWER, "then": "slow", "recovered": True},
+    )
+    assert found.insights == (
+        f"After fetch failed ({NO_ANSWER}), slow went well.",
+        "It went well with: slow, look, look, look, look.",
+        "look was called 4 times.",
+    )
+    assert found.patterns == ({"uses": ["slow", "look", "look", "look", "look"]},)
+    assert found.performance == {
+        "input_tokens": 7,
+        "output_tokens": 3,
+        "duration_s": 2.0,
+        "failed_calls": 1,
+    }
+    assert found.document["by"] == "rules"
+
+
+def test_a_run_without_a_trace_has_its_error_said() -> None:
+    lost = Episode(
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+        outcome=Outcome.FAILURE,
+        task={},
+        summary=episode().summary,
+        result={"error": {"code": "timeout", "message": "too long"}},
+    )
+    assert reflect(lost).insights == ("It ended with timeout: too long",)
+
+
+def test_what_a_model_says_is_bounded() -> None:
+    known = reflect(episode())
+    said = with_insights(known, ["  a\nb ", "a b", "", "x" * 9999, *map(str, range(99))], "gpt")
+    assert said.by == "gpt"
+    assert said.insights[0] == "a b"
+    assert len(said.insights) == MOST
+    assert all(0 < len(each.encode()) <= LONGEST for each in said.insights)
+    assert (said.failures, said.performance) == (known.failures, known.performance)
+    assert asked_of(episode(), known)["calls"][0] == {
+        "name": "fetch",
+        "ok": False,
+        "error": NO_ANSWER,
+    }
+
+
+def test_what_came_of_the_patterns_it_was_given() -> None:
+    of_run = GIVEN | {"category": "strategic", "good": None, "arm": "control"}
+    one, other = applications_of(episode(GIVEN, of_run))
+    assert (one.pattern_id, one.version, one.arm) == (UUID(int=7), 2, Arm.USED)
+    assert one.baseline == Baseline("controls", 0.4, 3)
+    assert (one.followed, one.good, one.tokens, one.duration_s) == (True, False, 10, 2.0)
+    assert (one.episode_id, one.at, one.features) == (
+        UUID(int=1),
+        episode().at,
+        {"domain": "d"},
+    )
+    assert (other.arm, other.good) == (Arm.CONTROL, True)
+    judged = episode(GIVEN, of_run, state=State(feedback={"outcome": "FAILURE"}))
+    assert [each.good for each in applications_of(judged)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trust": 1},
+        {"outcome": Outcome.CANCELLED},
+        {"state": State(state=StorageState.QUARANTINED)},
+        {"metadata": {}},
+    ],
+)
+def test_some_episodes_say_nothing_of_patterns(changes: dict[str, Any]) -> None:
+    assert applications_of(episode(GIVEN, **changes)) == []
+
+
+def test_what_a_model_says_of_a_task_goes_before_what_rules_do() -> None:
+    found = analyse("Add 1 and 2. You must not round.", domain="maths")
+    said = {"goals": ["add", " add ", "", "x" * 999], "criteria": ["sum"], "complexity": 0.9}
+    better = refined(found, said)
+    assert better.goals[0] == "add"
+    assert len(better.goals) == 2
+    assert len(better.goals[1]) == 300
+    assert better.constraints == found.constraints
+    assert better.criteria == ("sum",)
+    assert better.complexity == better.features["complexity"] == 0.9
+    assert better.features["domain"] == "maths"
+    assert refined(found, {}) == found

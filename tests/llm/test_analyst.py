@@ -1,0 +1,81 @@
+"""A model that reads tasks and episodes, and answers in a form that can be checked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.errors import ModelError
+from app.llm.analyst import ModelAnalyst
+from app.llm.openai_provider import OpenAIProvider
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+@pytest.fixture
+async def analyst(model: FakeModel) -> AsyncIterator[ModelAnalyst]:
+    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, max_tries=1)
+    yield ModelAnalyst(provider, "thinker")
+    await provider.aclose()
+
+
+async def test_a_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> None:
+    said = {"goals": [" add "], "complexity": 0.5, "more": 1}
+    model.script(calls(("answer", said)))
+    assert await analyst.analyse("Add 1 and 2") == {
+        "goals": ["add"],
+        "constraints": [],
+        "criteria": [],
+        "complexity": 0.5,
+    }
+    (asked,) = model.requests
+    assert (asked["model"], asked["messages"][-1]["content"]) == ("thinker", "Add 1 and 2")
+    assert asked["tools"][0]["function"]["parameters"]["required"] == ["complexity"]
+
+
+async def test_an_answer_in_text_is_read_too(model: FakeModel, analyst: ModelAnalyst) -> None:
+    model.script(text('```json\n{"insights": ["slow is better"]}\n```'))
+    assert await analyst.reflect({"outcome": "SUCCESS"}) == ["slow is better"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        text("I would rather not."),
+        calls(("answer", {"insights": "one"})),
+        calls(("answer", {"insights": ["x" * 5000]})),
+        calls(("answer", {"insights": ["x"] * 51})),
+        calls(("other", {"insights": []})),
+    ],
+)
+async def test_what_has_not_the_form_is_no_answer(
+    model: FakeModel, analyst: ModelAnalyst, reply: object
+) -> None:
+    model.script(reply)  # type: ignore[arg-type]
+    with pytest.raises(ModelError) as caught:
+        await analyst.reflect({})
+    assert caught.value.code == "model_bad_response"
+    assert "x" * 100 not in caught.value.detail
+
+
+async def test_a_model_that_is_down_is_said_to_be(model: FakeModel, analyst: ModelAnalyst) -> None:
+    model.script(http_error(503))
+    with pytest.raises(ModelError) as caught:
+        await analyst.reflect({})
+    assert caught.value.code == "model_unavailable"
+
+
+async def test_it_takes_only_so_long(model: FakeModel) -> None:
+    goes_on = asyncio.Event()
+    model.script(gated(goes_on, text("{}")))
+    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url)
+    with pytest.raises(ModelError) as caught:
+        await ModelAnalyst(provider, "thinker", timeout_s=0.1).reflect({})
+    assert (caught.value.code, caught.value.retryable) == ("model_timeout", True)
+    goes_on.set()
+    await provider.aclose()

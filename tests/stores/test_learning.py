@@ -1,0 +1,228 @@
+"""The work after a run: claimed, done once, tried again, given up, and wanted anew."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.llm.analyst import ModelAnalyst
+from app.llm.openai_provider import OpenAIProvider
+from app.memory import feedback
+from app.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
+from app.memory.pattern import Application
+from app.memory.reflection import MOST_TRIES, Learning, learn_again
+from tests.fake_model import FakeModel, calls, http_error
+from tests.memories import remember, told
+
+
+class Noted:
+    """What came of patterns, as it was counted."""
+
+    def __init__(self) -> None:
+        self.applications: list[Application] = []
+
+    async def record_application(
+        self,
+        tenant_id: UUID,
+        applications: Iterable[Application],
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> int:
+        given = list(applications)
+        self.applications += given
+        return len(given)
+
+
+@pytest.fixture
+def noted() -> Noted:
+    return Noted()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+@pytest.fixture
+async def thinking(database: Database, noted: Noted, model: FakeModel) -> AsyncIterator[Learning]:
+    """Learns by a model."""
+    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, max_tries=1)
+    analyst = ModelAnalyst(provider, "thinker")
+    yield Learning(database.pool, noted, analyst=analyst)
+    await provider.aclose()
+
+
+async def ended(owner: asyncpg.Pool, count: int = 1, **changes: Any) -> list[Episode]:
+    """Runs that are over, with their episodes."""
+    made = []
+    for number in range(count):
+        run_id = uuid4()
+        await owner.execute(
+            "INSERT INTO runs (tenant_id, id, mode, agent, input, priority, timeout_s,"
+            " queue_timeout_s, pinned, status, memory)"
+            " VALUES ($1, $2, 'orchestrated', 'a', '\"x\"', 5, 9, 9, '{}', 'completed', 'full')",
+            DEFAULT_TENANT,
+            run_id,
+        )
+        episode = told(f"task {number}", id=episode_id_of(run_id), trace=None)
+        made.append(replace(episode, run_id=run_id, **changes))
+    await remember(owner, *made, embedded=False)
+    return made
+
+
+async def state(owner: asyncpg.Pool) -> list[tuple[Any, ...]]:
+    rows = await owner.fetch("SELECT status, tries, error FROM run_learning ORDER BY run_id")
+    return [tuple(row) for row in rows]
+
+
+async def reflections(owner: asyncpg.Pool) -> dict[UUID, Any]:
+    rows = await owner.fetch("SELECT episode_id, reflection FROM episode_reflections")
+    return {row["episode_id"]: json.loads(row["reflection"]) for row in rows}
+
+
+async def make_due(owner: asyncpg.Pool) -> None:
+    await owner.execute("UPDATE run_learning SET next_at = now()")
+
+
+def insight(text: str) -> Any:
+    return calls(("answer", {"insights": [text]}))
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    baseline = {"name": "unknown", "rate": 0.5, "n": 0}
+    pattern = {"id": str(UUID(int=7)), "version": 1, "arm": "trial", "category": "strategic"}
+    said = pattern | {"baseline": baseline, "followed": True, "good": None} | changes
+    return {"tools_used": [], "agents": [], "patterns": [said], "features": {"domain": "d"}}
+
+
+async def test_rules_learn_from_runs_once(
+    database: Database, owner: asyncpg.Pool, noted: Noted
+) -> None:
+    made = await ended(owner, 3, metadata=given())
+    learning = Learning(database.pool, noted)
+    assert await learning.learn_due() <= 1.0
+    assert await state(owner) == [("done", 1, None)] * 3
+    written = await reflections(owner)
+    assert {each.id for each in made} == written.keys()
+    assert {each["by"] for each in written.values()} == {"rules"}
+    assert [(each.good, each.features) for each in noted.applications] == [
+        (True, {"domain": "d"})
+    ] * 3
+    assert await learning.learn_due() == float("inf")
+    assert len(noted.applications) == 3
+
+
+async def test_a_model_says_what_a_run_teaches(
+    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, noted: Noted
+) -> None:
+    (one,) = await ended(owner, metadata=given())
+    model.script(insight("Look before you leap."))
+    await thinking.learn_due()
+    assert await state(owner) == [("done", 1, None)]
+    (written,) = (await reflections(owner)).values()
+    assert (written["by"], written["insights"]) == ("thinker", ["Look before you leap."])
+    asked = json.loads(model.requests[0]["messages"][-1]["content"])
+    assert (asked["task"], asked["outcome"]) == ("task 0", "SUCCESS")
+    assert noted.applications[0].episode_id == one.id
+
+
+async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
+    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, noted: Noted
+) -> None:
+    await ended(owner, metadata=given())
+    model.script(*[http_error(503)] * MOST_TRIES)
+    pauses = []
+    for number in range(1, MOST_TRIES + 1):
+        await thinking.learn_due()
+        (row,) = await owner.fetch(
+            "SELECT *, extract(epoch FROM next_at - now()) AS s FROM run_learning"
+        )
+        assert row["status"] == ("pending" if number < MOST_TRIES else "failed")
+        assert row["tries"] == number
+        assert "out of order" in row["error"] or "503" in row["error"]
+        pauses.append(row["s"])
+        assert await reflections(owner) == {}
+        await make_due(owner)
+    assert pauses[0] < pauses[1] < pauses[2]
+    assert noted.applications  # what came of patterns waits for no model
+    assert await thinking.learn_due() == float("inf")
+    async with acting_as(thinking._pool, DEFAULT_TENANT) as connection:
+        assert await learn_again(connection, DEFAULT_TENANT) == 1
+        assert await learn_again(connection, DEFAULT_TENANT) == 0
+    model.script(insight("at last"))
+    await thinking.learn_due()
+    assert await state(owner) == [("done", 1, None)]
+
+
+async def test_one_that_the_model_cannot_read_keeps_no_other_from_being_learned_from(
+    thinking: Learning, owner: asyncpg.Pool, model: FakeModel
+) -> None:
+    await ended(owner, 3)
+
+    def decide(request: dict[str, Any]) -> Any:
+        bad = "task 1" in request["messages"][-1]["content"]
+        return http_error(400) if bad else insight("fine")
+
+    model.decide = decide
+    await thinking.learn_due()
+    assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
+    assert len(await reflections(owner)) == 2
+
+
+async def test_an_episode_that_cannot_be_read_keeps_no_other_from_being_learned_from(
+    database: Database, owner: asyncpg.Pool, noted: Noted
+) -> None:
+    await ended(owner, 2)
+    await ended(owner, metadata=given(category="unheard of"))
+    await Learning(database.pool, noted).learn_due()
+    assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
+    (error,) = [error for *_, error in await state(owner) if error]
+    assert error.startswith("an internal error (ValueError)")
+
+
+async def test_feedback_has_a_run_learned_from_anew(
+    database: Database, owner: asyncpg.Pool, noted: Noted
+) -> None:
+    (one,) = await ended(owner, metadata=given())
+    learning = Learning(database.pool, noted)
+    await learning.learn_due()
+    before = await reflections(owner)
+    assert one.run_id is not None
+    async with database.begin(DEFAULT_TENANT) as connection:
+        said = feedback.Feedback(outcome="FAILURE")
+        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+    assert await state(owner) == [("pending", 0, None)]
+    await learning.learn_due()
+    assert await state(owner) == [("done", 1, None)]
+    assert [each.good for each in noted.applications] == [True, False]
+    assert await reflections(owner) == before  # it is written once
+
+
+async def test_what_is_no_evidence_says_nothing_of_patterns(
+    database: Database, owner: asyncpg.Pool, noted: Noted
+) -> None:
+    await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
+    await ended(owner, metadata=given(), state=State(state=StorageState.QUARANTINED))
+    await Learning(database.pool, noted).learn_due()
+    assert await state(owner) == [("done", 1, None)] * 2
+    assert noted.applications == []
+
+
+async def test_whoever_died_is_followed_by_another(
+    database: Database, owner: asyncpg.Pool, noted: Noted
+) -> None:
+    await ended(owner)
+    await owner.execute("SELECT due_learning(300, 10, 10)")  # and died
+    learning = Learning(database.pool, noted)
+    assert 0 < await learning.learn_due() <= 300
+    assert await state(owner) == [("pending", 1, None)]
+    await make_due(owner)
+    await learning.learn_due()
+    assert await state(owner) == [("done", 2, None)]
