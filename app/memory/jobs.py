@@ -206,8 +206,10 @@ def _json(value: Any) -> str:
 
 
 def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
-    said = dict(row)
-    for name in ("progress", "report"):
-        if isinstance(said[name], str):  # connections of the engine's decode JSON by themselves
-            said[name] = from_json(said[name])
-    return Job(tenant_id=tenant_id, **said)
+    said = {name: decoded(row[name]) for name in ("progress", "report")}
+    return Job(tenant_id=tenant_id, **{**row, **said})
+
+
+def decoded(value: Any) -> Any:
+    """JSON of a row; connections of the engine's decode it by themselves."""
+    return from_json(value) if isinstance(value, str) else value

@@ -14,7 +14,7 @@ import asyncpg
 from app.clock import Clock, utcnow
 from app.db.engine import acting_as
 from app.memory.hot import Counts, HotEpisodes
-from app.memory.jobs import Job
+from app.memory.jobs import Job, decoded
 
 _DAYS = 30
 MOST = 200
@@ -36,11 +36,19 @@ SELECT state AS name, count(*) AS count FROM patterns WHERE tenant_id = $1 GROUP
 """
 _DISCOVERIES = """
 SELECT (created_at AT TIME ZONE 'UTC')::date::text AS name, count(*) AS count FROM patterns
-WHERE tenant_id = $1 AND fingerprint IS NOT NULL AND created_at >= $2 GROUP BY 1 ORDER BY 1
+WHERE tenant_id = $1 AND origin ? 'mined' AND created_at >= $2 GROUP BY 1 ORDER BY 1
 """
 _APPLICATIONS = """
 SELECT arm AS name, count(*) AS count, count(*) FILTER (WHERE good) AS good
 FROM pattern_applications WHERE tenant_id = $1 AND at >= $2 GROUP BY 1
+"""
+# What may be used, or was until now, as it was judged last; what promises most first.
+_VALIDATIONS = """
+SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
+       p_value AS p, e_value AS e, confidence, baseline, validated_at,
+       count(*) OVER () AS all_of_them
+FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
+ORDER BY e_value DESC, id LIMIT $2
 """
 _LEARNING = """
 SELECT status AS name, count(*) AS count FROM run_learning WHERE tenant_id = $1 GROUP BY 1
@@ -65,6 +73,7 @@ class Reports:
         return {
             "at": now,
             **await self._counted(job.tenant_id, now),
+            "validations": await self._validations(job),
             "cache": {} if self.hot is None else _rates(self.hot.counts),
             "stages": dict(job.progress),
         }
@@ -99,6 +108,28 @@ class Reports:
             },
             "learning": learning,
         }
+
+    async def _validations(self, job: Job) -> dict[str, Any]:
+        """What patterns are worth, and which of them this look promoted."""
+        async with acting_as(self.pool, job.tenant_id) as connection:
+            rows = await connection.fetch(_VALIDATIONS, job.tenant_id, MOST)
+        said = job.progress.get("validation", {}).get("promoted", {})
+        promoted = set(said.get("patterns", ()))
+        items = [
+            {
+                **{name: row[name] for name in _JUDGED},
+                "baseline": decoded(row["baseline"]),
+                "promoted": str(row["id"]) in promoted,
+            }
+            for row in rows
+        ]
+        return {"count": rows[0]["all_of_them"] if rows else 0, "items": items}
+
+
+_JUDGED = (
+    *("id", "name", "category", "state", "version", "verdict", "n", "rate", "p", "e"),
+    *("confidence", "validated_at"),
+)
 
 
 def _by_name(rows: Sequence[Any]) -> dict[str, int]:
