@@ -59,6 +59,7 @@ class Finding:
             as little.
         with_it, without: how many went well, of how many.
         supporters: the episodes with it that went well, by age.
+        instead: what was called where it was not.
     """
 
     kind: Kind
@@ -70,6 +71,7 @@ class Finding:
     with_it: tuple[int, int]
     without: tuple[int, int]
     supporters: tuple[UUID, ...]
+    instead: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -134,8 +136,8 @@ def _do(finding: Finding) -> str:
         case Kind.SEQUENCE:
             return f"call {', then '.join(names)}"
         case _:
-            others = [name for name in finding.affects if name not in names]
-            return f"use {names[0]}" + (f" rather than {' or '.join(others)}" if others else "")
+            others = " or ".join(finding.instead)
+            return f"use {names[0]}" + (f" rather than {others}" if others else "")
 
 
 def _content(finding: Finding, do: str, when: str) -> Content:

@@ -7,23 +7,18 @@ itself in other runs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, TypeVar
-from uuid import UUID
 
+from app.memory.doings import Key, does, done
 from app.memory.episode import Outcome
 from app.memory.finding import Finding, Kind, Scope, as_pattern, is_within
 from app.memory.observing import Call, Observed
 from app.memory.pattern import Category, Pattern
 from app.memory.quarantine import suspicious
 
-_LONGEST = 4  # calls of a sequence
-_GAP = 2  # calls that may be between two of it
-_READ = 20  # calls of an episode in which sequences are looked for
-_MOST_AGENTS = 8
 _MOST_NAMES = 8  # that a finding may be about
 _LOOKED_AT = 10  # findings of each kind that are looked at closely
 _SHOWS = 0.2  # by how much calls end well more often that show a difference
@@ -129,45 +124,122 @@ class _Seen:
                 yield key, gain, with_it, without
 
 
-# --- Kinds of tasks ------------------------------------------------------------------------------
+# --- In one domain, and beyond -------------------------------------------------------------------
 
 
-def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    """For each kind of task: what holds in one domain of it, then what the others say together."""
-    for task_type, of_type in _grouped(episodes, lambda each: each.task_type):
-        if task_type is None:
-            continue
-        taken: list[Finding] = []
-        for domain, of_domain in _grouped(of_type, lambda each: each.domain):
-            if domain is not None:
-                taken += _best(_candidates(Scope(task_type, domain), of_domain, options), options)
-        known = {each.scope.domain for each in taken}
-        others = [each for each in of_type if each.domain is None or each.domain not in known]
-        wide = _best(_candidates(Scope(task_type), others, options), options)
-        yield from [*sorted(taken, key=_order), *wide][: options.most]
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An episode; or a failure in it, and the call after that."""
+
+    episode: Observed
+    good: bool
+    failed: bool = False
+    then: Call | None = None
+
+    def does(self, key: Key) -> bool:
+        kind, names = key
+        if kind is Kind.RECOVERY:
+            return self.then is not None and self.then.name == names[0]
+        return does(self.episode, key)
+
+    @property
+    def keys(self) -> set[Key]:
+        """All that it does."""
+        if self.failed:
+            return set() if self.then is None else {(Kind.RECOVERY, (self.then.name,))}
+        return done(self.episode)
 
 
-def _candidates(
-    scope: Scope, episodes: Sequence[Observed], options: MiningOptions
-) -> list[Finding]:
+def _found(scope: Scope, items: Sequence[_Item], options: MiningOptions) -> list[Finding]:
+    """What holds in single domains, and before that, but told after it, what holds beyond."""
     seen = _Seen()
-    for each in episodes:
-        seen.add(_done(each), each.good)
-    better = sorted(
-        seen.better(options), key=lambda found: (-found[1], -len(found[0][1]), found[0])
+    of_domain: dict[str | None, _Seen] = defaultdict(_Seen)
+    for item in items:
+        keys = item.keys
+        seen.add(keys, item.good)
+        of_domain[item.episode.domain].add(keys, item.good)
+    everywhere = [each for each in seen.better(options) if _holds(each[0], of_domain)]
+    wide = _best(_findings(scope, items, everywhere), options)
+    taken: list[Finding] = []
+    for domain, some in _grouped(items, lambda each: each.episode.domain):
+        if domain is not None:
+            here = replace(scope, domain=domain)
+            found = _findings(here, some, of_domain[domain].better(options))
+            taken += _best([each for each in found if not _said(each, wide)], options)
+    return [*sorted(taken, key=_order), *wide][: options.most]
+
+
+def _holds(key: Key, of_domain: Mapping[str | None, _Seen]) -> bool:
+    """Whether something went well in several domains (or in none in particular), and in no other
+    one it went worse with it."""
+    domains = 0
+    for domain, seen in of_domain.items():
+        with_it = seen.each.get(key)
+        if with_it is None:
+            continue
+        if with_it.rate - seen.all.less(with_it).rate < -_SHOWS:
+            return False
+        domains += 2 if domain is None else bool(with_it.good)
+    return domains > 1
+
+
+def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
+    """Whether what holds everywhere says as much."""
+    return any(
+        finding.gain <= other.gain + _SHOWS
+        and (is_within(finding.uses, other.uses) or is_within(other.uses, finding.uses))
+        for other in wide
     )
+
+
+def _findings(
+    scope: Scope, items: Sequence[_Item], better: Iterable[tuple[Key, float, _Tally, _Tally]]
+) -> list[Finding]:
+    """The best of what was done, looked at closely."""
+    ordered = sorted(better, key=lambda found: (-found[1], -len(found[0][1]), found[0]))
     looked_at: Counter[Kind] = Counter()
-    found: list[Finding] = []
-    for (kind, names), gain, with_it, without in better:
+    findings: list[Finding] = []
+    for key, gain, with_it, without in ordered:
+        kind, names = key
         looked_at[kind] += 1
-        if looked_at[kind] <= _LOOKED_AT:
-            having = [each for each in episodes if _does(each, kind, names)]
-            lacking = [each for each in episodes if not _does(each, kind, names)]
-            category, affects = _judged(kind, names, having, lacking)
-            supporters = tuple(each.episode_id for each in having if each.good)
-            tallies = ((with_it.good, with_it.n), (without.good, without.n))
-            found.append(Finding(kind, scope, names, category, affects, gain, *tallies, supporters))
-    return found
+        if looked_at[kind] > _LOOKED_AT:
+            continue
+        having = [each for each in items if each.does(key)]
+        if kind is not Kind.RECOVERY and not _is_choice(names, having):
+            continue
+        lacking = [each for each in items if not each.does(key)]
+        instead = _instead(key, having, lacking)
+        category, affects = _judged(key, instead, having, lacking)
+        findings.append(
+            Finding(
+                kind,
+                scope,
+                names,
+                category,
+                affects,
+                gain,
+                (with_it.good, with_it.n),
+                (without.good, without.n),
+                tuple(each.episode.episode_id for each in having if each.good),
+                instead,
+            )
+        )
+    return findings
+
+
+def _is_choice(names: Sequence[str], having: Sequence[_Item]) -> bool:
+    """Whether each of the calls usually went well, and did not follow a failure: else it is what
+    one does then."""
+    for name in names:
+        failed = after = 0
+        for each in having:
+            calls = each.episode.calls
+            at = next(at for at, call in enumerate(calls) if call.name == name)
+            failed += not calls[at].ok
+            after += at > 0 and not calls[at - 1].ok
+        if 2 * max(failed, after) > len(having):
+            return False
+    return True
 
 
 def _best(found: Iterable[Finding], options: MiningOptions) -> list[Finding]:
@@ -191,68 +263,26 @@ def _implied(finding: Finding, other: Finding) -> bool:
 
 def _order(finding: Finding) -> tuple[Any, ...]:
     """The best first; of those that are as good, the one that says most."""
-    chosen = finding.kind is Kind.TOOL and len(finding.affects) > 1
+    chosen = finding.kind is Kind.TOOL and bool(finding.instead)
     rank = 0 if finding.kind is Kind.DECOMPOSITION else 1 if chosen else 2
     return (-finding.gain, rank, -len(finding.uses), finding.scope.domain or "", finding.uses)
 
 
-def _does(episode: Observed, kind: Kind, names: tuple[str, ...]) -> bool:
-    """Whether it is among what :func:`_done` says."""
-    if kind is Kind.TOOL:
-        return any(call.name == names[0] for call in episode.calls)
-    if kind is Kind.DECOMPOSITION:
-        return _agents(episode) == names
-    calls = _went_well(episode)
-    ends = {at for at, name in enumerate(calls) if name == names[0]}
-    for wanted in names[1:]:
-        ends = {
-            at
-            for end in ends
-            for at in range(end + 1, min(end + _GAP + 2, len(calls)))
-            if calls[at] == wanted
-        }
-    return bool(ends)
-
-
-def _done(episode: Observed) -> set[tuple[Kind, tuple[str, ...]]]:
-    """What an episode did, as findings name it."""
-    keys: set[tuple[Kind, tuple[str, ...]]] = {(Kind.TOOL, (call.name,)) for call in episode.calls}
-    calls, agents = _went_well(episode), _agents(episode)
-    if 2 <= len(agents) <= _MOST_AGENTS:
-        keys.add((Kind.DECOMPOSITION, agents))
-    some: list[tuple[tuple[str, ...], int]] = [((name,), at) for at, name in enumerate(calls)]
-    for _ in range(_LONGEST - 1):
-        some = [
-            ((*names, calls[at]), at)
-            for names, end in some
-            for at in range(end + 1, min(end + _GAP + 2, len(calls)))
-        ]
-        keys |= {(Kind.SEQUENCE, names) for names, _ in some}
-    return keys
-
-
-def _went_well(episode: Observed) -> tuple[str, ...]:
-    return _names(call for call in episode.calls if call.ok)[:_READ]
-
-
-def _agents(episode: Observed) -> tuple[str, ...]:
-    return _names(call for call in episode.calls if call.is_agent)
-
-
-def _names(calls: Iterable[Call]) -> tuple[str, ...]:
-    """Their names, in order; one that is called again and again counts once."""
-    return tuple(name for name, _ in groupby(call.name for call in calls))
+# --- By what it can be judged --------------------------------------------------------------------
 
 
 def _judged(
-    kind: Kind, names: tuple[str, ...], having: Sequence[Observed], lacking: Sequence[Observed]
+    key: Key, instead: tuple[str, ...], having: Sequence[_Item], lacking: Sequence[_Item]
 ) -> tuple[Category, tuple[str, ...]]:
     """By what it can be seen whether it is good: by the next call of what it is about, if that
     shows the difference; else by the run."""
+    kind, names = key
+    if kind is Kind.RECOVERY:  # whoever was not told what to call is judged by what it calls
+        return Category.RECOVERY, tuple(sorted({*names, *instead}))
     if kind is Kind.DECOMPOSITION:
         return Category.DECOMPOSITION, ()
     last = names[-1]
-    others = _instead(last, having, lacking) if kind is Kind.TOOL else (last,)
+    others = instead if kind is Kind.TOOL else (last,)
     with_it, without = _ended_well({last}, having), _ended_well(set(others), lacking)
     if not without.n or with_it.rate - without.rate < _SHOWS:
         return Category.STRATEGIC, ()
@@ -261,47 +291,63 @@ def _judged(
     return Category.TOOL_SELECTION, tuple(sorted({last, *others}))
 
 
-def _instead(name: str, having: Sequence[Observed], lacking: Sequence[Observed]) -> tuple[str, ...]:
-    """What was called where it was not: more often there than beside it."""
-    beside = Counter(other for each in having for other in {call.name for call in each.calls})
-    there = Counter(other for each in lacking for other in {call.name for call in each.calls})
-    alone = [
-        (count / len(lacking), other)
-        for other, count in there.items()
-        if count / len(lacking) > beside[other] / len(having) and other != name
-    ]
-    return tuple(other for _, other in sorted(alone, key=lambda each: (-each[0], each[1])))[
-        : _MOST_NAMES - 1
-    ]
+def _instead(key: Key, having: Sequence[_Item], lacking: Sequence[_Item]) -> tuple[str, ...]:
+    """What was called where it was not, the most frequent first: more often there than beside
+    it."""
+    kind, names = key
+    if kind is Kind.RECOVERY:
+        there = Counter(each.then.name for each in lacking if each.then is not None)
+        alone = [(count, name) for name, count in there.items()]
+    elif kind is Kind.TOOL:
+        beside, there = (
+            Counter(name for each in some for name in {call.name for call in each.episode.calls})
+            for some in (having, lacking)
+        )
+        alone = [
+            (count, name)
+            for name, count in there.items()
+            if count * len(having) > 2 * beside[name] * len(lacking)
+        ]
+    else:
+        return ()
+    ordered = sorted(alone, key=lambda each: (-each[0], each[1]))
+    return tuple(name for _, name in ordered if name not in names)[: _MOST_NAMES - 1]
 
 
-def _ended_well(names: set[str], episodes: Sequence[Observed]) -> _Tally:
+def _ended_well(names: set[str], items: Sequence[_Item]) -> _Tally:
     """How often the first call of one of these does."""
     tally = _Tally()
-    for each in episodes:
-        first = next((call for call in each.calls if call.name in names), None)
+    for each in items:
+        first = next((call for call in each.episode.calls if call.name in names), None)
         if first is not None:
             tally.add(first.ok)
     return tally
 
 
-# --- Failures -----------------------------------------------------------------------------------
+# --- Of which episodes ---------------------------------------------------------------------------
+
+
+def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
+    """What there is to find of each kind of task."""
+    for task_type, some in _grouped(episodes, lambda each: each.task_type):
+        if task_type is not None:
+            yield from _found(Scope(task_type), [_Item(each, each.good) for each in some], options)
 
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
     """For each kind of failure, what was called next and ended well."""
     failed = [(each, call, then) for each in episodes for call, then in _failures(each)]
-    for signature, those in _grouped(failed, lambda each: each[1].signature):
-        taken: list[Finding] = []
-        tool = those[0][1].name
-        for domain, of_domain in _grouped(those, lambda each: each[0].domain):
-            if domain is not None:
-                scope = Scope(None, domain, signature, tool)
-                taken += _recoveries(scope, of_domain, options)
-        known = {each.scope.domain for each in taken}
-        others = [each for each in those if each[0].domain is None or each[0].domain not in known]
-        wide = _recoveries(Scope(None, None, signature, tool), others, options)
-        yield from [*sorted(taken, key=_order), *wide][: options.most]
+    for signature, some in _grouped(failed, lambda each: each[1].signature):
+        items = [
+            _Item(
+                episode,
+                then is not None and then.ok and episode.outcome is not Outcome.FAILURE,
+                failed=True,
+                then=then,
+            )
+            for episode, _, then in some
+        ]
+        yield from _found(Scope(signature=signature, tool=some[0][1].name), items, options)
 
 
 def _failures(episode: Observed) -> Iterator[tuple[Call, Call | None]]:
@@ -312,37 +358,6 @@ def _failures(episode: Observed) -> Iterator[tuple[Call, Call | None]]:
             met.add(call.signature)
             if suspicious(call.signature) is None:
                 yield call, then
-
-
-def _recoveries(
-    scope: Scope,
-    those: Sequence[tuple[Observed, Call, Call | None]],
-    options: MiningOptions,
-) -> list[Finding]:
-    seen = _Seen()
-    supporters: dict[str, list[UUID]] = defaultdict(list)
-    for episode, _, then in those:
-        good = then is not None and then.ok and episode.outcome is not Outcome.FAILURE
-        seen.add([] if then is None else [then.name], good)
-        if then is not None and good:
-            supporters[then.name].append(episode.episode_id)
-    # Whoever was not told what to call is judged by what it calls instead.
-    usual = sorted(seen.each, key=lambda name: (-seen.each[name].n, name))[:_MOST_NAMES]
-    found = [
-        Finding(
-            Kind.RECOVERY,
-            scope,
-            (name,),
-            Category.RECOVERY,
-            tuple(sorted({name, *usual})),
-            gain,
-            (with_it.good, with_it.n),
-            (without.good, without.n),
-            tuple(supporters[name]),
-        )
-        for name, gain, with_it, without in seen.better(options)
-    ]
-    return sorted(found, key=_order)[: options.each]
 
 
 T = TypeVar("T")

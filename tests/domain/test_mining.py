@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.memory.doings import does, done
 from app.memory.episode import Episode, Outcome, State, StorageState, Summary
 from app.memory.finding import is_within
 from app.memory.mining import MiningOptions, mine
@@ -114,6 +115,23 @@ def test_what_holds_in_one_domain_is_said_of_that() -> None:
     assert [each.applicability.domains for each in mine(few)] == [()]
 
 
+def test_what_holds_in_several_domains_is_said_once() -> None:
+    alike = [each for n, d in enumerate("xyz") for each in family(n * 100, "fb", "fC", domain=d)]
+    (one,) = mine(alike)
+    assert (one.applicability.domains, one.content.uses) == ((), ("b",))
+    assert len(one.evidence.mined_from) == 15
+    worse_in_one = mine([*alike, *family(300, "fd", "fB", domain="w")])
+    assert {each.applicability.domains for each in worse_in_one} == {
+        (each,) for each in ("w", "x", "y", "z")
+    }
+
+
+def test_what_only_follows_a_failure_is_no_choice() -> None:
+    helped = [episode(n, "aFb") for n in range(5)]
+    lost = [episode(9 + n, "aFC", good=False) for n in range(5)]
+    assert {each.category for each in mine(helped + lost)} == {Category.RECOVERY}
+
+
 def test_what_makes_no_difference_is_not_found() -> None:
     assert mine([episode(n, "ab") for n in range(9)]) == []  # nothing to compare it with
     half = [episode(n, "ab", good=bool(n % 2)) for n in range(20)]
@@ -217,6 +235,14 @@ def test_there_are_few_and_none_says_what_another_does(some: Any) -> None:
             for other in those:
                 if one is not other and one.applicability.domains == other.applicability.domains:
                     assert not is_within(one.content.uses, other.content.uses)
+
+
+@given(CALLS, CALLS)
+def test_what_was_done_is_found_again(calls: str, others: str) -> None:
+    keys = done(episode(1, calls)) | done(episode(2, others))
+    for calls_of_one in (calls, others):
+        one = episode(1, calls_of_one)
+        assert {key for key in keys if does(one, key)} == done(one)
 
 
 # --- Of an episode ------------------------------------------------------------------------------
