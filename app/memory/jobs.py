@@ -14,6 +14,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from app.errors import ConflictError, NotFoundError
+from app.memory.reflection import learn_again
 from app.memory.rows import CHANNEL
 
 _KEPT = 400
@@ -100,7 +101,8 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Have a tenant's memory looked through, unless it is already.
+    """Have a tenant's memory looked through, unless it is already; on demand also have those runs
+    learned from that this was given up for.
 
     Returns:
         the id of the job that does, and whether it is new.
@@ -108,6 +110,8 @@ async def order(
     Raises:
         ConflictError: others order and end jobs of this tenant all the time.
     """
+    if cause == "demand" and await learn_again(connection, tenant_id):
+        await connection.execute(_TELL)
     for _ in range(_TRIES):
         made: UUID | None = await connection.fetchval(_ORDER, tenant_id, cause, tick)
         if made is not None:

@@ -13,10 +13,10 @@ from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.llm.analyst import ModelAnalyst
 from app.llm.openai_provider import OpenAIProvider
-from app.memory import feedback
+from app.memory import feedback, jobs
 from app.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
 from app.memory.pattern import Application
-from app.memory.reflection import MOST_TRIES, Learning, learn_again
+from app.memory.reflection import MOST_TRIES, Learning
 from tests.fake_model import FakeModel, calls, http_error
 from tests.memories import remember, told
 
@@ -154,8 +154,9 @@ async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
     assert noted.applications  # what came of patterns waits for no model
     assert await thinking.learn_due() == float("inf")
     async with acting_as(thinking._pool, DEFAULT_TENANT) as connection:
-        assert await learn_again(connection, DEFAULT_TENANT) == 1
-        assert await learn_again(connection, DEFAULT_TENANT) == 0
+        await jobs.order(connection, DEFAULT_TENANT, "nightly")
+        assert (await state(owner))[0][:2] == ("failed", MOST_TRIES)
+        await jobs.order(connection, DEFAULT_TENANT)
     model.script(insight("at last"))
     await thinking.learn_due()
     assert await state(owner) == [("done", 1, None)]
