@@ -1,0 +1,703 @@
+"""The pattern cache on its rows: page 4, M22 to M25."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.errors import ConflictError, InvalidInputError, NotFoundError
+from app.memory.episode import Outcome, StorageState
+from app.memory.options import LearningOptions
+from app.memory.pattern import (
+    Applicability,
+    Application,
+    Arm,
+    Baseline,
+    Category,
+    Content,
+    ContentKind,
+    Evidence,
+    Guide,
+    Pattern,
+    PatternState,
+    Relations,
+)
+from app.memory.pattern_rows import CHANNEL, PatternFilter
+from app.memory.patterns import PatternCache
+from app.memory.validation import Verdict
+from tests.memories import day, remember, told
+
+TENANT = DEFAULT_TENANT
+NOW = day(100)
+GOOD, BAD = True, False
+CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED
+IN_REVIEW, DEPRECATED = PatternState.IN_REVIEW, PatternState.DEPRECATED
+
+
+class Hands:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def cache(database: Database, clock: Hands) -> PatternCache:
+    return cache_of(database, clock)
+
+
+def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
+    matchers: Any = None
+    return PatternCache(
+        database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
+    )
+
+
+def pattern(name: str = "Ask first", **more: Any) -> Pattern:
+    fields: dict[str, Any] = {
+        "category": Category.STRATEGIC,
+        "content": Content(
+            ContentKind.STRATEGY,
+            {"approach": "Ask first."},
+            uses=("ask", "look"),
+            affects=("look",),
+        ),
+        "applicability": Applicability(
+            problem_types=("report",),
+            domains=("office",),
+            complexity=(0.2, 0.9),
+            conditions=({"feature": "tool", "op": "eq", "value": "look"},),
+        ),
+        "summary": "Ask first.",
+        "guide": Guide(when="always", alternatives=(uuid4(),)),
+        "relations": Relations(specializes=uuid4(), contradicts=(uuid4(),)),
+        "origin": {"by": "test"},
+        "trust": 3,
+    }
+    return Pattern(name=name, **(fields | more))
+
+
+def applied(
+    of: Pattern,
+    outcomes: Sequence[bool | None],
+    arm: Arm = Arm.TRIAL,
+    *,
+    first: datetime = NOW - timedelta(days=10),
+    baseline: float = 0.5,
+    **more: Any,
+) -> list[Application]:
+    """Applications of no episode, a minute apart."""
+    return [
+        Application(
+            pattern_id=of.key,
+            version=of.version,
+            arm=arm,
+            at=first + timedelta(minutes=n),
+            baseline=Baseline("like_tasks", baseline, 20),
+            good=good,
+            **more,
+        )
+        for n, good in enumerate(outcomes)
+    ]
+
+
+async def counts(owner: asyncpg.Pool) -> list[asyncpg.Record]:
+    found: list[asyncpg.Record] = await owner.fetch(
+        "SELECT * FROM pattern_applications ORDER BY at, id"
+    )
+    return found
+
+
+async def promoted(cache: PatternCache, **more: Any) -> Pattern:
+    """A pattern that was validated: 18 of 20 went well."""
+    added = await cache.add(TENANT, pattern(**more))
+    await cache.record_application(TENANT, applied(added, [BAD] * 2 + [GOOD] * 18))
+    [found] = await cache.validate(TENANT, [added.key])
+    assert found.state is VALIDATED
+    return await cache.get(TENANT, added.key)
+
+
+class TestOne:
+    async def test_what_is_added_is_read_back_as_a_candidate(
+        self, database: Database, cache: PatternCache
+    ) -> None:
+        episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
+        new = pattern(evidence=Evidence(mined_from=tuple(sorted(episodes))), fingerprint="f")
+        added = await cache.add(TENANT, new)
+        assert added == new.but(id=added.id, created_at=NOW, updated_at=NOW)
+        assert added == await cache.get(TENANT, added.key)
+        assert (added.state, added.version, added.key.version) == (CANDIDATE, 1, 7)
+
+    async def test_one_that_cannot_be_used_is_refused(self, cache: PatternCache) -> None:
+        wrong = Applicability(conditions=({"feature": "tool", "op": "is", "value": 1},))
+        with pytest.raises(InvalidInputError) as caught:
+            await cache.add(TENANT, pattern(applicability=wrong))
+        assert caught.value.pointer == "/applicability/conditions/0/op"
+
+    async def test_the_same_is_kept_once_whoever_comes_first(
+        self, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        new = pattern(fingerprint="f")
+        added = await asyncio.gather(*(cache.add(TENANT, new) for _ in range(5)))
+        assert len({each.id for each in added}) == 1
+        assert await owner.fetchval("SELECT count(*) FROM patterns") == 1
+        assert (await cache.add(TENANT, pattern(fingerprint="g"))).id != added[0].id
+
+    async def test_one_that_was_given_up_comes_back_if_enough_was_seen_since(
+        self, database: Database, cache: PatternCache, clock: Hands
+    ) -> None:
+        added = await cache.add(TENANT, pattern(fingerprint="f"))
+        await cache.deprecate(TENANT, added.key, "of no use")
+        before = await remember(
+            database.pool, *(told("b", day(99)) for _ in range(9)), embedded=False
+        )
+        since = await remember(
+            database.pool, *(told("b", day(101)) for _ in range(5)), embedded=False
+        )
+        clock.now = day(110)
+
+        def again(*episodes: UUID) -> Pattern:
+            return pattern(fingerprint="f", evidence=Evidence(mined_from=episodes))
+
+        assert (await cache.add(TENANT, again(*before, *since[:4]))).state is DEPRECATED
+        back = await cache.add(TENANT, again(*before, *since))
+        assert (back.id, back.state, back.version) == (added.id, CANDIDATE, 2)
+        assert back.lifecycle.reason is None
+        assert set(back.evidence.mined_from) == {*before, *since}
+
+    async def test_one_that_was_replaced_does_not_come_back(
+        self, database: Database, cache: PatternCache
+    ) -> None:
+        added = await cache.add(TENANT, pattern(fingerprint="f"))
+        other = await cache.add(TENANT, pattern())
+        await cache.deprecate(TENANT, added.key, "better", other.key)
+        since = await remember(
+            database.pool, *(told("b", day(101)) for _ in range(5)), embedded=False
+        )
+        again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
+        assert (await cache.add(TENANT, again)).state is DEPRECATED
+
+    async def test_pages(self, cache: PatternCache) -> None:
+        added = [
+            await cache.add(TENANT, pattern(str(n), category=category))
+            for n, category in enumerate([Category.DOMAIN, Category.RECOVERY] * 3)
+        ]
+        await cache.deprecate(TENANT, added[0].key, "of no use")
+        assert [each.name for each in await cache.page(TENANT, limit=9)] == list("012345")
+        page = await cache.page(TENANT, limit=2, after=added[1].key)
+        assert [each.name for each in page] == ["2", "3"]
+        back = await cache.page(TENANT, limit=2, after=added[2].key, descending=True)
+        assert [each.name for each in back] == ["1", "0"]
+        domain = PatternFilter(states=(CANDIDATE,), categories=(Category.DOMAIN,))
+        assert [each.name for each in await cache.page(TENANT, domain, limit=9)] == ["2", "4"]
+
+    async def test_another_tenants_are_not_there(
+        self, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = await cache.add(TENANT, pattern(fingerprint="f"))
+        other = uuid4()
+        await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", other)
+        for doing in (
+            cache.get(other, added.key),
+            cache.validate(other, [added.key]),
+            cache.update(other, added.key, 1, {"name": "mine"}),
+            cache.deprecate(other, added.key, "mine"),
+        ):
+            with pytest.raises(NotFoundError, match=f"there is no pattern {added.key}"):
+                await doing
+        assert await cache.page(other, limit=9) == []
+        assert await cache.record_application(other, applied(added, [GOOD])) == 0
+        assert (await cache.add(other, pattern(fingerprint="f"))).id != added.id
+
+
+class TestUpdate:
+    async def test_what_says_something_else_starts_over(self, cache: PatternCache) -> None:
+        was = await promoted(cache)
+        changes = {"applicability": replace(was.applicability, domains=("law",)), "summary": "New."}
+        now = await cache.update(TENANT, was.key, 1, changes)
+        assert (now.version, now.state, now.summary) == (2, CANDIDATE, "New.")
+        assert now.applicability.domains == ("law",)
+        assert now.evidence == Evidence()
+        assert now.lifecycle.uses == was.lifecycle.uses == 20
+        [found] = await cache.validate(TENANT, [was.key])
+        assert found.verdict is Verdict.INSUFFICIENT_EVIDENCE
+
+    async def test_other_words_for_the_same_keep_its_evidence(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        was = await promoted(cache)
+        [episode] = await remember(database.pool, told("c"), embedded=False)
+        late = [replace(each, episode_id=episode) for each in applied(was, [GOOD])]
+        await cache.record_application(TENANT, late)
+        now = await cache.update(TENANT, was.key, 1, {"summary": "New."})
+        assert (now.version, now.state) == (2, VALIDATED)
+        [found] = await cache.validate(TENANT, [was.key])
+        assert (found.good, found.applications) == (19, 21)
+        # What comes later of a run that was given version 1 is not another application.
+        assert await cache.record_application(TENANT, [replace(late[0], good=BAD)]) == 1
+        [found] = await cache.validate(TENANT, [was.key])
+        assert (found.good, found.applications) == (18, 21)
+        assert len(await counts(owner)) == 21
+
+    async def test_what_changes_nothing_makes_no_version(self, cache: PatternCache) -> None:
+        added = await cache.add(TENANT, pattern())
+        assert await cache.update(TENANT, added.key, 1, {"content": added.content}) == added
+
+    async def test_of_two_who_change_the_same_version_one_is_told(
+        self, cache: PatternCache
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        done = await asyncio.gather(
+            *(cache.update(TENANT, added.key, 1, {"summary": each}) for each in "abc"),
+            return_exceptions=True,
+        )
+        refused = [each for each in done if isinstance(each, ConflictError)]
+        assert [each.code for each in refused] == ["stale_version"] * 2
+        assert (await cache.get(TENANT, added.key)).version == 2
+
+
+class TestApplications:
+    async def test_they_count_once_and_the_last_word_counts(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
+        first = [
+            replace(each, episode_id=episode, features={"domain": "office"})
+            for each, episode in zip(applied(added, [GOOD, None]), episodes, strict=True)
+        ]
+        assert await cache.record_application(TENANT, first) == 2
+        assert await cache.record_application(TENANT, first) == 0
+        now = (await cache.get(TENANT, added.key)).lifecycle
+        assert (now.uses, now.last_used) == (2, first[1].at)
+        later = [replace(first[0], good=BAD, baseline=Baseline("controls", 0.9, 3))]
+        assert await cache.record_application(TENANT, [*first[:1], *later]) == 1
+        rows = await counts(owner)
+        assert [row["good"] for row in rows] == [BAD, None]
+        assert rows[0]["baseline_rate"] == 0.5  # what it was before the outcome was known
+        found = await cache.get(TENANT, added.key)
+        assert found.lifecycle.uses == 2
+        assert found.evidence.contrary == (episodes[0],)
+        assert found.evidence.supporting == ()
+
+    async def test_of_no_evidence(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        source, trusted = await remember(database.pool, told("s"), told("t"), embedded=False)
+        added = await cache.add(TENANT, pattern(evidence=Evidence(mined_from=(source,))))
+        others = await remember(
+            database.pool,
+            told("given by somebody", trust=1),
+            told("cancelled", outcome=Outcome.CANCELLED),
+            told("quarantined"),
+            told("forgotten"),
+            embedded=False,
+        )
+        await owner.execute(
+            "UPDATE episode_state SET state = CASE episode_id WHEN $1 THEN $3 ELSE $4 END "
+            "WHERE episode_id IN ($1, $2)",
+            *(others[2], others[3], StorageState.QUARANTINED, StorageState.DELETED),
+        )
+        [one] = applied(added, [GOOD])
+        ids = [source, *others, uuid4(), trusted]
+        given = [replace(one, episode_id=each) for each in ids]
+        unknown = [replace(one, pattern_id=uuid4()), replace(one, version=2)]
+        assert await cache.record_application(TENANT, [*given, *unknown]) == 1
+        assert [row["episode_id"] for row in await counts(owner)] == [trusted]
+        assert (await cache.get(TENANT, added.key)).lifecycle.uses == 1
+
+    async def test_what_was_not_given_is_no_use(self, cache: PatternCache) -> None:
+        added = await cache.add(TENANT, pattern())
+        for arm in (Arm.CONTROL, Arm.WITHHELD):
+            await cache.record_application(TENANT, applied(added, [GOOD], arm))
+        assert (await cache.get(TENANT, added.key)).lifecycle.uses == 0
+        [found] = await cache.validate(TENANT)
+        assert found.applications == 0
+
+    async def test_one_that_only_fails_from_now_on_leaves_within_ten(
+        self, cache: PatternCache, clock: Hands
+    ) -> None:
+        was = await promoted(cache)
+        await cache.record_application(
+            TENANT, applied(was, [GOOD] * 72 + [BAD] * 8, Arm.USED, first=day(91))
+        )
+        left, now = 0, was
+        for n in range(1, 11):
+            await cache.record_application(
+                TENANT, applied(was, [BAD], Arm.USED, first=day(95) + timedelta(hours=n))
+            )
+            now = await cache.get(TENANT, was.key)
+            if now.state is not VALIDATED:
+                left = n
+                break
+        assert 0 < left <= 10
+        assert now.state is IN_REVIEW
+        assert now.lifecycle.reason is not None
+        assert now.lifecycle.reason.startswith("declined: ")
+
+    async def test_one_that_does_harm_goes_into_review(self, cache: PatternCache) -> None:
+        was = await promoted(cache)
+        used = applied(was, [GOOD, BAD] * 40, Arm.USED, first=day(95))
+        await cache.record_application(TENANT, used)
+        assert (await cache.get(TENANT, was.key)).state is VALIDATED
+        without = applied(was, [GOOD] * 30, Arm.WITHHELD, first=day(96))
+        await cache.record_application(TENANT, without[:9])
+        assert (await cache.get(TENANT, was.key)).state is VALIDATED
+        await cache.record_application(TENANT, without)
+        now = await cache.get(TENANT, was.key)
+        assert now.state is IN_REVIEW
+        assert now.lifecycle.reason == (
+            "does harm: 40 of 80 runs that used it went well, and 39 of 39 that it was withheld "
+            "from"
+        )
+
+    async def test_many_at_once_beside_each_other(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = [await cache.add(TENANT, pattern(str(n))) for n in range(3)]
+        episodes = await remember(database.pool, *(told(str(n)) for n in range(20)), embedded=False)
+        batches = [
+            [
+                replace(applied(each, [GOOD])[0], episode_id=episode)
+                for each in (added if n % 2 else added[::-1])
+            ]
+            for n, episode in enumerate(episodes)
+        ]
+        await asyncio.gather(
+            *(cache.record_application(TENANT, batch) for batch in (*batches, *batches))
+        )
+        assert len(await counts(owner)) == 60
+        for each in added:
+            assert (await cache.get(TENANT, each.key)).lifecycle.uses == 20
+
+    async def test_within_somebody_elses_transaction(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        async with acting_as(database.pool, TENANT) as connection:
+            await cache.record_application(TENANT, applied(added, [GOOD]), on=connection)
+            assert await counts(owner) == []
+        assert len(await counts(owner)) == 1
+
+
+class TestValidation:
+    async def test_five_of_five_are_significant_and_not_enough(self, cache: PatternCache) -> None:
+        added = await cache.add(TENANT, pattern())
+        await cache.record_application(TENANT, applied(added, [GOOD] * 5))
+        [found] = await cache.validate(TENANT, [added.key])
+        assert (found.verdict, found.state) == (Verdict.VALIDATED, CANDIDATE)
+        now = (await cache.get(TENANT, added.key)).evidence
+        assert now.p_value == pytest.approx(0.03125)
+        assert now.confidence == pytest.approx(0.760, abs=5e-4)
+        assert now.success_rate == 1.0
+        assert now.uplift == 0.5
+        assert now.baseline == Baseline("like_tasks", 0.5, 20)
+        assert 1 < now.e_value < 20
+        assert now.validated_at == NOW
+
+    async def test_promotion_and_no_change_at_a_second_look(
+        self, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
+    ) -> None:
+        was = await promoted(cache)
+        assert was.evidence.verdict == "VALIDATED"
+        assert was.evidence.e_value >= 20
+        rows = await owner.fetch("SELECT * FROM patterns")
+        clock.now += timedelta(hours=1)
+        [again] = await cache.validate(TENANT)
+        assert again.was is again.state is VALIDATED
+        assert await owner.fetch("SELECT * FROM patterns") == rows
+
+    async def test_the_verdict_looks_back_and_the_e_value_at_all(
+        self, cache: PatternCache, clock: Hands
+    ) -> None:
+        was = await promoted(cache)
+        clock.now = NOW + timedelta(days=85)
+        [found] = await cache.validate(TENANT)
+        assert found.verdict is Verdict.INSUFFICIENT_EVIDENCE
+        assert found.applications == 0
+        assert found.e_value == was.evidence.e_value
+        assert found.state is VALIDATED
+        now = await cache.get(TENANT, was.key)
+        assert now.evidence.confidence == was.evidence.confidence
+
+    async def test_each_application_against_its_own_baseline(self, cache: PatternCache) -> None:
+        added = await cache.add(TENANT, pattern())
+        easy = applied(added, [GOOD] * 18 + [BAD] * 2, baseline=0.9)
+        await cache.record_application(TENANT, easy)
+        [found] = await cache.validate(TENANT, [added.key])
+        assert (found.verdict, found.state) == (Verdict.IN_REVIEW, CANDIDATE)
+        assert found.baseline.rate == pytest.approx(0.9)
+        assert found.e_value < 2
+
+    async def test_what_it_saves(self, cache: PatternCache) -> None:
+        added = await cache.add(TENANT, pattern())
+        await cache.record_application(
+            TENANT, applied(added, [GOOD] * 5, duration_s=2.0, tokens=100)
+        )
+        await cache.validate(TENANT)
+        assert (await cache.get(TENANT, added.key)).evidence.tokens_saved is None
+        without = applied(added, [BAD] * 4, Arm.CONTROL, duration_s=5.0, tokens=300)
+        await cache.record_application(TENANT, without)
+        await cache.validate(TENANT)
+        found = (await cache.get(TENANT, added.key)).evidence
+        assert (found.time_saved_s, found.tokens_saved) == (3.0, 200.0)
+
+    async def test_a_validated_one_that_is_no_better_any_more_falls(
+        self, cache: PatternCache, clock: Hands
+    ) -> None:
+        was = await promoted(cache)
+        clock.now = NOW + timedelta(days=85)
+        later = applied(
+            was, [GOOD, GOOD, GOOD, BAD] * 2, Arm.USED, first=clock.now - timedelta(days=1)
+        )
+        await cache.record_application(TENANT, later)
+        [found] = await cache.validate(TENANT)
+        assert (found.was, found.state) == (VALIDATED, IN_REVIEW)
+        assert found.reason is not None
+        assert found.reason.startswith("6 of 8 applications in 90 days went well")
+        assert (await cache.get(TENANT, was.key)).lifecycle.reason == found.reason
+
+    async def test_promotion_may_need_the_false_discovery_rate(
+        self, database: Database, clock: Hands
+    ) -> None:
+        strict = cache_of(database, clock, fdr_required=True)
+        good = await strict.add(TENANT, pattern("good"))
+        best = await strict.add(TENANT, pattern("best"))
+        for n in range(8):
+            other = await strict.add(TENANT, pattern(str(n)))
+            await strict.record_application(TENANT, applied(other, [GOOD, BAD] * 4))
+        await strict.record_application(TENANT, applied(good, [GOOD] * 11 + [BAD]))
+        await strict.record_application(TENANT, applied(best, [GOOD] * 40))
+        states = {each.pattern_id: each for each in await strict.validate(TENANT)}
+        assert states[best.key].state is VALIDATED
+        assert states[good.key].e_value >= 20  # not 10 patterns / (2 * 0.05) = 100
+        assert states[good.key].verdict is Verdict.VALIDATED
+        assert states[good.key].state is CANDIDATE
+        assert await strict.discovered(TENANT) == [best.key]
+        [found] = await cache_of(database, clock).validate(TENANT, [good.key])
+        assert found.state is VALIDATED
+
+    async def test_all_are_judged_however_many(
+        self, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        await owner.execute(
+            """
+            INSERT INTO patterns (tenant_id, name, category, document, origin)
+            SELECT tenant_id, 'n', category, document, origin
+            FROM patterns, generate_series(1, 450)
+            """
+        )
+        found = await cache.validate(TENANT)
+        assert len({each.pattern_id for each in found}) == 451
+        assert {each.verdict for each in found} == {Verdict.INSUFFICIENT_EVIDENCE}
+        assert (await cache.get(TENANT, added.key)).evidence.verdict is None
+
+
+class TestDeprecation:
+    async def test_one_is_kept_with_what_replaces_it(self, cache: PatternCache) -> None:
+        one, other = await cache.add(TENANT, pattern("1")), await cache.add(TENANT, pattern("2"))
+        now = await cache.deprecate(TENANT, one.key, "too old", other.key)
+        assert (now.state, now.version) == (DEPRECATED, 1)
+        assert (now.lifecycle.reason, now.lifecycle.replaced_by) == ("too old", other.key)
+        assert await cache.validate(TENANT, [one.key])
+        assert (await cache.get(TENANT, one.key)).state is DEPRECATED
+        for by in (other.key, one.key):
+            with pytest.raises(InvalidInputError):
+                await cache.deprecate(TENANT, other.key, "too old", by)
+
+    async def test_others_are_told_of_what_matters_and_of_mere_uses_not(
+        self, cache: PatternCache, owner: asyncpg.Pool, database_url: str
+    ) -> None:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        listener = await asyncpg.connect(database_url)
+        try:
+            await listener.add_listener(CHANNEL, lambda *said: heard.put_nowait(said[3]))
+
+            async def news() -> list[str]:
+                """What was said up to here; it is heard in the order in which it was."""
+                await owner.execute(f"NOTIFY {CHANNEL}, 'here'")
+                found = []
+                while (said := await heard.get()) != "here":
+                    found.append(said)
+                return found
+
+            added = await cache.add(TENANT, pattern())
+            assert await news() == [str(TENANT)]
+            await cache.record_application(TENANT, applied(added, [GOOD] * 20))
+            assert await news() == []
+            await cache.validate(TENANT)
+            assert await news() == [str(TENANT)]
+            await cache.validate(TENANT)
+            assert await news() == []
+            await cache.update(TENANT, added.key, 1, {"summary": "New."})
+            assert await news() == [str(TENANT)]
+            await cache.deprecate(TENANT, added.key, "of no use")
+            assert await news() == [str(TENANT)]
+            await cache.deprecate(TENANT, added.key, "of no use")
+            assert await news() == []
+        finally:
+            await listener.close()
+
+
+class TestMerging:
+    async def test_evidence_is_pooled_and_counts_once(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        ids = await remember(database.pool, *(told(str(n)) for n in range(12)), embedded=False)
+        one = await cache.add(TENANT, pattern("1", evidence=Evidence(mined_from=(ids[0],))))
+        when = replace(one.applicability, domains=("law",), complexity=(0.5, 1.0))
+        two = await cache.add(
+            TENANT,
+            pattern("2", applicability=when, evidence=Evidence(mined_from=(ids[1],)), trust=2),
+        )
+
+        def of(each: Pattern, episodes: Sequence[UUID]) -> list[Application]:
+            made = applied(each, [GOOD] * len(episodes))
+            return [replace(a, episode_id=e) for a, e in zip(made, episodes, strict=True)]
+
+        await cache.record_application(TENANT, of(one, ids[1:8]))
+        await cache.record_application(TENANT, of(two, [ids[0], *ids[5:12]]))
+        await cache.validate(TENANT)
+        now = await cache.merge(TENANT, [two.key, one.key])
+        # 2 to 11: the first two are those that one of them was found in.
+        assert now.evidence.applications == 10
+        assert set(now.evidence.supporting) == set(ids[2:])
+        assert set(now.evidence.mined_from) == set(ids[:2])
+        assert (now.state, now.version, now.trust) == (VALIDATED, 1, 2)
+        assert now.applicability == Applicability(
+            problem_types=("report",),
+            domains=("office", "law"),
+            complexity=(0.2, 1.0),
+            conditions=one.applicability.conditions,
+        )
+        for each in (one, two):
+            was = await cache.get(TENANT, each.key)
+            assert (was.state, was.lifecycle.replaced_by) == (DEPRECATED, now.id)
+        with pytest.raises(InvalidInputError, match="is deprecated"):
+            await cache.merge(TENANT, [one.key, now.key])
+
+    async def test_what_cannot_become_one(self, cache: PatternCache) -> None:
+        one = await cache.add(TENANT, pattern("1"))
+        other = await cache.add(TENANT, pattern("2", category=Category.DOMAIN))
+        with pytest.raises(InvalidInputError, match="one category"):
+            await cache.merge(TENANT, [one.key, other.key])
+        with pytest.raises(InvalidInputError, match="2 to 20"):
+            await cache.merge(TENANT, [one.key, one.key])
+        with pytest.raises(NotFoundError):
+            await cache.merge(TENANT, [one.key, uuid4()])
+        assert (await cache.get(TENANT, one.key)).state is CANDIDATE
+
+    async def test_what_is_similar(self, cache: PatternCache) -> None:
+        one = await cache.add(TENANT, pattern("1"))
+        same = await cache.add(TENANT, pattern("same"))
+        near = await cache.add(
+            TENANT, pattern("near", applicability=replace(one.applicability, domains=("law",)))
+        )
+        far = await cache.add(
+            TENANT, pattern("far", content=Content(ContentKind.HEURISTIC, uses=("other",)))
+        )
+        await cache.add(TENANT, pattern("of another kind", category=Category.DOMAIN))
+        gone = await cache.add(TENANT, pattern("gone"))
+        await cache.deprecate(TENANT, gone.key, "of no use")
+        found = await cache.similar(TENANT, one, 9)
+        assert [each.pattern.id for each in found] == [same.id, near.id, far.id]
+        assert found[0].likeness == 1.0
+        assert 0.5 < found[1].likeness < 1.0
+        assert [each.pattern.id for each in await cache.similar(TENANT, one, 1)] == [same.id]
+
+
+class TestPruning:
+    async def test_candidates_of_low_value_go(self, cache: PatternCache, clock: Hands) -> None:
+        harmful, hopeless, good, fresh = [
+            await cache.add(TENANT, pattern(name)) for name in ("harmful", "hopeless", "good", "f")
+        ]
+        await cache.record_application(TENANT, applied(harmful, [BAD] * 11 + [GOOD]))
+        await cache.record_application(TENANT, applied(hopeless, [GOOD, BAD] * 30))
+        await cache.record_application(TENANT, applied(good, [GOOD, GOOD, BAD] * 4))
+        await cache.validate(TENANT)
+        assert set(await cache.prune_low_value(TENANT)) == {harmful.key, hopeless.key}
+        reasons = [
+            (await cache.get(TENANT, each.key)).lifecycle.reason for each in (harmful, hopeless)
+        ]
+        assert reasons == [
+            "contrary evidence: 1 of 12 went well, against a baseline of 0.50",
+            "low confidence: after 60 applications nothing speaks for it",
+        ]
+        assert await cache.prune_low_value(TENANT) == []
+        clock.now += timedelta(days=91)
+        assert set(await cache.prune_low_value(TENANT)) == {good.key, fresh.key}
+
+    async def test_what_proved_good_stays(self, cache: PatternCache, clock: Hands) -> None:
+        await promoted(cache)
+        clock.now += timedelta(days=400)
+        assert await cache.prune_low_value(TENANT) == []
+
+
+class TestBaselines:
+    async def test_like_tasks_that_were_not_given_it(
+        self, database: Database, cache: PatternCache
+    ) -> None:
+        one, two = [await cache.add(TENANT, pattern(each)) for each in "12"]
+        went = [Outcome.SUCCESS] * 6 + [Outcome.FAILURE] * 3 + [Outcome.PARTIAL]
+        like = await remember(
+            database.pool,
+            *(told("l", day(n), outcome=each) for n, each in enumerate(went)),
+            embedded=False,
+        )
+        await remember(
+            database.pool,
+            told("other domain", domain="law"),
+            told("other type", task_type="story"),
+            told("given by somebody", trust=1),
+            told("cancelled", outcome=Outcome.CANCELLED),
+            embedded=False,
+        )
+        given = [replace(applied(one, [GOOD])[0], episode_id=each) for each in like[:4]]
+        controls = applied(one, [GOOD], Arm.CONTROL)
+        await cache.record_application(TENANT, [*given, replace(controls[0], episode_id=like[4])])
+        features = {"task_type": "report", "domain": "office"}
+        assert await cache.baselines(TENANT, [one, two], features) == {
+            one.key: Baseline("like_tasks", (5 + 2) / (10 + 6), 6),
+            two.key: Baseline("like_tasks", (5 + 6) / (10 + 10), 10),
+        }
+        assert await cache.baselines(TENANT, [two], {"task_type": "none"}) == {two.key: Baseline()}
+        assert await cache.baselines(TENANT, [], features) == {}
+
+    async def test_the_newest_two_hundred(self, database: Database, cache: PatternCache) -> None:
+        one = await cache.add(TENANT, pattern())
+        went = [Outcome.FAILURE] * 50 + [Outcome.SUCCESS] * 200
+        await remember(
+            database.pool,
+            *(told("l", day(n / 100), outcome=each) for n, each in enumerate(went)),
+            embedded=False,
+        )
+        features = {"task_type": "report", "domain": "office"}
+        found = await cache.baselines(TENANT, [one], features)
+        assert found[one.key] == Baseline("like_tasks", 205 / 210, 200)
+
+    async def test_what_is_judged_by_calls_is_held_against_its_own_controls(
+        self, cache: PatternCache
+    ) -> None:
+        one = await cache.add(TENANT, pattern(category=Category.RECOVERY))
+        assert await cache.baselines(TENANT, [one], {}) == {one.key: Baseline()}
+        for arm in (Arm.CONTROL, Arm.WITHHELD, Arm.TRIAL):
+            await cache.record_application(TENANT, applied(one, [GOOD, BAD, BAD, None], arm))
+        assert await cache.baselines(TENANT, [one], {}) == {
+            one.key: Baseline("controls", (5 + 2) / (10 + 6), 6)
+        }
