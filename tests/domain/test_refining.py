@@ -1,0 +1,246 @@
+"""How patterns become better or fewer: page 4, M25 and M30."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.conditions import holds
+from app.memory.matching import applies
+from app.memory.options import LearningOptions
+from app.memory.pattern import (
+    Applicability,
+    Category,
+    Content,
+    ContentKind,
+    Evidence,
+    Features,
+    Guide,
+    Lifecycle,
+    Pattern,
+    PatternState,
+)
+from app.memory.refining import (
+    generalised,
+    likeness,
+    mergeable,
+    merged,
+    narrowed,
+    narrowing,
+    of_low_value,
+    started_over,
+)
+from app.memory.validation import Tally
+
+OPTIONS = LearningOptions()
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+VALIDATED = PatternState.VALIDATED
+
+names = st.sampled_from(["a", "b", "c"])
+some = st.lists(names, max_size=3, unique=True).map(tuple)
+ranges = st.none() | st.tuples(st.floats(0, 1), st.floats(0, 1)).map(
+    lambda two: (min(two), max(two))
+)
+conditions = st.lists(
+    st.builds(lambda value: {"feature": "tool", "op": "eq", "value": value}, names), max_size=2
+).map(tuple)
+applicabilities = st.builds(
+    Applicability,
+    problem_types=some,
+    domains=some,
+    complexity=ranges,
+    capabilities=some,
+    conditions=conditions,
+    anti_conditions=conditions,
+)
+tasks = st.fixed_dictionaries(
+    {},
+    optional={
+        "task_type": names,
+        "domain": names,
+        "tool": names,
+        "complexity": st.floats(0, 1),
+        "capabilities": st.lists(names, max_size=3),
+    },
+)
+
+
+def pattern(number: int = 1, *, good: int = 18, n: int = 20, **more: Any) -> Pattern:
+    fields: dict[str, Any] = {
+        "category": Category.SEQUENCE,
+        "content": Content(ContentKind.PROCEDURE, {"steps": ["Look first."]}, uses=("look", "ask")),
+        "applicability": Applicability(problem_types=("report",), domains=("office",)),
+        "evidence": Evidence(applications=n, success_rate=good / n if n else None),
+        "lifecycle": Lifecycle(VALIDATED),
+        "trust": 3,
+        "updated_at": NOW,
+    }
+    return Pattern(id=UUID(int=number), name=f"p{number}", **(fields | more))
+
+
+def went(*groups: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
+    """Applications: of each task so many good ones, and so many others."""
+    return [
+        (features, good)
+        for features, well, badly in groups
+        for good in [True] * well + [False] * badly
+    ]
+
+
+class TestNarrowing:
+    def test_one_value_where_it_fails(self) -> None:
+        found = narrowing(
+            went(({"domain": "office"}, 30, 2), ({"domain": "law"}, 1, 12), ({}, 6, 0)), OPTIONS
+        )
+        assert found is not None
+        assert (found.condition, found.anti) == (
+            {"feature": "domain", "op": "eq", "value": "law"},
+            True,
+        )
+        assert (found.inside, found.outside) == (Tally(36, 38), Tally(1, 13))
+        assert found.reason == (
+            "narrowed to where not domain eq 'law': 36 of 38 went well there, 1 of 13 elsewhere"
+        )
+
+    def test_the_only_value_where_it_helps(self) -> None:
+        others: list[tuple[Features, int, int]] = [({"domain": each}, 0, 3) for each in "abcde"]
+        found = narrowing(went(({"domain": "office"}, 20, 1), *others), OPTIONS)
+        assert found is not None
+        assert found.condition == {"feature": "domain", "op": "eq", "value": "office"}
+        assert not found.anti
+
+    def test_a_threshold(self) -> None:
+        hard = [({"complexity": 0.7 + n / 100}, 0, 1) for n in range(10)]
+        easy = [({"complexity": 0.1 + n / 100}, 1, 0) for n in range(30)]
+        found = narrowing(went(*easy, *hard), OPTIONS)
+        assert found is not None
+        assert found.condition["op"] == "gt"
+        assert 0.35 <= found.condition["value"] < 0.7
+        assert found.anti
+
+    def test_a_member_of_a_list(self) -> None:
+        found = narrowing(
+            went(({"tools": ["look", "ask"]}, 0, 9), ({"tools": ["look"]}, 20, 0)), OPTIONS
+        )
+        assert found is not None
+        assert found.condition == {"feature": "tools", "op": "contains", "value": "ask"}
+
+    @pytest.mark.parametrize(
+        "applied",
+        [
+            [],
+            went(({"domain": "office"}, 9, 9)),  # nothing differs
+            went(({"domain": "office"}, 10, 3), ({"domain": "law"}, 9, 4)),  # by chance
+            went(({"domain": "office"}, 10, 20), ({"domain": "law"}, 0, 40)),  # bad everywhere
+            went(({"domain": "office"}, 4, 0), ({"domain": "law"}, 0, 40)),  # too few are left
+        ],
+    )
+    def test_nothing_separates(self, applied: Sequence[tuple[Features, bool]]) -> None:
+        assert narrowing(applied, OPTIONS) is None
+
+    def test_of_many_that_are_tried_one_fits_by_chance(self) -> None:
+        """Each task has a name of its own: that the ones that failed did says nothing."""
+        applied = went(
+            *(({"name": str(n)}, 1, 0) for n in range(90)),
+            *(({"name": f"x{n // 2}"}, 0, 1) for n in range(10)),
+        )
+        assert narrowing(applied, OPTIONS) is None
+
+    @given(st.lists(st.tuples(tasks, st.booleans()), max_size=40))
+    def test_what_is_found_holds_as_it_says(self, applied: list[tuple[Features, bool]]) -> None:
+        found = narrowing(applied, OPTIONS)
+        if found is not None:
+            inside = [good for task, good in applied if holds(found.condition, task) != found.anti]
+            assert found.inside == Tally(sum(inside), len(inside))
+            assert found.inside.rate >= OPTIONS.min_rate > found.outside.rate * OPTIONS.min_rate
+            assert narrowed(Applicability(), found) is not None
+
+    def test_not_again_and_again(self) -> None:
+        found = narrowing(went(({"domain": "a"}, 30, 0), ({"domain": "b"}, 0, 12)), OPTIONS)
+        assert found is not None
+        once = narrowed(Applicability(), found)
+        assert once is not None
+        assert once.anti_conditions == (found.condition,)
+        assert narrowed(once, found) is None
+        often = tuple({"feature": "x", "op": "eq", "value": n} for n in range(3))
+        assert narrowed(Applicability(conditions=often), found) is None
+
+
+class TestAlike:
+    @given(applicabilities, applicabilities)
+    def test_likeness_is_a_share_and_mutual(self, one: Applicability, other: Applicability) -> None:
+        a, b = pattern(1, applicability=one), pattern(2, applicability=other)
+        assert 0 <= likeness(a, b) <= 1
+        assert likeness(a, b) == likeness(b, a)
+        assert likeness(a, a.but(id=UUID(int=9))) == 1
+
+    def test_what_may_become_one_by_itself(self) -> None:
+        one = pattern(1)
+        law = replace(one.applicability, domains=("law",))
+        assert mergeable(one, pattern(2))
+        assert mergeable(one, pattern(2, applicability=law))
+        for other in (
+            pattern(2, applicability=replace(law, problem_types=("story",))),
+            pattern(2, applicability=replace(law, conditions=({"feature": "x", "op": "exists"},))),
+            pattern(2, lifecycle=Lifecycle(PatternState.CANDIDATE)),
+            pattern(2, trust=2),
+            pattern(2, category=Category.DOMAIN),
+            pattern(2, content=replace(one.content, uses=("ask", "look"))),
+            pattern(2, good=8),  # it helps significantly less there
+        ):
+            assert not mergeable(one, other)
+
+    @given(applicabilities, applicabilities, tasks)
+    def test_one_of_two_applies_wherever_one_of_them_does_but_for_what_both_except(
+        self, one: Applicability, other: Applicability, task: Features
+    ) -> None:
+        both = generalised(one, other)
+        if any(applies(pattern(applicability=each), task) for each in (one, other)):
+            assert applies(pattern(applicability=both), task)
+
+    def test_one_of_several_says_what_is_known_best(self) -> None:
+        sure = Evidence(confidence=0.9, applications=9, mined_from=(UUID(int=7),))
+        best = pattern(2, evidence=sure, summary="best", guide=Guide(risks=("b",)), trust=2)
+        one = merged([pattern(1, guide=Guide(risks=("a",))), best])
+        assert (one.name, one.summary, one.trust, one.state) == ("p2", "best", 2, "CANDIDATE")
+        assert one.evidence == Evidence(mined_from=(UUID(int=7),))
+        assert one.guide.risks == ("b", "a")
+        assert one.id is None
+
+
+class TestFewer:
+    def candidate(self, good: int, n: int, **evidence: Any) -> Pattern:
+        made = pattern(good=good, n=n, lifecycle=Lifecycle(PatternState.CANDIDATE))
+        return made.but(evidence=replace(made.evidence, **evidence))
+
+    def test_contrary_evidence_is_significant(self) -> None:
+        assert of_low_value(self.candidate(1, 11), NOW, OPTIONS) is not None
+        assert of_low_value(self.candidate(1, 10), NOW, OPTIONS) is None
+        assert of_low_value(self.candidate(0, 9), NOW, OPTIONS) is None
+
+    def test_what_was_tried_often_shows_something(self) -> None:
+        assert of_low_value(self.candidate(30, 60, e_value=0.9), NOW, OPTIONS) is not None
+        assert of_low_value(self.candidate(30, 59, e_value=0.9), NOW, OPTIONS) is None
+        assert of_low_value(self.candidate(35, 60, e_value=1.0), NOW, OPTIONS) is None
+
+    def test_what_never_comes_up_goes_in_time(self) -> None:
+        fresh = self.candidate(0, 0)
+        assert of_low_value(fresh, NOW + timedelta(days=90), OPTIONS) is None
+        late = NOW + timedelta(days=91)
+        assert of_low_value(fresh, late, OPTIONS) == "low use: not given for 90 days"
+        used = fresh.but(lifecycle=replace(fresh.lifecycle, last_used=NOW + timedelta(days=50)))
+        assert of_low_value(used, late, OPTIONS) is None
+
+    def test_only_candidates_go(self) -> None:
+        assert of_low_value(pattern(good=0), NOW, OPTIONS) is None
+
+    def test_who_starts_over_has_all_to_show_and_keeps_where_it_was_found(self) -> None:
+        was = pattern(evidence=Evidence(mined_from=(UUID(int=7),), confidence=0.9, applications=9))
+        now = started_over(was)
+        assert (now.version, now.state) == (2, PatternState.CANDIDATE)
+        assert now.evidence == Evidence(mined_from=(UUID(int=7),))

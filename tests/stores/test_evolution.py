@@ -1,0 +1,182 @@
+"""The nightly stages in which patterns are judged and refined: page 4, M24 and M30."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from app.db.engine import Database
+from app.memory.evolution import refine, validate_all
+from app.memory.pattern import Applicability, Arm, Category, Content, ContentKind
+from app.memory.patterns import PatternCache
+from tests.memories import day, trip, untrip
+from tests.stores.test_patterns import (
+    BAD,
+    CANDIDATE,
+    DEPRECATED,
+    GOOD,
+    IN_REVIEW,
+    NOW,
+    TENANT,
+    VALIDATED,
+    Hands,
+    applied,
+    cache_of,
+    pattern,
+    promoted,
+)
+
+NOTHING = {"count": 0, "patterns": []}
+OFFICE, LAW = {"domain": "office"}, {"domain": "law"}
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def cache(database: Database, clock: Hands) -> PatternCache:
+    return cache_of(database, clock)
+
+
+async def rows(owner: asyncpg.Pool) -> list[list[asyncpg.Record]]:
+    return [
+        await owner.fetch(f"SELECT * FROM {table} ORDER BY id")
+        for table in ("patterns", "pattern_applications")
+    ]
+
+
+async def fallen(cache: PatternCache, name: str) -> str:
+    """One that helps in offices, was validated, and goes into review for failing elsewhere."""
+    plain = Content(ContentKind.STRATEGY, {"approach": name})
+    was = await promoted(cache, name=name, content=plain, applicability=Applicability())
+    used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
+    elsewhere = applied(was, [BAD] * 10, Arm.USED, first=day(96), features=LAW)
+    await cache.record_application(TENANT, [*used, *elsewhere])
+    assert (await cache.get(TENANT, was.key)).state is IN_REVIEW
+    return str(was.key)
+
+
+class TestValidation:
+    async def test_what_it_says_and_that_again_it_finds_nothing_more(
+        self, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        good, null, fresh = [await cache.add(TENANT, pattern(each)) for each in ("g", "n", "f")]
+        await cache.record_application(TENANT, applied(good, [GOOD] * 20))
+        await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 10))
+        said = await validate_all(cache, TENANT)
+        assert said == {
+            "validated": 3,
+            "verdicts": {"VALIDATED": 1, "IN_REVIEW": 1, "INSUFFICIENT_EVIDENCE": 1},
+            "promoted": {"count": 1, "patterns": [str(good.key)]},
+            "fell": NOTHING,
+            "discoveries": {"rate": 0.05, "count": 1, "patterns": [str(good.key)]},
+        }
+        after = await rows(owner)
+        assert await validate_all(cache, TENANT) == said | {"promoted": NOTHING}
+        assert await rows(owner) == after
+        assert (await cache.get(TENANT, null.key)).state is CANDIDATE
+        assert (await cache.get(TENANT, fresh.key)).state is CANDIDATE
+
+    async def test_if_the_rate_is_required_the_order_of_pages_makes_no_difference(
+        self, database: Database, clock: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first is promoted only for the others' sake, which are looked at after it."""
+        monkeypatch.setattr("app.memory.patterns._PAGE", 1)
+        strict = cache_of(database, clock, fdr_required=True)
+        added = [await strict.add(TENANT, pattern(str(n))) for n in range(4)]
+        for each in added[:3]:
+            await strict.record_application(TENANT, applied(each, [GOOD] * 8))
+        await strict.record_application(TENANT, applied(added[3], [GOOD, BAD] * 4))
+        said = await validate_all(strict, TENANT)
+        assert said["promoted"]["patterns"] == [str(each.key) for each in added[:3]]
+
+
+class TestRefinement:
+    async def test_one_that_fails_somewhere_is_narrowed(self, cache: PatternCache) -> None:
+        key = await fallen(cache, "narrow")
+        said = await refine(cache, TENANT)
+        assert said["narrowed"] == {"count": 1, "patterns": [key]}
+        [now] = await cache.page(TENANT, limit=9)
+        assert (now.version, now.state) == (2, CANDIDATE)
+        law = {"feature": "domain", "op": "eq", "value": "law"}
+        assert now.applicability.anti_conditions == (law,)
+        assert now.evidence.applications == 0
+        assert now.lifecycle.reason is not None
+        assert now.lifecycle.reason.startswith("narrowed to where not domain eq 'law'")
+
+    async def test_one_that_fails_everywhere_is_given_up(self, cache: PatternCache) -> None:
+        was = await promoted(cache)
+        await cache.record_application(TENANT, applied(was, [BAD] * 10, Arm.USED, first=day(95)))
+        assert (await refine(cache, TENANT))["deprecated"]["count"] == 1
+        now = await cache.get(TENANT, was.key)
+        assert (now.state, now.version) == (DEPRECATED, 1)
+        assert now.lifecycle.reason == (
+            "declined: 0 of the last 10 applications went well, and 18 of the 20 before; no "
+            "condition tells where it helps"
+        )
+
+    async def test_one_that_only_was_not_shown_enough_is_tried_again(
+        self, cache: PatternCache, clock: Hands
+    ) -> None:
+        was = await promoted(cache)
+        clock.now = NOW + timedelta(days=85)
+        later = applied(was, [GOOD, GOOD, GOOD, BAD] * 2, Arm.USED, first=clock.now)
+        await cache.record_application(TENANT, later)
+        assert (await validate_all(cache, TENANT))["fell"]["count"] == 1
+        assert (await refine(cache, TENANT))["on_trial"]["count"] == 1
+        now = await cache.get(TENANT, was.key)
+        assert (now.state, now.version) == (CANDIDATE, 2)
+        assert now.applicability == was.applicability
+
+    async def test_validated_ones_that_say_the_same_become_one(self, cache: PatternCache) -> None:
+        one = await promoted(cache)
+        law = replace(one.applicability, domains=("law",))
+        two = await promoted(cache, applicability=law)
+        await promoted(cache, category=Category.DOMAIN)
+        await cache.add(TENANT, pattern(applicability=law))  # a candidate is left alone
+        said = await refine(cache, TENANT)
+        assert said["merged"]["count"] == 1
+        now = (await cache.page(TENANT, limit=9))[-1]
+        assert said["merged"]["patterns"] == [str(now.key)]
+        assert now.state is VALIDATED
+        assert now.applicability.domains == ("office", "law")
+        assert now.evidence.applications == 40
+        for each in (one, two):
+            assert (await cache.get(TENANT, each.key)).lifecycle.replaced_by == now.key
+        assert (await refine(cache, TENANT))["merged"] == NOTHING
+
+    async def test_done_again_from_wherever_it_was_cut_off_it_comes_to_the_same(
+        self, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        for name in ("a", "b", "c"):
+            await fallen(cache, name)
+        await promoted(cache)
+        await promoted(cache)
+        hopeless = await cache.add(TENANT, pattern("hopeless"))
+        await cache.record_application(TENANT, applied(hopeless, [BAD] * 12))
+        await validate_all(cache, TENANT)
+        for event in ("UPDATE", "INSERT"):
+            await trip(owner, "patterns", event, "raise")
+            with pytest.raises(asyncpg.RaiseError):
+                await refine(cache, TENANT)
+            await untrip(owner, "patterns")
+        await refine(cache, TENANT)
+        after = await rows(owner)
+        states = [
+            (each.name, each.version, each.state) for each in await cache.page(TENANT, limit=9)
+        ]
+        assert states == [
+            ("a", 2, CANDIDATE),
+            ("b", 2, CANDIDATE),
+            ("c", 2, CANDIDATE),
+            ("Ask first", 1, DEPRECATED),
+            ("Ask first", 1, DEPRECATED),
+            ("hopeless", 1, DEPRECATED),
+            ("Ask first", 1, VALIDATED),
+        ]
+        said = await refine(cache, TENANT)
+        assert all(each == NOTHING for each in said.values())
+        assert await rows(owner) == after
