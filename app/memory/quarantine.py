@@ -78,7 +78,7 @@ _RULES: tuple[tuple[str, str, str], ...] = (
     (_HIDE, "without telling, without informing", rf"without{_S}\w{{7,9}}{_USER}"),
     (_HIDE, "non dir, non informare, non avvisare", rf"non {_WORDS}(?:all.|l.)utente\b"),
     (_PART, "<|", r"<\|(?:im_start|im_end|system|assistant|start_header_id|eot_id)\|>"),
-    (_PART, "<<sys>>, [inst], [/inst]", ""),
+    (_PART, "<<sys>>, [/inst]", ""),
     (
         _PART,
         "\nsystem, \nassistant, \ndeveloper, \n#, \n*",

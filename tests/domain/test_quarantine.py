@@ -56,6 +56,7 @@ ORDINARY = (
     "Ignora le maiuscole; segui le istruzioni del manuale.",
     "Skip the prompts: yes to all",
     "instructions for the agent that reads the meter",
+    "suite = self.suiteClass([inst])",
 )
 
 

@@ -1,7 +1,7 @@
 """The work after a run: claimed, done once, tried again, given up, and wanted anew."""
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,39 +9,40 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+from app.clock import utcnow
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.llm.analyst import ModelAnalyst
 from app.llm.openai_provider import OpenAIProvider
 from app.memory import feedback, jobs
 from app.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
-from app.memory.pattern import Application
+from app.memory.learnt import learnt
+from app.memory.options import LearningOptions
+from app.memory.pattern import Category, Content, ContentKind, Evidence, Pattern
+from app.memory.patterns import PatternCache
 from app.memory.reflection import MOST_TRIES, Learning
 from tests.fake_model import FakeModel, calls, http_error
 from tests.memories import remember, told
 
+PATTERN = UUID(int=7)
 
-class Noted:
-    """What came of patterns, as it was counted."""
 
-    def __init__(self) -> None:
-        self.applications: list[Application] = []
+class Cache(PatternCache):
+    """The real one, with a pattern in it whose applications can be looked at."""
 
-    async def record_application(
-        self,
-        tenant_id: UUID,
-        applications: Iterable[Application],
-        *,
-        on: asyncpg.Connection | None = None,
-    ) -> int:
-        given = list(applications)
-        self.applications += given
-        return len(given)
+    async def outcomes(self, owner: asyncpg.Pool) -> list[tuple[Any, ...]]:
+        rows = await owner.fetch("SELECT arm, followed, good, features FROM pattern_applications")
+        return [(row["arm"], row["followed"], row["good"], row["features"]) for row in rows]
 
 
 @pytest.fixture
-def noted() -> Noted:
-    return Noted()
+async def cache(database: Database) -> Cache:
+    matchers: Any = None  # nothing is looked for
+    cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
+    content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
+    pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
+    await cache.add(DEFAULT_TENANT, pattern)
+    return cache
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ async def model() -> AsyncIterator[FakeModel]:
 
 
 @pytest.fixture
-async def thinking(database: Database, noted: Noted, model: FakeModel) -> AsyncIterator[Learning]:
+async def thinking(database: Database, cache: Cache, model: FakeModel) -> AsyncIterator[Learning]:
     """Learns by a model."""
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, max_tries=1)
     analyst = ModelAnalyst(provider, "thinker")
-    yield Learning(database.pool, noted, analyst=analyst)
+    yield Learning(database.pool, cache, analyst=analyst)
     await provider.aclose()
 
 
@@ -97,30 +98,27 @@ def insight(text: str) -> Any:
 
 def given(**changes: Any) -> dict[str, Any]:
     baseline = {"name": "unknown", "rate": 0.5, "n": 0}
-    pattern = {"id": str(UUID(int=7)), "version": 1, "arm": "trial", "category": "strategic"}
+    pattern = {"id": str(PATTERN), "version": 1, "arm": "trial", "category": "strategic"}
     said = pattern | {"baseline": baseline, "followed": True, "good": None} | changes
     return {"tools_used": [], "agents": [], "patterns": [said], "features": {"domain": "d"}}
 
 
 async def test_rules_learn_from_runs_once(
-    database: Database, owner: asyncpg.Pool, noted: Noted
+    database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     made = await ended(owner, 3, metadata=given())
-    learning = Learning(database.pool, noted)
+    learning = Learning(database.pool, cache)
     assert await learning.learn_due() <= 1.0
     assert await state(owner) == [("done", 1, None)] * 3
     written = await reflections(owner)
     assert {each.id for each in made} == written.keys()
     assert {each["by"] for each in written.values()} == {"rules"}
-    assert [(each.good, each.features) for each in noted.applications] == [
-        (True, {"domain": "d"})
-    ] * 3
+    assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')] * 3
     assert await learning.learn_due() == float("inf")
-    assert len(noted.applications) == 3
 
 
 async def test_a_model_says_what_a_run_teaches(
-    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, noted: Noted
+    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     model.script(insight("Look before you leap."))
@@ -130,11 +128,11 @@ async def test_a_model_says_what_a_run_teaches(
     assert (written["by"], written["insights"]) == ("thinker", ["Look before you leap."])
     asked = json.loads(model.requests[0]["messages"][-1]["content"])
     assert (asked["task"], asked["outcome"]) == ("task 0", "SUCCESS")
-    assert noted.applications[0].episode_id == one.id
+    assert await owner.fetchval("SELECT episode_id FROM pattern_applications") == one.id
 
 
 async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
-    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, noted: Noted
+    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
     await ended(owner, metadata=given())
     model.script(*[http_error(503)] * MOST_TRIES)
@@ -151,7 +149,7 @@ async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
         assert await reflections(owner) == {}
         await make_due(owner)
     assert pauses[0] < pauses[1] < pauses[2]
-    assert noted.applications  # what came of patterns waits for no model
+    assert len(await cache.outcomes(owner)) == 1  # what came of patterns waits for no model
     assert await thinking.learn_due() == float("inf")
     async with acting_as(thinking._pool, DEFAULT_TENANT) as connection:
         await jobs.order(connection, DEFAULT_TENANT, "nightly")
@@ -178,23 +176,24 @@ async def test_one_that_the_model_cannot_read_keeps_no_other_from_being_learned_
 
 
 async def test_an_episode_that_cannot_be_read_keeps_no_other_from_being_learned_from(
-    database: Database, owner: asyncpg.Pool, noted: Noted
+    database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, 2)
     await ended(owner, metadata=given(category="unheard of"))
-    await Learning(database.pool, noted).learn_due()
+    await Learning(database.pool, cache).learn_due()
     assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
     (error,) = [error for *_, error in await state(owner) if error]
     assert error.startswith("an internal error (ValueError)")
 
 
 async def test_feedback_has_a_run_learned_from_anew(
-    database: Database, owner: asyncpg.Pool, noted: Noted
+    database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
-    learning = Learning(database.pool, noted)
+    learning = Learning(database.pool, cache)
     await learning.learn_due()
     before = await reflections(owner)
+    assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')]
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
         said = feedback.Feedback(outcome="FAILURE")
@@ -202,26 +201,67 @@ async def test_feedback_has_a_run_learned_from_anew(
     assert await state(owner) == [("pending", 0, None)]
     await learning.learn_due()
     assert await state(owner) == [("done", 1, None)]
-    assert [each.good for each in noted.applications] == [True, False]
+    assert await cache.outcomes(owner) == [("trial", True, False, '{"domain": "d"}')]
     assert await reflections(owner) == before  # it is written once
 
 
 async def test_what_is_no_evidence_says_nothing_of_patterns(
-    database: Database, owner: asyncpg.Pool, noted: Noted
+    database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
     await ended(owner, metadata=given(), state=State(state=StorageState.QUARANTINED))
-    await Learning(database.pool, noted).learn_due()
+    await Learning(database.pool, cache).learn_due()
     assert await state(owner) == [("done", 1, None)] * 2
-    assert noted.applications == []
+    assert await cache.outcomes(owner) == []
+
+
+async def test_what_was_evidence_and_is_none_any_more_is_void(
+    database: Database, owner: asyncpg.Pool, cache: Cache
+) -> None:
+    await ended(owner, metadata=given())
+    learning = Learning(database.pool, cache)
+    await learning.learn_due()
+    await owner.execute("UPDATE episode_state SET state = 'quarantined'")
+    await owner.execute("UPDATE run_learning SET status = 'pending', tries = 0, next_at = now()")
+    await learning.learn_due()
+    assert [good for _, _, good, _ in await cache.outcomes(owner)] == [None]
+
+
+async def test_a_run_says_what_was_learned_of_it(
+    database: Database, owner: asyncpg.Pool, cache: Cache
+) -> None:
+    one, other = await ended(owner, 2, metadata=given())
+    await Learning(database.pool, cache).learn_due()
+    content = Content(ContentKind.HEURISTIC, {"condition": "c", "action": "a"})
+    mined = Pattern(
+        name="mined",
+        category=Category.SEQUENCE,
+        content=content,
+        evidence=Evidence(mined_from=(one.id or PATTERN,)),
+    )
+    found = await cache.add(DEFAULT_TENANT, mined)
+    async with database.begin(DEFAULT_TENANT) as connection:
+        first, second, nothing = [
+            await learnt(connection, DEFAULT_TENANT, run_id)
+            for run_id in (one.run_id or PATTERN, other.run_id or PATTERN, PATTERN)
+        ]
+    assert (first["status"], first["by"]) == ("done", "rules")
+    assert [(each["id"], each["state"]) for each in first["candidates"]] == [
+        (found.id, "CANDIDATE")
+    ]
+    (application,) = first["applications"]
+    assert (application["pattern_id"], application["arm"]) == (PATTERN, "trial")
+    assert application["baseline"] == {"name": "unknown", "rate": 0.5, "n": 0}
+    assert second["candidates"] == []
+    assert (nothing["status"], nothing["insights"], nothing["applications"]) == (None, [], [])
 
 
 async def test_whoever_died_is_followed_by_another(
-    database: Database, owner: asyncpg.Pool, noted: Noted
+    database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner)
     await owner.execute("SELECT due_learning(300, 10, 10)")  # and died
-    learning = Learning(database.pool, noted)
+    learning = Learning(database.pool, cache)
     assert 0 < await learning.learn_due() <= 300
     assert await state(owner) == [("pending", 1, None)]
     await make_due(owner)
