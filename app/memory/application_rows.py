@@ -97,7 +97,7 @@ FROM patterns p CROSS JOIN LATERAL (
     WHERE a.tenant_id = $1 AND a.pattern_id = p.id AND a.version = p.version
       AND a.good IS NOT NULL AND a.arm = ANY ($3)
     ORDER BY a.at DESC, a.id DESC LIMIT $4) l
-WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND p.state = 'VALIDATED'
+WHERE p.tenant_id = $1 AND p.id = ANY ($2)
 GROUP BY p.id
 """
 # An episode that was given several of them counts once.
@@ -152,7 +152,7 @@ async def groups(
 async def latest(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], most: int
 ) -> dict[UUID, Tally]:
-    """How the last applications of those patterns went that are validated."""
+    """How the last applications of the current version of each pattern went."""
     rows = await connection.fetch(_LATEST, tenant_id, ids, _GIVEN_ARMS, most)
     return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 

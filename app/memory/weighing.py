@@ -47,7 +47,7 @@ class Weighed:
         baseline: the mean of what these had.
         e_value: over all in which it was given, whenever.
         given: these.
-        latest: the last few of these; they are asked for only where it matters.
+        latest: the last few of these.
         used, withheld: of a validated pattern's runs.
         time_saved_s, tokens_saved: on average, against runs that were not given it; ``None``: not
             known.
