@@ -102,6 +102,19 @@ def score(pattern: Pattern, features: Features, now: datetime) -> float:
     return _lasting(pattern) + 0.1 * fresh + 0.05 * quality(pattern, features)
 
 
+def score_parts(match: Match, now: datetime) -> dict[str, float]:
+    """What a score is the sum of, by name."""
+    evidence = match.pattern.evidence
+    parts = {
+        "confidence": 0.4 * evidence.confidence,
+        "success_rate": 0.3 * (evidence.success_rate or 0.0),
+        "freshness": 0.1 * min(_freshness(match.pattern) * _decay(now), 1.0),
+        "quality": 0.05 * match.quality,
+    }
+    uses = _lasting(match.pattern) - parts["confidence"] - parts["success_rate"]
+    return parts | {"uses": max(0.0, uses)}
+
+
 def brute_force(
     patterns: Iterable[Pattern],
     features: Features,

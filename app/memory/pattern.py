@@ -290,6 +290,8 @@ def _plain(value: Any) -> Any:
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, MappingProxyType):
+        return dict(value)
     return str(value) if isinstance(value, UUID) else value
 
 

@@ -1,0 +1,193 @@
+"""What a process keeps of the patterns, and that it hears when another one changes them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as, open_database
+from app.events.feed import background
+from app.memory import pattern_rows
+from app.memory.matchers import BELIEVED_S, HOT, Matchers
+from app.memory.pattern import Category, Content, ContentKind, Pattern, PatternState
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+WITHIN_S = 20
+
+
+@asynccontextmanager
+async def hearing(database: Database, **more: Any) -> AsyncIterator[Matchers]:
+    """Matchers that hear of changes."""
+    matchers = Matchers(database.pool, database.connect, **more)
+    async with background(matchers.run):
+        await until_it_hears(matchers)
+        yield matchers
+
+
+async def until_it_hears(matchers: Matchers, *, hears: bool = True) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while matchers.hears is not hears:
+            await asyncio.sleep(0)
+
+
+async def add(
+    database: Database, state: str = "VALIDATED", tenant: UUID = DEFAULT_TENANT, name: str = "one"
+) -> UUID:
+    """Write a pattern as another process does."""
+    new = Pattern(name, Category.STRATEGIC, Content(ContentKind.HEURISTIC))
+    async with acting_as(database.pool, tenant) as connection:
+        stored = await pattern_rows.insert(connection, tenant, new, NOW)
+        assert stored is not None
+        await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
+        await pattern_rows.tell(connection, tenant)
+    return stored
+
+
+async def found(matchers: Matchers, tenant: UUID = DEFAULT_TENANT) -> list[UUID]:
+    return [each.pattern.key for each in (await matchers.of(tenant)).find({}, now=NOW)]
+
+
+async def until_found(matchers: Matchers, expected: list[UUID]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while await found(matchers) != expected:
+            await asyncio.sleep(0)
+
+
+async def read(database: Database, pattern_id: UUID) -> Pattern:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        return (await pattern_rows.load(connection, DEFAULT_TENANT, [pattern_id]))[pattern_id]
+
+
+async def test_a_matcher_is_loaded_once_and_has_what_is_live(database: Database) -> None:
+    live = [await add(database), await add(database, "CANDIDATE")]
+    for state in (PatternState.IN_REVIEW, PatternState.DEPRECATED):
+        await add(database, state)
+    async with hearing(database) as matchers:
+        first, second = await asyncio.gather(*(matchers.of(DEFAULT_TENANT) for _ in range(2)))
+        assert first is second is await matchers.of(DEFAULT_TENANT)
+        assert len(first) == 2
+        assert [each.pattern.key for each in first.candidates({}, now=NOW)] == live[1:]
+        assert await found(matchers) == live[:1]
+
+
+async def test_a_change_by_another_process_is_heard(database: Database, database_url: str) -> None:
+    async with hearing(database) as matchers, open_database(database_url) as other:
+        assert await found(matchers) == []
+        first = await add(other)
+        await until_found(matchers, [first])
+        async with acting_as(other.pool, DEFAULT_TENANT) as connection:
+            await connection.execute("UPDATE patterns SET state = 'IN_REVIEW'")
+            await pattern_rows.tell(connection, DEFAULT_TENANT)
+        await until_found(matchers, [])
+
+
+async def test_a_change_concerns_one_tenant(database: Database, owner: asyncpg.Pool) -> None:
+    tenant = uuid4()
+    await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", tenant)
+    theirs = await add(database, tenant=tenant)
+    async with hearing(database) as matchers:
+        kept = await matchers.of(tenant)
+        mine = await add(database)
+        await until_found(matchers, [mine])
+        assert await matchers.of(tenant) is kept
+        assert await found(matchers, tenant) == [theirs]
+
+
+async def test_nothing_is_kept_while_nothing_is_heard(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    async with hearing(database) as matchers:
+        kept = await matchers.of(DEFAULT_TENANT)
+        await owner.execute("""
+            SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND query LIKE 'LISTEN %'
+        """)
+        await until_it_hears(matchers, hears=False)
+        assert await matchers.of(DEFAULT_TENANT) is not await matchers.of(DEFAULT_TENANT)
+        await until_it_hears(matchers)
+        assert await matchers.of(DEFAULT_TENANT) is not kept
+
+
+async def test_who_does_not_listen_reads_each_time(database: Database) -> None:
+    matchers = Matchers(database.pool, database.connect)
+    assert await found(matchers) == []
+    added = await add(database)
+    assert await found(matchers) == [added]
+
+
+async def test_what_changes_while_it_is_loaded_is_not_missed(database: Database) -> None:
+    async with hearing(database) as matchers:
+        loading = asyncio.ensure_future(matchers.of(DEFAULT_TENANT))
+        while not matchers._loading:
+            await asyncio.sleep(0)
+        matchers.forget(DEFAULT_TENANT)
+        old = await loading
+        assert await matchers.of(DEFAULT_TENANT) is not old
+
+
+async def test_a_database_that_fails_is_asked_again(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    async with hearing(database) as matchers:
+        await owner.execute("ALTER TABLE patterns RENAME TO elsewhere")
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await matchers.of(DEFAULT_TENANT)
+        await owner.execute("ALTER TABLE elsewhere RENAME TO patterns")
+        assert await found(matchers) == []
+
+
+async def test_a_pattern_that_is_read_often_is_kept_until_it_changes(
+    database: Database, database_url: str
+) -> None:
+    added = await add(database)
+    reads: list[UUID] = []
+    now = 0.0
+
+    async def one() -> Pattern:
+        reads.append(added)
+        return await read(database, added)
+
+    async with (
+        hearing(database, clock=lambda: now) as matchers,
+        open_database(database_url) as other,
+    ):
+        for _ in range(3):
+            assert (await matchers.pattern(DEFAULT_TENANT, added, one)).id == added
+        assert len(reads) == 1
+        now = BELIEVED_S
+        await matchers.pattern(DEFAULT_TENANT, added, one)
+        assert len(reads) == 2
+        async with acting_as(other.pool, DEFAULT_TENANT) as connection:
+            await connection.execute("UPDATE patterns SET name = 'another'")
+            await pattern_rows.tell(connection, DEFAULT_TENANT)
+        async with asyncio.timeout(WITHIN_S):
+            while (await matchers.pattern(DEFAULT_TENANT, added, one)).name != "another":
+                await asyncio.sleep(0)
+
+
+async def test_only_so_many_patterns_are_kept_and_none_for_another_tenant(
+    database: Database,
+) -> None:
+    new = Pattern("p", Category.DOMAIN, Content(ContentKind.HEURISTIC))
+    reads = 0
+
+    async def one(pattern_id: UUID) -> Pattern:
+        nonlocal reads
+        reads += 1
+        return new.but(id=pattern_id)
+
+    ids = [uuid4() for _ in range(3 * HOT)]
+    async with hearing(database) as matchers:
+        for pattern_id in ids:
+            await matchers.pattern(DEFAULT_TENANT, pattern_id, partial(one, pattern_id))
+        assert len(matchers._hot._entries) <= HOT
+        before = reads
+        await matchers.pattern(uuid4(), ids[0], partial(one, ids[0]))
+        assert reads == before + 1
