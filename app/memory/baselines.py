@@ -13,7 +13,7 @@ from app.memory.pattern import APPLIED, OF_RUN, Arm, Baseline, Features, Pattern
 
 _TASKS = 200
 """Tasks, or observations, that count; the newest."""
-_LOOKED_AT = 2_000
+_LOOKED_AT = 1_000
 """Of tasks that are alike, so many at most: the pattern may have been given to nearly all."""
 
 # Consolidated episodes do not say which of those they stand for were given the pattern.

@@ -74,10 +74,15 @@ async def let_fall(
     """Put those of the patterns, which are held, into review that are validated, and doing worse
     than they did or harm."""
     used = [each for each in patterns if each.state is PatternState.VALIDATED]
-    found_of = await weighed(connection, tenant_id, [each.key for each in used], options, now)
+    if not used:
+        return
+    ids = [each.key for each in used]
+    groups = await application_rows.outcomes(connection, tenant_id, ids)
+    latest = await application_rows.latest(connection, tenant_id, ids, options.decline_each)
     fallen = False
     for each in used:
-        why = falling(found_of[each.key], options)
+        found = weigh(groups.get(each.key, ()), latest.get(each.key, Tally()))
+        why = falling(found, options)
         if why is not None:
             life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
             await pattern_rows.write(connection, tenant_id, each.but(lifecycle=life), now)

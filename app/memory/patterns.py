@@ -29,8 +29,8 @@ from app.memory.weighing import Validation
 if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
     from app.memory.matching import Match, Matcher
 
-_PAGE = 200
-"""Patterns in a transaction."""
+_PAGE = 100
+"""Patterns in a transaction, which what comes of their runs meanwhile waits for."""
 
 LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)

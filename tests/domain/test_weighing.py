@@ -1,0 +1,116 @@
+"""What the applications of a pattern amount to: page 4, M22 to M24."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.memory.options import LearningOptions
+from app.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
+from app.memory.validation import Tally, Verdict, e_value
+from app.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
+
+OPTIONS = LearningOptions()
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+HALF = Baseline("like_tasks", 0.5, 40)
+
+groups = st.lists(
+    st.builds(
+        lambda arm, good, rate, n, lately: Group(
+            arm, good, Baseline("like_tasks", rate, 9), n, min(n, lately)
+        ),
+        st.sampled_from(Arm),
+        st.booleans(),
+        st.floats(0.05, 0.95),
+        st.integers(1, 9),
+        st.integers(0, 9),
+    ),
+    max_size=12,
+)
+
+
+def look(state: PatternState, weighed: Weighed) -> tuple[PatternState, str | None]:
+    found = validated(UUID(int=1), 1, state, weighed, OPTIONS, discovered=False)
+    return found.state, found.reason
+
+
+@given(groups)
+def test_groups_amount_to_what_their_applications_do(given_: list[Group]) -> None:
+    found = weigh(given_)
+    one_by_one = [each for each in given_ for _ in range(each.n) if each.arm in APPLIED]
+    assert found.given == Tally(sum(each.good for each in one_by_one), len(one_by_one))
+    alone = e_value((each.good, each.baseline.rate) for each in one_by_one)
+    assert found.e_value == pytest.approx(alone, rel=1e-9)
+    assert found.lately.n <= found.given.n
+    assert 0 < found.baseline.rate < 1
+
+
+def test_the_baseline_is_the_mean_of_what_counts_under_the_commonest_name() -> None:
+    found = weigh(
+        [
+            Group(Arm.TRIAL, True, Baseline("like_tasks", 0.4, 10), 5, 3),
+            Group(Arm.USED, False, Baseline("unknown", 0.8, 0), 9, 1),
+            Group(Arm.CONTROL, False, Baseline("controls", 0.1, 7), 50, 50),
+        ]
+    )
+    assert found.baseline.rate == pytest.approx(0.5)
+    assert (found.baseline.name, found.baseline.n) == ("like_tasks", 8)
+    assert found.lately == Tally(3, 4)
+    assert weigh([]) == Weighed()
+
+
+def test_what_is_saved_is_against_those_that_were_not_given_it() -> None:
+    used = Group(Arm.USED, True, HALF, 4, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
+    other = Group(Arm.WITHHELD, True, HALF, 2, 2, timed=1, seconds=5.0)
+    found = weigh([used, other])
+    assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
+
+
+class TestFalling:
+    well = Weighed(lately=Tally(90, 100), given=Tally(90, 100), baseline=HALF, e_value=1e9)
+
+    def test_one_that_does_well_stays(self) -> None:
+        assert look(PatternState.VALIDATED, self.well) == (PatternState.VALIDATED, None)
+
+    def test_decline_goes_before_a_good_verdict(self) -> None:
+        declined = replace(self.well, latest=Tally(4, 10))
+        state, reason = look(PatternState.VALIDATED, declined)
+        assert state is PatternState.IN_REVIEW
+        assert reason == (
+            "declined: 4 of the last 10 applications went well, and 86 of the 90 before"
+        )
+
+    def test_harm_goes_before_a_good_verdict(self) -> None:
+        harmful = replace(self.well, used=Tally(70, 100), withheld=Tally(40, 40))
+        assert look(PatternState.VALIDATED, harmful)[0] is PatternState.IN_REVIEW
+        assert falling(replace(harmful, withheld=Tally(9, 9)), OPTIONS) is None
+
+    def test_a_candidate_does_not_fall(self) -> None:
+        declined = replace(self.well, latest=Tally(0, 10), lately=Tally(1, 50), e_value=0.1)
+        assert look(PatternState.CANDIDATE, declined) == (PatternState.CANDIDATE, None)
+
+
+class TestKept:
+    def test_too_few_say_nothing_of_how_sure_one_may_be(self) -> None:
+        before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
+        few = Weighed(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
+        found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS, discovered=False)
+        after = evidence_of(before, found, few, NOW)
+        assert (after.confidence, after.p_value) == (0.9, 0.001)
+        assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
+        assert after.uplift == 0.5
+
+    def test_a_look_that_finds_nothing_new_is_not_one(self) -> None:
+        some = Weighed(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
+        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS, discovered=False)
+        once = evidence_of(Evidence(), found, some, NOW)
+        assert once.validated_at == NOW
+        assert evidence_of(once, found, some, datetime(2027, 1, 1, tzinfo=UTC)) is once
+
+    def test_one_that_nothing_came_of_was_not_looked_at(self) -> None:
+        none = Weighed()
+        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS, discovered=False)
+        assert evidence_of(Evidence(), found, none, NOW) == Evidence()
