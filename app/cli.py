@@ -12,7 +12,7 @@ from rich.text import Text
 
 from app.admin_cli import keys, tenants
 from app.demo.scenarios import SCENARIOS, ScenarioName
-from app.errors import BottegaError
+from app.errors import BottegaError, InvalidInputError
 from app.settings import Settings, redactor
 from app.terminal import console, database, run, start, store_bootstrap_key
 
@@ -91,11 +91,14 @@ def demo(
 
     software: requirements → designer → implementer, whose answers flow along a graph.
     research: a lead that dispatches many tasks, which run side by side.
+    learning: a family of thirty tasks, in which a pattern is found, put to the test, and used.
     """
     settings = start(port=port)
     from app.demo import session
 
     chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
+    if task is not None and scenario == "learning":
+        raise InvalidInputError("the tasks of the scenario learning are its own: leave out --task")
     with database(settings) as url:
         _announce_model(settings)
         status = run(session.run(settings, url, chosen, keep=keep))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ScenarioName = Literal["software", "research"]
+ScenarioName = Literal["software", "research", "learning"]
 
 _MARK = {"created_by": "bottega demo"}
 
@@ -115,4 +115,26 @@ RESEARCH = Scenario(
     ),
 )
 
-SCENARIOS: dict[ScenarioName, Scenario] = {"software": SOFTWARE, "research": RESEARCH}
+_EDITORS = {
+    "collector": ("Collects facts.", "You collect facts on a subject, in a few sentences."),
+    "writer": ("Writes a text from facts.", "You write a short text from the facts you are given."),
+    "checker": ("Checks a text.", "You check a text and say in a few sentences what to mend."),
+}
+
+LEARNING = Scenario(
+    coordinator="desk-lead",
+    task="Prepare a briefing on {topic}.",
+    agents=_team(
+        "desk-lead",
+        "Leads a small editorial desk.",
+        "You lead an editorial desk. Ask each of your sub-agents once, one after the other, in the "
+        "order that you think is best, then sum up what they answered.",
+        _EDITORS,
+    ),
+)
+
+SCENARIOS: dict[ScenarioName, Scenario] = {
+    "software": SOFTWARE,
+    "research": RESEARCH,
+    "learning": LEARNING,
+}

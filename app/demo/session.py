@@ -15,11 +15,14 @@ from rich.panel import Panel
 from rich.text import Text
 
 from app.clock import utcnow
+from app.demo import learning
 from app.demo.board import Board
-from app.demo.scenarios import Scenario, is_ours
+from app.demo.client import DemoError, checked
+from app.demo.scenarios import LEARNING, Scenario, is_ours
 from app.main import serve
 from app.settings import Settings
 from app.tenants import operator
+from app.tenants.keys import Scope
 
 _console = Console()
 _LONGEST = timedelta(hours=1)
@@ -28,13 +31,14 @@ _LONGEST = timedelta(hours=1)
 Headers = dict[str, str]
 
 
-class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
-
-
 async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
     """Serve on loopback, and be a client of that server. Answers the process's exit status."""
-    async with operator.passing_key(url, name="demo", good_for=_LONGEST) as key:
+    learns = scenario.agents is LEARNING.agents
+    if learns:
+        faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}
+        settings = settings.model_copy(update=faster)
+    scope: Scope = "admin" if learns else "run"  # it has the memory looked through
+    async with operator.passing_key(url, name="demo", good_for=_LONGEST, scope=scope) as key:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return await _run(settings, url, headers, scenario, keep)
 
@@ -72,10 +76,12 @@ async def _client(
     base_url = f"http://127.0.0.1:{await listening}"
     async with httpx2.AsyncClient(base_url=base_url, timeout=30, headers=headers) as client:
         await _define(client, scenario)
-        run_id = (await _checked(client.post("/v1/runs", json=scenario.run)))["id"]
+        if scenario.agents is LEARNING.agents:
+            return await learning.watch(client, scenario, _console)
+        run_id = (await checked(client.post("/v1/runs", json=scenario.run)))["id"]
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
         await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
-        ended = await _checked(client.get(f"/v1/runs/{run_id}"))
+        ended = await checked(client.get(f"/v1/runs/{run_id}"))
     if ended["ended_at"] is None:  # Ctrl-C: the server told its subscribers first
         _console.print(
             f"Stopped. Run {run_id} goes on when the next server starts.", soft_wrap=True
@@ -111,21 +117,13 @@ async def _create(
 ) -> None:
     answer = await client.post(f"/v1/{kind}", json=body)
     if answer.status_code != 409:
-        await _checked(answer)
+        await checked(answer)
         return
-    found = await _checked(client.get(f"/v1/{kind}/{body['name']}"))
+    found = await checked(client.get(f"/v1/{kind}/{body['name']}"))
     if ours(found) and any(
         found[key] != value for key, value in content.items() if key != "subagents"
     ):
-        await _checked(client.put(f"/v1/{kind}/{body['name']}", json=content))
-
-
-async def _checked(answer: Any) -> dict[str, Any]:
-    response: httpx2.Response = answer if isinstance(answer, httpx2.Response) else await answer
-    body: dict[str, Any] = response.json()
-    if response.is_error:
-        raise DemoError(f"{response.request.method} {response.request.url}: {body['detail']}")
-    return body
+        await checked(client.put(f"/v1/{kind}/{body['name']}", json=content))
 
 
 async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:

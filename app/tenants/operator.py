@@ -122,7 +122,9 @@ async def keys_required(url: str) -> bool:
 
 
 @asynccontextmanager
-async def passing_key(url: str, *, name: str, good_for: timedelta) -> AsyncIterator[str | None]:
+async def passing_key(
+    url: str, *, name: str, good_for: timedelta, scope: keys.Scope = "run"
+) -> AsyncIterator[str | None]:
     """A key to work with within the block, which is removed at its end; for the default tenant.
 
     ``None`` if there never was a key, and so none is needed.
@@ -130,7 +132,7 @@ async def passing_key(url: str, *, name: str, good_for: timedelta) -> AsyncItera
     if not await keys_required(url):
         yield None
         return
-    row, key = await create_key(url, "default", name=name, scope="run", expires=good_for)
+    row, key = await create_key(url, "default", name=name, scope=scope, expires=good_for)
     try:
         yield key
     finally:

@@ -232,6 +232,20 @@ def test_the_demo_shows_a_swarm(bottega: Any) -> None:
     assert "8 tasks: 8 completed" in ended.stdout
 
 
+async def test_the_demo_shows_how_runs_learn(bottega: Any, database_url: str) -> None:
+    held = await holder(database_url)
+    ended = bottega("demo", "--scenario", "learning")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "VALIDATED decomposition: " in ended.stdout
+    assert "given the pattern" in ended.stdout
+    connection = await asyncpg.connect(database_url)
+    left = await connection.fetch("SELECT id FROM api_keys")
+    assert [row["id"] for row in left] == [held.key_id], "that it administered with goes with it"
+    await connection.close()
+    ended = bottega("demo", "--scenario", "learning", "--task", "x")
+    assert (ended.returncode, "leave out --task" in ended.stderr) == (1, True)
+
+
 def test_what_is_wrong_with_the_database_is_said(bottega: Any, server: str) -> None:
     ended = bottega("keys", "list", DATABASE_URL="postgresql://127.0.0.1:1/x")
     assert (ended.returncode, "cannot reach" in ended.stderr) == (1, True)

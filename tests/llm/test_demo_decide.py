@@ -322,3 +322,26 @@ def test_requests_no_model_takes(request_: Any, param: str | None) -> None:
     found = problem(request_)
     assert found is not None
     assert found[1] == param
+
+
+FREE = ("system", "Ask each of them, in the order that you think is best.")
+
+
+def asked_first(*messages: tuple[str, str]) -> str:
+    return ask(FREE, *messages, tools=[tool("a"), tool("b"), tool("c")]).calls[0].name
+
+
+def test_a_coordinator_that_may_choose_guesses_an_order_alike_for_the_same_request() -> None:
+    first = {asked_first(("user", f"Task {n}.")) for n in range(20)}
+    assert first == {"a", "b", "c"}
+    assert asked_first(("user", "Task 1.")) == asked_first(("user", "Task 1."))
+
+
+def test_it_takes_the_order_that_it_was_told_went_well() -> None:
+    for told in ("b → c → a", "c → a → b"):
+        memory = ("system", f"Known:\n  [pattern, decomposition]\n  Steps: {told}\n")
+        assert asked_first(memory, ("user", "Task 1.")) == told[0]
+    guess = asked_first(("user", "Task 1."))
+    for useless in ("b → c", "b → c → d", "b"):
+        memory = ("system", f"  Steps: {useless}")
+        assert asked_first(memory, ("user", "Task 1.")) == guess
