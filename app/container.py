@@ -14,6 +14,7 @@ from app.db.migrate import require_current
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
 from app.memory.episodic import EpisodicMemory
+from app.memory.patterns import PatternCache
 from app.remembering import Remembering, builtin, keeping, open_remembering
 from app.runs import queue
 from app.settings import Settings, redactor, secrets
@@ -25,6 +26,7 @@ millions, hardly any of them garbage in cycles, and a third of the CPU went into
 
 if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
+    from app.memory.reflecting import Analyst
     from app.runs.build import Workshop
     from app.runs.subagents import Bench
     from app.tools.builtin import ToolDeps
@@ -39,6 +41,7 @@ class Service:
         tails: the runs that are being watched through this process.
         keys: who is let in.
         memory: what was done before.
+        patterns: what that taught.
         working: whether this process executes runs too.
     """
 
@@ -48,6 +51,7 @@ class Service:
     tails: Tails
     keys: Keyring
     memory: EpisodicMemory
+    patterns: PatternCache
     working: bool = False
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,11 +79,19 @@ async def open_service(
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
             open_remembering(settings, database) as remembering,
-            background(lambda: sweeping, remembering.memory.accesses.run),
+            background(lambda: sweeping, remembering.memory.accesses.run, remembering.matchers.run),
             contextlib.AsyncExitStack() as stack,
         ):
-            memory = remembering.memory
-            service = Service(settings, database, feed, tails, keyring, memory, working=worker)
+            service = Service(
+                settings,
+                database,
+                feed,
+                tails,
+                keyring,
+                remembering.memory,
+                remembering.patterns,
+                working=worker,
+            )
             if api:
                 await keyring.is_open()
                 watching = background(feed.run, tails.run, keyring.run)
@@ -110,6 +122,16 @@ def _workshop(
     )
 
 
+def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -> "Analyst | None":
+    """The model that analyses goals and reflects on runs, if one is to."""
+    if settings.memory_model is None:
+        return None
+    from app.llm.analyst import ModelAnalyst
+
+    provider = providers(settings.model_api).for_model(settings.memory_model)
+    return ModelAnalyst(provider, settings.memory_model)
+
+
 def _bench(settings: Settings) -> "Bench":
     """The one pool of this process for the asynchronous sub-agents of all its runs."""
     from app.runs.plugins import subagent_plugins
@@ -129,6 +151,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
+    from app.runs.giving import Taught
     from app.runs.heartbeat import heartbeats
     from app.runs.leases import leases
     from app.runs.live_text import LiveText
@@ -141,6 +164,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     bench = _bench(settings)
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
+        analyst = _analyst(settings, providers)
         executor = Executor(
             pool=database.pool,
             workshop=_workshop(settings, providers, ToolDeps(egress, known=known)),
@@ -150,7 +174,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             live_text=live_text,
             known=known,
             bench=bench,
-            episodes=service.memory,
+            taught=Taught(service.memory, service.patterns, settings.learning_options, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
@@ -160,7 +184,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             background(notifier.run, live_text.run, watch.run),
             bench.registry,
             _by_the_clock(service, egress),
-            keeping(settings, database, remembering, executor.execute) as execute,
+            keeping(settings, database, remembering, executor.execute, analyst) as execute,
         ):
             working = asyncio.ensure_future(
                 queue.work(

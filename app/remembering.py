@@ -19,7 +19,9 @@ from app.events.feed import background
 from app.memory.embedders import Embedders
 from app.memory.episodic import EpisodicMemory
 from app.memory.hot import HotEpisodes
+from app.memory.matchers import Matchers
 from app.memory.objects import Objects
+from app.memory.patterns import PatternCache
 from app.memory.rows import CHANNEL
 from app.runs.queue import Execute
 from app.settings import Settings
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from app.memory.embeddings import BuiltinEmbedder, Embedder
     from app.memory.maintenance import Maintenance
     from app.memory.redis_level import RedisLevel
+    from app.memory.reflecting import Analyst
 
 _NO_KEY = "none"
 _HOSTED = "openai:"
@@ -41,6 +44,8 @@ class Remembering:
     """The memory of a process, and what it works with."""
 
     memory: EpisodicMemory
+    patterns: PatternCache
+    matchers: Matchers
     embedders: Embedders
     objects: Objects
     hot: HotEpisodes
@@ -88,26 +93,39 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             options=settings.memory_options,
             clock=utcnow,
         )
-        yield Remembering(memory, embedders, objects, hot)
+        matchers = Matchers(database.pool, database.connect)
+        patterns = PatternCache(
+            database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
+        )
+        yield Remembering(memory, patterns, matchers, embedders, objects, hot)
 
 
 @asynccontextmanager
 async def keeping(
-    settings: Settings, database: Database, parts: Remembering, execute: Execute
+    settings: Settings,
+    database: Database,
+    parts: Remembering,
+    execute: Execute,
+    analyst: "Analyst | None" = None,
 ) -> AsyncIterator[Execute]:
     """Do the background work of memory beside the block; answers with what executes runs as
     ``execute`` does, and begins with that work as soon as one is over.
+
+    Args:
+        analyst: a model that reflects on runs; ``None``: rules do.
     """
     from app.memory import keeper
+    from app.memory.reflection import Learning
     from app.memory.upkeep import Upkeep
     from app.runs.alarms import Alarm, heed
 
     vectors = keeper.Keeper(database.pool, parts.embedders)
     upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
+    learning = Learning(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
     stored = [
         Alarm(CHANNEL, each, poll_s=keeper.POLL_S)
-        for each in (vectors.embed_due, upkeep.offload_due)
+        for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
     ]
     ordered = Alarm(CHANNEL, maintenance.work, poll_s=60.0)
     by_the_clock = [

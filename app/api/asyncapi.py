@@ -44,7 +44,9 @@ DATA = {
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",
     EventType.TOOL_FAILED: f"{_TOOL} status result error",
     EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
-    EventType.CONTEXT_RECALLED: f"source version score {_TEXT}",
+    EventType.CONTEXT_RECALLED: (
+        f"source version score {_TEXT} arm category name baseline uses affects call tool_call_id"
+    ),
     EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
     EventType.SUBAGENT_DISPATCHED: (
         "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "

@@ -136,6 +136,7 @@ class Telling:
         self._tasks: dict[UUID, bool] = {}  # whether each of those that ended went well
         self._following = Following()
         self._outside = self._http_tools()
+        self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
 
@@ -172,7 +173,7 @@ class Telling:
     ) -> None:
         name = data["name"]
         arguments = self._asked.pop((task_id, data["call"], data["tool_call_id"]), {})
-        if name in _OF_MEMORY:
+        if name in self._of_memory:
             plan = plan_of(arguments) if name == SET_PLAN and not failed else None
             if plan and len(self._plans) <= _ADAPTATIONS:
                 self._plans.append(plan)

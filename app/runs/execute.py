@@ -15,17 +15,17 @@ from app.agents import AssistantResponse
 from app.errors import BottegaError, FencedError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
-from app.memory.episodic import EpisodicMemory
 from app.memory.telling import Telling
 from app.redaction import Redactor
 from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
 from app.runs.fold import fold
+from app.runs.giving import Taught
 from app.runs.journal import End, Journal
 from app.runs.leases import Held, lease_s
 from app.runs.live_text import LiveText
-from app.runs.memory import about_of, use_memory
+from app.runs.memory import about_of, lot_of, use_memory
 from app.runs.recorder import JournalRecorder
 from app.runs.subagents import Bench, beside, end_all, uses_subagents
 
@@ -66,7 +66,7 @@ class Executor:
         live_text: shows the models' text while it comes in.
         known: of secrets that no log may hold.
         bench: of asynchronous sub-agents; without it runs that use them fail.
-        episodes: of earlier runs, to look in for what may help.
+        taught: by earlier runs, to look in for what may help.
         prompt_tokens: that a root agent's prompt is kept to.
     """
 
@@ -78,7 +78,7 @@ class Executor:
     live_text: LiveText | None = None
     known: Redactor = Redactor(())
     bench: Bench | None = None
-    episodes: EpisodicMemory | None = None
+    taught: Taught | None = None
     prompt_tokens: int = 20_000
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
@@ -268,7 +268,8 @@ class Executor:
                 agent,
                 about_of(recorder.journal.run_id, claim),
                 recorder,
-                self.episodes,
+                self.taught,
+                lot_of(claim),
                 self.prompt_tokens,
             )
         response = await agent.execute_query_async(question, recorder=recorder)

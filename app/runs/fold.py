@@ -13,9 +13,14 @@ from uuid import UUID
 from app.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from app.errors import ModelError
 from app.events.types import Event, EventType
+from app.memory.following import SOURCE
 
 EPISODE = "episode:"
 """What the source of something recalled begins with, if it is an episode; no agent's name does."""
+TAUGHT = (EPISODE, SOURCE)
+"""The same of all that earlier runs taught."""
+ANALYSIS = "analysis:"
+"""The same of what a model said that the run's task asks for."""
 
 Key = tuple[Any, ...]
 """What makes an event the same one when a run is executed again: its type and what it is about."""
@@ -33,7 +38,9 @@ class Fold:
         begun: those of them that were begun.
         carried: which of the answers another run paid for.
         versions: of what each agent published, by task.
-        recalled: data of what the root was given of earlier runs, in order.
+        recalled: data of what the root was given of earlier runs at its start, in order.
+        helped: the same of what it was given when a call failed, by (call, tool call).
+        analysis: what a model said that the task asks for, as JSON.
         asked: whether the root's model was asked anything.
     """
 
@@ -45,6 +52,8 @@ class Fold:
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
     recalled: list[Mapping[str, Any]] = field(default_factory=list)
+    helped: dict[Key, list[Mapping[str, Any]]] = field(default_factory=dict)
+    analysis: str | None = None
     asked: bool = False
 
 
@@ -81,18 +90,24 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
                 )
             case EventType.LLM_STARTED if event.task_id is None:
                 folded.asked = True
-            case EventType.CONTEXT_RECALLED if event.task_id is None and is_episode(data):
-                folded.recalled.append(data)
+            case EventType.CONTEXT_RECALLED if event.task_id is None and was_taught(data):
+                if "tool_call_id" in data:
+                    key = (data["call"], data["tool_call_id"])
+                    folded.helped.setdefault(key, []).append(data)
+                else:
+                    folded.recalled.append(data)
+            case EventType.CONTEXT_RECALLED if data["source"].startswith(ANALYSIS):
+                folded.analysis = data["content"]
             case EventType.MEMORY_PUBLISHED:
                 folded.versions.setdefault(event.agent, {})[event.task_id] = data["version"]
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
 
 
-def is_episode(recalled: Mapping[str, Any]) -> bool:
-    """Whether what was recalled is of an earlier run, and not of another agent of this one."""
+def was_taught(recalled: Mapping[str, Any]) -> bool:
+    """Whether what was recalled is of earlier runs, and not of another agent of this one."""
     source: str = recalled["source"]
-    return source.startswith(EPISODE)
+    return source.startswith(TAUGHT)
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:

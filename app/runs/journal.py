@@ -42,6 +42,7 @@ _STARTS = frozenset(
     )
 )
 """Nothing is lost with these: who goes on without them comes to them again."""
+_FAILED_BESIDE = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Journal:
     Attributes:
         folded: what earlier attempts did; set before the run goes on.
         tokens: that the run paid for, in all its attempts.
+        broken: names and errors of tasks that ran beside the root and failed, since somebody
+            looked.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Journal:
         self.attempt = attempt
         self.folded = Fold()
         self.tokens = 0
+        self.broken: list[tuple[str, str]] = []
         self._pool = pool
         self.tenant_id = tenant_id
         self._wake = wake
@@ -143,6 +147,8 @@ class Journal:
                 "data": data,
             }
         )
+        if event_type in _FAILED_BESIDE:
+            self.broken.append((agent or "", str(data["error"].get("message") or "")))
         if self.telling is not None:
             self.telling.hear(event_type, task_id, agent, data)
         if self._timer is None:

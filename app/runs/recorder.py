@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app.agents.current import current_call
@@ -30,6 +30,12 @@ from app.runs.live_text import LiveText, Speech
 from app.runs.tasks import CANCELLED, Tasks, name_of
 from app.subagents.ledger import Account
 
+if TYPE_CHECKING:
+    from app.runs.memory import Lessons
+
+_MOST_BROKEN = 3
+"""Names of tasks that failed together for which what earlier runs know is looked for."""
+
 
 class JournalRecorder(Recorder):
     """Writes what the agents of a run do into its journal, and answers from it what was done.
@@ -46,6 +52,7 @@ class JournalRecorder(Recorder):
         answered: of tasks that run beside their parent, by id, where the answer is in the log.
         accounts: what the run may spend, and how much of it is.
         spent: by all agents of the run, in all its attempts.
+        lessons: what helps the root when something failed, if there is a memory.
     """
 
     def __init__(
@@ -61,6 +68,8 @@ class JournalRecorder(Recorder):
         self.journal = journal
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
+        self.lessons: Lessons | None = None
+        self._whys: dict[str, tuple[str, str]] = {}  # of sub-agents' failures, by tool call
         self.answered: dict[UUID | None, int] = {}
         self._budget = budget or Budget()
         self.accounts = (
@@ -87,6 +96,8 @@ class JournalRecorder(Recorder):
         published = self._published.pop(query, None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
+            if query.tool_call is not None and query.depth == 1:
+                self._whys[query.tool_call.id] = (error["code"], error["message"])
             seq = self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
             self.tasks.set(query, seq, RunStatus.FAILED, error=error, usage=usage)
             if published is not None:
@@ -251,6 +262,8 @@ class JournalRecorder(Recorder):
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
             if tool is not None:
                 tool.replayed(tool_call)
+            if self.lessons is not None and query.parent is None:
+                self.lessons.replay(query.model_calls, tool_call.id)
             return recorded
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
@@ -268,7 +281,21 @@ class JournalRecorder(Recorder):
                 await self.journal.commit()
             result = await execute()
         self._tool_ended(query, about, result)
+        if query.parent is None and query.task is None:
+            await self._learn_from(query.model_calls, tool_call, result)
         return result
+
+    async def _learn_from(self, call: int, tool_call: ToolCall, result: ToolResult) -> None:
+        """Give the root what earlier runs know of what failed."""
+        broken, self.journal.broken = self.journal.broken, []
+        if self.lessons is None:
+            return
+        error = result.error or ""
+        if result.status is ToolStatus.ERROR and error != CANCELLED["message"]:
+            broken.append((tool_call.name, error))
+        known = self._whys.pop(tool_call.id, None)
+        for name, why in list(dict(broken).items())[:_MOST_BROKEN]:
+            await self.lessons.failed(call, tool_call.id, name, why, known)
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR

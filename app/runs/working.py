@@ -18,9 +18,12 @@ from app.agents.history import with_distinct_ids
 from app.agents.messages import AssistantMessage, ToolCall
 from app.definitions import store
 from app.events.types import EventType
+from app.memory.following import SOURCE
+from app.memory.goals import analyse
 from app.memory.prompts import RECALL
 from app.memory.sections import Budgets, Part
 from app.memory.summaries import BYTES_PER_TOKEN, summary_of
+from app.memory.tools import SET_PLAN, plan_of
 from app.memory.variables import Scope
 from app.memory.working import Retrieved, WorkingMemory
 from app.runs import read
@@ -61,9 +64,16 @@ SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
 _RECALLED = text("""
 SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
-  AND e.type = 'context.recalled' AND starts_with(e.data ->> 'source', :episode)
+  AND e.type = 'context.recalled' AND e.data ->> 'content' <> ''
+  AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern))
 ORDER BY e.seq
 """)
+_PLAN = text("""
+SELECT e.data -> 'arguments' FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
+  AND e.type = 'tool.started' AND e.data ->> 'name' = :name
+ORDER BY e.seq DESC LIMIT 1
+""").columns(arguments=JSONB)
 _SPENT = text("""
 SELECT count(*) AS calls, CAST(coalesce(sum(
     CAST(e.data #>> '{usage,input_tokens}' AS bigint)
@@ -119,6 +129,7 @@ def fold_working(
     spent: tuple[int, int],
     retrieved: Sequence[Retrieved] = (),
     prompt: Mapping[str, int] | None = None,
+    plan: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The working memory of a run as clients see it. Pure.
 
@@ -128,8 +139,10 @@ def fold_working(
         retrieved: what it was given of earlier runs.
         spent: tokens and model calls.
         prompt: what the last model call was given, if that was not everything.
+        plan: of its agent, if that wrote one.
     """
     memory = _filled(run, definition, results, spent)
+    memory.load_task_context(plan=plan)
     memory.retrieve_from_episodic(retrieved)
     first = len(results) - NEWEST
     return {
@@ -174,7 +187,11 @@ def _filled(
     system = definition["system_message"] if definition else ""
     names = ", ".join(_tool_names(definition)) if definition else ""
     memory.initialize(f"{system}\nTools: {names}" if names else system)
-    memory.load_task_context(question_of(run["input"]))
+    question = question_of(run["input"])
+    goals = analyse(question)
+    memory.load_task_context(
+        question, goals=goals.goals, criteria=goals.criteria, constraints=goals.constraints
+    )
     for name in ("agent", "session_id"):
         if run[name] is not None:
             memory.set(name, run[name], Scope.GLOBAL)
@@ -224,11 +241,12 @@ async def working_memory(
     rows = await connection.execute(_TEXTS, of_run | newest)
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
-    given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE})
+    given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE, "pattern": SOURCE})
     retrieved = [Retrieved(row.source, row.content) for row in given]
     prompt = await connection.scalar(_PROMPT, of_run)
+    plan = plan_of(await connection.scalar(_PLAN, of_run | {"name": SET_PLAN})) or []
     return fold_working(
-        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt=prompt
+        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt, plan
     )
 
 

@@ -99,7 +99,8 @@ async def test_a_built_in_tool_answers(bottega: Running, model: FakeModel) -> No
     model.script(calls(("calculator", {"expression": "6 * 7"})), text("42"))
     run = await ask(bottega, "clerk")
     assert run["output"] == "42"
-    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["calculator"]
+    names = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+    assert names == ["calculator", "set_plan", "search_memory"]
     result = model.requests[1]["messages"][-1]
     assert (result["role"], result["content"]) == ("tool", "42")
     events = await bottega.frames(f"/v1/runs/{run['id']}/ws")

@@ -132,7 +132,8 @@ async def test_a_long_run_that_is_resumed_is_given_the_same_and_can_recall_its_b
     before, resumed, last = model.requests[90:]
     assert resumed["messages"] == before["messages"]
     assert resumed["tools"] == before["tools"]
-    assert [tool["function"]["name"] for tool in resumed["tools"]] == ["leaf", "recall_memory"]
+    names = [tool["function"]["name"] for tool in resumed["tools"]]
+    assert names == ["leaf", "set_plan", "search_memory", "recall_memory"]
     assert last["messages"][-1]["content"] == rows[0]
     contents = [message["content"] for message in last["messages"]]
     assert rows[1] not in contents

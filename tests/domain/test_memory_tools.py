@@ -1,0 +1,72 @@
+"""Tools by which an agent uses its memory."""
+
+from typing import Any
+
+import pytest
+
+from app.agents.messages import ToolCall, ToolStatus
+from app.memory.sections import Part
+from app.memory.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
+from app.memory.working import WorkingMemory
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(id="c", name=name, arguments=arguments)
+
+
+async def test_a_plan_stands_in_the_working_memory_and_the_last_one_counts() -> None:
+    working = WorkingMemory()
+    tool = SetPlan(working)
+    await tool.execute(call("set_plan", steps=["look", "act"]))
+    result = await tool.execute(call("set_plan", steps=["look", "ask", " act "]))
+    assert result.status is ToolStatus.SUCCESS
+    assert working.compose(Part.TASK).endswith("Plan:\n- look\n- ask\n- act")
+
+
+async def test_a_plan_that_a_record_answered_is_there_again() -> None:
+    working, again = WorkingMemory(), WorkingMemory()
+    planned = call("set_plan", steps=["look", "act"])
+    await SetPlan(working).execute(planned)
+    SetPlan(again).replayed(planned)
+    assert again.snapshot() == working.snapshot()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        None,
+        [],
+        "look",
+        [1],
+        [""],
+        ["  "],
+        ["x" * (LONGEST_STEP + 1)],
+        ["x"] * (MOST_STEPS + 1),
+        {"a": 1},
+    ],
+)
+async def test_what_is_no_plan_is_refused_and_changes_nothing(steps: Any) -> None:
+    working = WorkingMemory()
+    result = await SetPlan(working).execute(call("set_plan", steps=steps))
+    assert result.status is ToolStatus.ERROR
+    assert "list of 1 to 50 texts" in (result.error or "")
+    assert plan_of({"steps": steps}) is None
+    assert not working.holds(Part.TASK)
+
+
+async def test_a_search_says_what_was_looked_for_and_where() -> None:
+    asked: list[tuple[str, bool]] = []
+
+    async def search(query: str, in_session: bool) -> str:
+        asked.append((query, in_session))
+        return "found"
+
+    tool = SearchMemory(search)
+    assert (await tool.execute(call("search_memory", query=" tides "))).result == "found"
+    await tool.execute(call("search_memory", query="tides", session=True))
+    await tool.execute(call("search_memory", query="tides", session="yes"))
+    assert asked == [("tides", False), ("tides", True), ("tides", False)]
+    for query in (None, "", " ", "x" * 2001, 3):
+        refused = await tool.execute(call("search_memory", query=query))
+        assert refused.status is ToolStatus.ERROR
+    assert len(asked) == 3

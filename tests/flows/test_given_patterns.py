@@ -1,0 +1,339 @@
+"""Runs are given the patterns that apply, told by lot, and helped when something fails."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic_core import from_json, to_json
+
+from app.db.base import DEFAULT_TENANT
+from app.memory.episode import episode_id_of
+from app.memory.pattern import Applicability, Category, Content, ContentKind, Pattern
+from app.memory.signature import failure_signature
+from app.settings import Settings
+from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.flows.test_run_memory import ended
+from tests.service import Running, running
+from tests.team import CALLS, define, start, systems
+
+ABOUT = {"task_type": "build", "domain": "software"}
+ORDER = ("requirements", "designer", "implementer")
+
+
+def decomposition(name: str = "in that order") -> Pattern:
+    return Pattern(
+        name=name,
+        category=Category.DECOMPOSITION,
+        content=Content(
+            ContentKind.TEMPLATE, {"steps": [{"do": each, "uses": each} for each in ORDER]}, ORDER
+        ),
+        applicability=Applicability(problem_types=("build",)),
+        summary="Ask them in that order.",
+        trust=3,
+    )
+
+
+async def plant(bottega: Running, pattern: Pattern, state: str = "VALIDATED") -> UUID:
+    """Keep a pattern, as it would be after some nights."""
+    found: UUID = uuid4()
+    async with bottega.owner.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "INSERT INTO patterns (tenant_id, id, name, category, state, trust, document,"
+            " confidence, success_rate, applications, validated_at)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7::jsonb, 0.8, 0.9, 20, now())",
+            DEFAULT_TENANT,
+            found,
+            pattern.name,
+            pattern.category,
+            state,
+            pattern.trust,
+            to_json(pattern.document).decode(),
+        )
+        await connection.execute("SELECT pg_notify('bottega_patterns', $1)", str(DEFAULT_TENANT))
+    return found
+
+
+def of_patterns(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        frame["data"]
+        for frame in frames
+        if frame["type"] == "context.recalled" and frame["data"]["source"].startswith("pattern:")
+    ]
+
+
+async def told(bottega: Running, run_id: str) -> dict[str, Any]:
+    """What the run's episode says of the patterns, and its plan."""
+    row = await bottega.owner.fetchrow(
+        "SELECT metadata, execution, task FROM episodes WHERE id = $1", episode_id_of(UUID(run_id))
+    )
+    assert row is not None
+    return {name: from_json(value) for name, value in row.items()}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """With lots whose outcome is certain."""
+    certain = {"learning_withheld_share": 0.0, "learning_trial_share": 1.0}
+    return settings.model_copy(update=certain)
+
+
+async def test_a_run_is_given_a_pattern_and_its_episode_says_what_became_of_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    pattern_id = await plant(bottega, decomposition())
+    run_id = await start(bottega.client, metadata=ABOUT)
+    (given,) = of_patterns(await ended(bottega, run_id))
+    assert given["source"] == f"pattern:{pattern_id}"
+    assert (given["arm"], given["version"], given["category"]) == ("used", 1, "decomposition")
+    assert given["baseline"] == {"name": "unknown", "rate": 0.5, "n": 0}
+    shown = [r for r in model.requests if "Ask them in that order" in str(systems(r))]
+    assert len(shown) == 4, "every call of the root, and nobody else's"
+    metadata = (await told(bottega, run_id))["metadata"]
+    (known,) = metadata["patterns"]
+    assert known == {
+        "id": str(pattern_id),
+        "version": 1,
+        "arm": "used",
+        "category": "decomposition",
+        "baseline": {"name": "unknown", "rate": 0.5, "n": 0},
+        "followed": True,
+        "good": None,
+    }
+    assert metadata["strategies_applied"] == [str(pattern_id)]
+    assert metadata["features"]["task_type"] == "build"
+    other = await start(bottega.client, metadata={"task_type": "other"})
+    assert of_patterns(await ended(bottega, other)) == []
+
+
+@pytest.mark.parametrize("state", ["IN_REVIEW", "DEPRECATED"])
+async def test_others_are_not_given(bottega: Running, model: FakeModel, state: str) -> None:
+    await define(bottega.client)
+    await plant(bottega, decomposition(), state)
+    run_id = await start(bottega.client, metadata=ABOUT)
+    assert of_patterns(await ended(bottega, run_id)) == []
+
+
+async def test_a_candidate_is_given_on_trial_and_not_to_runs_that_leave_nothing(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    await plant(bottega, decomposition(), "CANDIDATE")
+    run_id = await start(bottega.client, metadata=ABOUT)
+    (given,) = of_patterns(await ended(bottega, run_id))
+    assert given["arm"] == "trial"
+    assert "candidate" in given["content"]
+    read = await start(bottega.client, metadata=ABOUT, memory="read")
+    assert of_patterns(await ended(bottega, read)) == []
+
+
+async def test_what_is_withheld_is_in_the_log_and_in_no_prompt(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    nobody = {"learning_withheld_share": 1.0, "learning_trial_share": 0.0}
+    configured = settings.model_copy(update={**nobody, "openai_base_url": model.base_url})
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        await plant(bottega, decomposition("validated one"))
+        await plant(bottega, decomposition("candidate one"), "CANDIDATE")
+        run_id = await start(bottega.client, metadata=ABOUT)
+        given = of_patterns(await ended(bottega, run_id))
+        assert [(each["arm"], each["content"]) for each in given] == [
+            ("withheld", ""),
+            ("control", ""),
+        ]
+        assert not any("Ask them in that order" in str(r["messages"]) for r in model.requests)
+        metadata = (await told(bottega, run_id))["metadata"]
+        assert [each["followed"] for each in metadata["patterns"]] == [True, True]
+        assert metadata["strategies_applied"] == []
+        memory = (await bottega.client.get(f"/v1/runs/{run_id}/working-memory")).json()
+        assert "in that order" not in str(memory["sections"][-1])
+
+
+async def test_a_resumed_run_and_its_repetition_draw_nothing_again(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    gate = asyncio.Event()
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        await plant(bottega, decomposition())
+        model.script(calls(("requirements", {"query": "x"})), text("R1"), gated(gate, text("no")))
+        run_id = await start(bottega.client, metadata=ABOUT)
+        await model.received(3)
+    before = model.requests[-1]["messages"]
+    withheld = configured.model_copy(update={"learning_withheld_share": 1.0})
+    model.script(text("Done."))
+    async with running(withheld, database_url, worker=True) as bottega:
+        frames = await ended(bottega, run_id)
+        assert model.requests[-1]["messages"] == before
+        assert [each["arm"] for each in of_patterns(frames)] == ["used"]
+        again = (
+            await bottega.client.post(f"/v1/runs/{run_id}/retry", json={"from": "last_step"})
+        ).json()
+        (same,) = of_patterns(await ended(bottega, again["id"]))
+        assert same["arm"] == "used"
+
+
+async def test_runs_that_repeat_a_run_are_on_its_side(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    half = {"learning_withheld_share": 0.5, "openai_base_url": model.base_url}
+    async with running(settings.model_copy(update=half), database_url, worker=True) as bottega:
+        await define(bottega.client)
+        await plant(bottega, decomposition())
+        sides = set()
+        for _ in range(6):
+            run_id = await start(bottega.client, metadata=ABOUT)
+            arms = [each["arm"] for each in of_patterns(await ended(bottega, run_id))]
+            for _ in range(2):  # the repetition of a repetition, too
+                run_id = (await bottega.client.post(f"/v1/runs/{run_id}/retry", json={})).json()[
+                    "id"
+                ]
+                again = [each["arm"] for each in of_patterns(await ended(bottega, run_id))]
+                assert again == arms
+            sides.update(arms)
+        assert sides <= {"used", "withheld"}
+
+
+async def test_a_failed_call_brings_what_helped_and_who_failed_alike(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(calls(("designer", {"query": "x"})), http_error(400), text("Without it."))
+    first = await start(bottega.client, input="Draw a bridge.")
+    failed = [f["data"] for f in await ended(bottega, first) if f["type"] == "tool.failed"]
+    signature = failure_signature("tool_error", failed[0]["error"], "designer")
+    recovery = Pattern(
+        name="ask again",
+        category=Category.RECOVERY,
+        content=Content(
+            ContentKind.HEURISTIC,
+            {"action": "Ask the requirements first."},
+            uses=("requirements",),
+            affects=("requirements", "designer"),
+        ),
+        applicability=Applicability(
+            conditions=({"feature": "failure_signature", "op": "eq", "value": signature},)
+        ),
+        trust=3,
+    )
+    pattern_id = await plant(bottega, recovery)
+    model.script(
+        calls(("designer", {"query": "x"})),
+        http_error(400),
+        calls(("requirements", {"query": "x"})),
+        text("R1"),
+        text("Done."),
+    )
+    before = len(model.requests)
+    second = await start(bottega.client, input="Something else entirely.", metadata=ABOUT)
+    frames = await ended(bottega, second)
+    (given,) = of_patterns(frames)
+    assert given["source"] == f"pattern:{pattern_id}"
+    failure = next(f for f in frames if f["type"] == "tool.failed")
+    assert given["tool_call_id"] == failure["data"]["tool_call_id"]
+    helped = str(model.requests[before + 2]["messages"])
+    assert "Ask the requirements first." in helped
+    assert str(episode_id_of(UUID(first))) in helped, "who failed alike"
+    assert "Ask the requirements first." not in str(model.requests[before]["messages"])
+    (known,) = (await told(bottega, second))["metadata"]["patterns"]
+    assert (known["followed"], known["good"]) == (True, True)
+
+
+async def test_a_plan_is_the_episode_s_and_later_ones_are_adaptations(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(
+        calls(("set_plan", {"steps": ["look", "act"]})),
+        calls(("search_memory", {"query": "bridges"})),
+        calls(("set_plan", {"steps": ["look", "ask", "act"]})),
+        text("Done."),
+    )
+    run_id = await start(bottega.client)
+    frames = await ended(bottega, run_id)
+    names = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+    assert names == [*ORDER, "set_plan", "search_memory"]
+    assert "Plan:\n- look\n- ask\n- act" in systems(model.requests[-1])[-1]
+    answers = [f["data"]["result"] for f in frames if f["type"] == "tool.completed"]
+    assert answers[1] == "No earlier task was like that."
+    found = await told(bottega, run_id)
+    assert found["execution"]["plan"] == ["look", "act"]
+    assert found["execution"]["adaptations"] == [["look", "ask", "act"]]
+    assert found["metadata"]["tools_used"] == [], "they do none of the work"
+    memory = (await bottega.client.get(f"/v1/runs/{run_id}/working-memory")).json()
+    assert "- ask" in next(s["content"] for s in memory["sections"] if s["name"] == "task")
+
+
+async def test_an_agent_without_tools_is_given_none(bottega: Running, model: FakeModel) -> None:
+    agent = {"name": "plain", "system_message": "x"}
+    assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    answer = await bottega.client.post("/v1/runs?wait=30", json={"agent": "plain", "input": "x"})
+    assert answer.json()["status"] == "completed"
+    assert not model.requests[-1].get("tools")
+
+
+async def test_no_memory_no_tools(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    await ended(bottega, await start(bottega.client, memory="off"))
+    roots = [r for r in model.requests if r.get("tools")]
+    assert len(roots) == CALLS - 3
+    assert all(len(request["tools"]) == 3 for request in roots)
+
+
+def by_tool(**arguments: Any) -> Any:
+    return calls(("answer", arguments))
+
+
+async def test_a_model_may_say_what_a_task_asks_for_once_for_a_run(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "memory_model": "thinker",
+            "drain_grace_s": 0.0,
+        }
+    )
+    gate = asyncio.Event()
+    said = by_tool(goals=["a bridge"], constraints=["no nails"], criteria=[], complexity=0.9)
+
+    def decide(request: dict[str, Any]) -> Any:
+        return text("Reflected.") if request["model"] == "thinker" else text("Built.")
+
+    model.decide = decide
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        model.script(said, gated(gate, text("never")))
+        run_id = await start(bottega.client, input="Build it.")
+        await model.received(2)
+    assert model.requests[0]["model"] == "thinker"
+    assert "- no nails" in systems(model.requests[1])[-1]
+    async with running(configured, database_url, worker=True) as bottega:
+        await ended(bottega, run_id)
+        asked = [r for r in model.requests[2:] if "tools" in r and r["model"] != "thinker"]
+        assert systems(asked[0]) == systems(model.requests[1]), "and is not asked again"
+        task = (await told(bottega, run_id))["task"]
+        assert (task["constraints"], task["complexity"]) == (["no nails"], 0.9)
+
+
+async def test_a_model_that_is_down_keeps_no_run_from_its_work(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "memory_model": "thinker"}
+    )
+    model.decide = lambda request: (
+        http_error(400) if request["model"] == "thinker" else text("Built.")
+    )
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        run_id = await start(bottega.client, input="Build it.")
+        frames = await ended(bottega, run_id)
+        assert frames[-1]["type"] == "run.completed"
+        warnings = [f["data"]["code"] for f in frames if f["type"] == "warning"]
+        assert warnings == ["analysis_unavailable"]
