@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import fsum
+from math import fsum, sqrt
 from typing import NamedTuple
 from uuid import UUID
 
@@ -45,7 +45,8 @@ class Weighed:
     Attributes:
         lately: of those in which it was given, in the time that counts for the verdict.
         baseline: the mean of what these had.
-        e_value: over all in which it was given, whenever.
+        e_value: over all in which it was given, whenever; against the baseline of each, and no
+            less than what goes well where it was not given.
         given: these.
         latest: the last few of these.
         used, withheld: of a validated pattern's runs.
@@ -70,9 +71,10 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
     lately = _tally(given, lambda each: each.lately)
+    least = _shown(_tally(others))
     evidence = validation.Evidence()
     for each in given:
-        evidence = evidence.after(each.good, each.baseline.rate, each.n)
+        evidence = evidence.after(each.good, max(each.baseline.rate, least), each.n)
     seconds = (lambda each: each.timed), (lambda each: each.seconds)
     tokens = (lambda each: each.counted), (lambda each: each.tokens)
     return Weighed(
@@ -86,6 +88,18 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
         time_saved_s=_saved(given, others, *seconds),
         tokens_saved=_saved(given, others, *tokens),
     )
+
+
+def _shown(without: Tally) -> float:
+    """What those show that it was kept from by the draw, and a standard error more; 0 if nothing.
+
+    Baselines of a time when little was known are drawn towards 0.5. Where nearly all goes well
+    anyway, that makes anything look good; and bets against more than the baseline win less.
+    """
+    if not without.n:
+        return 0.0
+    rate = (without.good + 1) / (without.n + 2)
+    return rate + sqrt(rate * (1 - rate) / (without.n + 3))
 
 
 def _tally(groups: Iterable[Group], count: Callable[[Group], int] = lambda each: each.n) -> Tally:

@@ -39,13 +39,35 @@ def look(state: PatternState, weighed: Weighed) -> tuple[PatternState, str | Non
 
 @given(groups)
 def test_groups_amount_to_what_their_applications_do(given_: list[Group]) -> None:
+    given_ = [each for each in given_ if each.arm in APPLIED]
     found = weigh(given_)
-    one_by_one = [each for each in given_ for _ in range(each.n) if each.arm in APPLIED]
+    one_by_one = [each for each in given_ for _ in range(each.n)]
     assert found.given == Tally(sum(each.good for each in one_by_one), len(one_by_one))
     alone = e_value((each.good, each.baseline.rate) for each in one_by_one)
     assert found.e_value == pytest.approx(alone, rel=1e-9)
     assert found.lately.n <= found.given.n
     assert 0 < found.baseline.rate < 1
+
+
+@given(groups)
+def test_runs_without_a_pattern_never_speak_for_it(given_: list[Group]) -> None:
+    alone = weigh([each for each in given_ if each.arm in APPLIED])
+    assert weigh(given_).e_value <= alone.e_value * (1 + 1e-9)
+
+
+def test_where_all_goes_well_anyway_a_pattern_is_not_promoted() -> None:
+    trials = [Group(Arm.TRIAL, True, Baseline("controls", 0.6, 5), 20, 20)]
+    controls = [Group(Arm.CONTROL, True, Baseline(), 20, 20)]
+    assert look(PatternState.CANDIDATE, weigh(trials)) == (PatternState.VALIDATED, None)
+    assert look(PatternState.CANDIDATE, weigh(trials + controls)) == (PatternState.CANDIDATE, None)
+    bad = [Group(Arm.CONTROL, good, Baseline(), 10, 10) for good in (True, False)]
+    assert look(PatternState.CANDIDATE, weigh(trials + bad)) == (PatternState.VALIDATED, None)
+
+
+def test_what_it_is_withheld_from_does_not_lower_one_that_is_validated() -> None:
+    used = [Group(Arm.USED, True, HALF, 20, 20)]
+    withheld = [Group(Arm.WITHHELD, True, HALF, 2, 2)]
+    assert look(PatternState.VALIDATED, weigh(used + withheld)) == (PatternState.VALIDATED, None)
 
 
 def test_the_baseline_is_the_mean_of_what_counts_under_the_commonest_name() -> None:
