@@ -4,7 +4,7 @@ M26)."""
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
@@ -27,7 +27,8 @@ from app.memory.refining import Similar, likeness
 from app.memory.weighing import Validation
 
 if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
-    from app.memory.matching import Match, Matcher
+    from app.memory.matchers import Matchers
+    from app.memory.matching import Match
 
 _PAGE = 100
 """Patterns in a transaction, which what comes of their runs meanwhile waits for."""
@@ -36,21 +37,10 @@ LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 
 
-class Matchers(Protocol):
-    """What has the matchers of this process."""
-
-    async def of(self, tenant_id: UUID) -> "Matcher":
-        """The matcher of a tenant's patterns as they are."""
-
-    def forget(self, tenant_id: UUID) -> None:
-        """A tenant's patterns have changed."""
-
-
 class PatternCache:
     """The patterns of all tenants.
 
-    Methods that take ``on`` may be part of a transaction of the tenant's; the others make their
-    own.
+    Methods that take ``on`` may be part of a transaction of the tenant's.
 
     Args:
         matchers: what finds those that apply.
@@ -61,7 +51,7 @@ class PatternCache:
         self,
         pool: asyncpg.Pool,
         *,
-        matchers: Matchers,
+        matchers: "Matchers",
         options: LearningOptions | None = None,
         clock: Clock,
     ) -> None:
@@ -87,16 +77,21 @@ class PatternCache:
         Raises:
             InvalidInputError: its conditions cannot be used; the pointer says which.
         """
-        async with self.acting(tenant_id, on) as connection:
+        async with self._changing(tenant_id, on) as connection:
             return await curating.add(connection, tenant_id, pattern, self.options, self.clock())
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
-        """A pattern, whole, in its current version.
+        """A pattern, whole, in its current version; what is read often is at hand, and up to half a
+        minute old as to how often it was used, and in which episodes.
 
         Raises:
             NotFoundError: unknown, or another tenant's.
         """
-        return (await self.get_many(tenant_id, [pattern_id]))[pattern_id]
+
+        async def read() -> Pattern:
+            return (await self.get_many(tenant_id, [pattern_id]))[pattern_id]
+
+        return await self._matchers.pattern(tenant_id, pattern_id, read)
 
     async def get_many(
         self, tenant_id: UUID, ids: Sequence[UUID], *, on: asyncpg.Connection | None = None
@@ -152,7 +147,7 @@ class PatternCache:
             ConflictError: ``stale_version``: it was changed meanwhile.
             InvalidInputError: its conditions cannot be used; the pointer says which.
         """
-        async with self.acting(tenant_id, on) as connection:
+        async with self._changing(tenant_id, on) as connection:
             return await curating.update(
                 connection, tenant_id, pattern_id, version, changes, self.clock()
             )
@@ -172,14 +167,13 @@ class PatternCache:
             NotFoundError: it, or what replaces it, is unknown or another tenant's.
             InvalidInputError: it would be replaced by itself, or by one that was given up.
         """
-        async with self.acting(tenant_id, on) as connection:
+        async with self._changing(tenant_id, on) as connection:
             return await curating.deprecate(
                 connection, tenant_id, pattern_id, reason, self.clock(), replaced_by
             )
 
     def forget(self, tenant_id: UUID) -> None:
-        """Let this process look at a tenant's patterns again, once what changed is committed; the
-        others hear of it, and so would this one, a moment later."""
+        """Let this process look at a tenant's patterns again; else it hears a moment later."""
         self._matchers.forget(tenant_id)
 
     # --- Which apply --------------------------------------------------------------------------
@@ -245,8 +239,6 @@ class PatternCache:
         on: asyncpg.Connection | None = None,
     ) -> dict[UUID, Baseline]:
         """How often tasks like one go well without each of the patterns, as far as is known."""
-        if not patterns:
-            return {}
         async with self.acting(tenant_id, on) as connection:
             return await baselines.of(connection, tenant_id, patterns, features)
 
@@ -304,8 +296,7 @@ class PatternCache:
         return found
 
     async def discovered(self, tenant_id: UUID) -> list[UUID]:
-        """The candidates and validated patterns that the false discovery rate allows, by what the
-        last look found of each."""
+        """The patterns that the false discovery rate allows, by what the last look found."""
         async with acting_as(self._pool, tenant_id) as connection:
             return await judging.kept_by_rate(connection, tenant_id, self.options)
 
@@ -337,7 +328,7 @@ class PatternCache:
             InvalidInputError: too few or too many, of several categories, one was given up, or
                 together they would say more of when they apply than one pattern may.
         """
-        async with self.acting(tenant_id, on) as connection:
+        async with self._changing(tenant_id, on) as connection:
             return await curating.merge(
                 connection, tenant_id, sorted(ids), self.options, self.clock()
             )
@@ -375,15 +366,25 @@ class PatternCache:
             after = page[-1]
 
     @asynccontextmanager
+    async def _changing(
+        self, tenant_id: UUID, on: asyncpg.Connection | None
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """The same, for who changes patterns and may read them before that is heard of."""
+        async with self.acting(tenant_id, on) as connection:
+            yield connection
+        if on is None:
+            self.forget(tenant_id)
+
+    @asynccontextmanager
     async def acting(
         self, tenant_id: UUID, on: asyncpg.Connection | None = None
     ) -> AsyncIterator[asyncpg.Connection]:
         """The transaction given, or one of its own."""
         if on is not None:
             yield on
-            return
-        async with acting_as(self._pool, tenant_id) as connection:
-            yield connection
+        else:
+            async with acting_as(self._pool, tenant_id) as connection:
+                yield connection
 
 
 def _asked(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -14,6 +14,7 @@ from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.errors import ConflictError, InvalidInputError, NotFoundError
 from app.memory.episode import Outcome, StorageState
+from app.memory.matchers import Matchers
 from app.memory.options import LearningOptions
 from app.memory.pattern import (
     Applicability,
@@ -24,6 +25,7 @@ from app.memory.pattern import (
     Content,
     ContentKind,
     Evidence,
+    Features,
     Guide,
     Pattern,
     PatternState,
@@ -62,7 +64,8 @@ def cache(database: Database, clock: Hands) -> PatternCache:
 
 
 def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
-    matchers: Any = None
+    """It hears of nothing, so it reads all anew."""
+    matchers = Matchers(database.pool, database.connect)
     return PatternCache(
         database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
     )
@@ -647,6 +650,54 @@ class TestPruning:
         await promoted(cache)
         clock.now += timedelta(days=400)
         assert await cache.prune_low_value(TENANT) == []
+
+
+class TestWhichApply:
+    task: ClassVar[dict[str, Any]] = {
+        "task_type": "report",
+        "domain": "office",
+        "complexity": 0.5,
+        "tool": "look",
+    }
+
+    async def test_only_validated_ones_are_found(self, cache: PatternCache) -> None:
+        await cache.add(TENANT, pattern())
+        was = await promoted(cache)
+        [found] = await cache.find_applicable(TENANT, self.task)
+        assert found.pattern.id == was.id
+        assert await cache.find_applicable(TENANT, self.task | {"domain": "law"}) == []
+        strategic = await cache.find_applicable(TENANT, self.task, category=Category.STRATEGIC)
+        assert [each.pattern.id for each in strategic] == [was.id]
+        assert await cache.find_applicable(TENANT, self.task, category=Category.DOMAIN) == []
+
+    async def test_what_is_about_failures_is_found_when_something_failed(
+        self, cache: PatternCache
+    ) -> None:
+        strategic = await promoted(cache)
+        recovery = await promoted(cache, category=Category.RECOVERY)
+
+        async def ids(features: Features, **more: Any) -> list[UUID]:
+            found = await cache.find_applicable(TENANT, features, **more)
+            return [each.pattern.key for each in found]
+
+        assert await ids(self.task) == [strategic.key]
+        assert await ids(self.task, failure_signature="f") == [recovery.key]
+        assert await ids(self.task | {"error_type": "Timeout"}) == [recovery.key]
+
+    async def test_the_most_promising_candidate_comes_first_and_then_the_lot(
+        self, cache: PatternCache
+    ) -> None:
+        names = ("failed", "new", "also new", "went well")
+        added = {each: await cache.add(TENANT, pattern(each)) for each in names}
+        await cache.record_application(TENANT, applied(added["failed"], [BAD]))
+        await cache.record_application(TENANT, applied(added["went well"], [GOOD]))
+        await cache.record_application(TENANT, applied(added["new"], [GOOD] * 9, Arm.CONTROL))
+        await promoted(cache)
+        found = await cache.candidates(TENANT, self.task)
+        assert [each.pattern.name for each in found] == ["went well", "new", "also new", "failed"]
+        lots = {"new": 0.7, "also new": 0.2, "failed": 0.0, "went well": 0.9}
+        found = await cache.candidates(TENANT, self.task, draw=lambda each: lots[each.name])
+        assert [each.pattern.name for each in found] == ["went well", "also new", "new", "failed"]
 
 
 class TestBaselines:
