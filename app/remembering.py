@@ -153,6 +153,7 @@ async def keeping(
 def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
     """What looks through memories."""
     from app.memory import indices
+    from app.memory.discovery import Discovery
     from app.memory.maintenance import Maintenance, Nights
     from app.memory.pipeline import Pipeline
     from app.memory.reports import Reports
@@ -163,6 +164,8 @@ def _maintenance(settings: Settings, database: Database, parts: Remembering) -> 
     pipeline = Pipeline(
         database.pool,
         parts.memory,
+        parts.patterns,
+        Discovery(database.pool, parts.objects, parts.patterns),
         indices.Indices(as_maintenance),
         Reports(database.pool, parts.hot),
     )

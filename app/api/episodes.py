@@ -94,7 +94,7 @@ def _wanted(filters: EpisodeFilters) -> EpisodeFilter:
     )
 
 
-def _shown(episode: memory.Episode) -> dict[str, Any]:
+def shown(episode: memory.Episode) -> dict[str, Any]:
     """An episode as clients see it."""
     state = episode.state
     task, result = dict(episode.task), dict(episode.result)
@@ -179,7 +179,7 @@ async def create(
             response.headers["Location"] = f"/v1/episodes/{stored}"
             kept = (await rows.load(driver, tenant, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
-            return _shown(replace(kept, **bodies))
+            return shown(replace(kept, **bodies))
 
         return await once(tx, response, Episode, store)
 
@@ -209,7 +209,7 @@ async def list_(
         descending=query.descending,
         limit=query.limit + 1,
     )
-    items = [_shown(episode) for episode in found]
+    items = [shown(episode) for episode in found]
     return query.page(request, response, items, lambda item: [item["at"], item["id"]])
 
 
@@ -231,7 +231,7 @@ async def get(
     episode_id: EpisodeId,
     body: Annotated[bool, Query(description="With the parts that are stored apart.")] = True,
 ) -> Any:
-    return _shown(await service.memory.get(tenant, episode_id, bodies=body))
+    return shown(await service.memory.get(tenant, episode_id, bodies=body))
 
 
 @router.delete(
@@ -274,7 +274,7 @@ async def search(service: ServiceDep, tenant: ReadTenant, body: EpisodeSearch) -
         )
         hits = [
             {
-                "episode": _shown(hit.episode),
+                "episode": shown(hit.episode),
                 "score": hit.score,
                 "parts": asdict(hit.parts) if body.explain else None,
             }
@@ -317,4 +317,4 @@ async def _alike(
 
 
 def _unranked(episodes: Sequence[memory.Episode]) -> dict[str, Any]:
-    return {"items": [{"episode": _shown(episode)} for episode in episodes]}
+    return {"items": [{"episode": shown(episode)} for episode in episodes]}

@@ -8,10 +8,13 @@ import asyncpg
 
 from app.clock import Clock, utcnow
 from app.db.engine import acting_as
+from app.memory import evolution
+from app.memory.discovery import Discovery
 from app.memory.episodic import EpisodicMemory
 from app.memory.indices import Indices
 from app.memory.jobs import Job
 from app.memory.maintenance import Counts, Stage
+from app.memory.patterns import PatternCache
 from app.memory.reports import Reports
 
 _WARMED = 100
@@ -39,6 +42,8 @@ class Pipeline:
 
     pool: asyncpg.Pool
     memory: EpisodicMemory
+    patterns: PatternCache
+    discovery: Discovery
     indices: Indices
     reports: Reports
     now: Clock = utcnow
@@ -47,6 +52,9 @@ class Pipeline:
         """In order."""
         return (
             Stage("episodes", self._tend),
+            Stage("mining", self._mine),
+            Stage("validation", self._validate),
+            Stage("refinement", self._refine),
             Stage("indices", self._care),
             Stage("report", self.reports.of),
         )
@@ -54,6 +62,18 @@ class Pipeline:
     async def _tend(self, job: Job) -> Counts:
         """Episodes age, become one with others, and go."""
         return await self.memory.tending.tend(job.tenant_id, self.now())
+
+    async def _mine(self, job: Job) -> Counts:
+        """What recent runs did alike becomes candidates."""
+        return await self.discovery.discover(job.tenant_id)
+
+    async def _validate(self, job: Job) -> Counts:
+        """Patterns are judged by their applications."""
+        return await evolution.validate_all(self.patterns, job.tenant_id)
+
+    async def _refine(self, job: Job) -> Counts:
+        """Reviews end, what says the same becomes one, what is of low value is given up."""
+        return await evolution.refine(self.patterns, job.tenant_id)
 
     async def _care(self, job: Job) -> Counts:
         """Indexes are looked after, matchers built anew, and caches filled."""

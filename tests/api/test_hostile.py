@@ -44,7 +44,11 @@ BOMBS = [
 ]
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 _CANDIDATES = ("a", "A", "a:b", "0", NOBODY, "https://example.com/", '"1"', "2026-01-01T00:00:00Z")
-SEARCHES = ("/v1/episodes/search", "/v1/episodes/similar-failures")
+SEARCHES = (
+    *("/v1/episodes/search", "/v1/episodes/similar-failures"),
+    *("/v1/memory/context", "/v1/memory/learn"),
+)
+"""They answer with something else than what they are sent."""
 _MARK = "\x02here\x03"
 
 Path = tuple[Any, ...]
@@ -207,7 +211,8 @@ class Attacker:
         for number, place in enumerate(self.document.places(schema)):
             where = f"{path} {place}"
             values = [*TEXTS, *VALUES]
-            if path.startswith("/v1/episodes"):  # many places, of a few kinds: in turns
+            # Many places, of a few kinds: in turns.
+            if path.startswith(("/v1/episodes", "/v1/memory")):
                 values = values[number % 3 :: 3]
             for value in values:
                 if place and place[-1][0] == "name" and not isinstance(value, str):

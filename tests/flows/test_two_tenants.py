@@ -35,6 +35,7 @@ CREATED = {
     "create_schedule",
     "import_episode",
     "maintain_memory",
+    "learn_from_episode",
 }
 
 
@@ -140,6 +141,11 @@ BODIES: dict[str, Any] = {
     "search_episodes": {"query": "Build a todo app", "k": 100},
     "find_similar_failures": {"error": {"type": "Error", "message": "designer nightly"}},
     "give_run_feedback": {"outcome": "FAILURE"},
+    "find_context": {"task": "Build a todo app", "domain": "todo", "k": 50},
+    "learn_from_episode": {
+        "episode": {"outcome": "SUCCESS", "domain": "todo", "task": {"original_input": "x"}},
+        "insights": [{"text": "Do it."}],
+    },
 }
 QUERIES = {
     "remove_graph_edge": {"source": "requirements", "target": "designer"},
@@ -264,6 +270,7 @@ async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> No
         (RUN, "/v1/runs", 422),
         ({"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}, "/v1/runs", 422),
         ({"run_id": stage.run_id}, "/v1/ws-tickets", 404),
+        ({"episode_id": stage.episode_id}, "/v1/memory/learn", 404),
     ):
         answer = await stage.intruder.post(path, json=body)
         assert answer.status_code == status, answer.text

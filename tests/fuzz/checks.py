@@ -33,7 +33,7 @@ DETAILS = {
     r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a time",
     r"mode '\w+' (needs|takes)|belong to mode|'hybrid' need": "`mode` decides which other fields "
     "there must be",
-    r"give either an error or|say at least one of": "how many of some fields there must be",
+    r"give either an|say at least one of": "how many of some fields there must be",
     r"beside input, output and trace": "no keyword bounds the bytes of several fields",
     r"exactly one message must have the role": "a count of members with a value",
     r"is no type of event": "a list with commas in a query parameter",
@@ -75,6 +75,8 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         _make_sense(case.body)
         if case.operation.path == "/v1/episodes/search":
             _ask_sensibly(case.body)
+        elif case.operation.path == "/v1/memory/learn" and case.body.get("episode"):
+            case.body["episode_id"] = None
         elif case.operation.path == "/v1/episodes/similar-failures" and case.body.get("error"):
             case.body["failure_signature"] = None
         if isinstance(case.body.get("run"), dict):

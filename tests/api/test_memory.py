@@ -1,0 +1,174 @@
+"""What a memory knows for a task, and what it is taught, over HTTP."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.memory.pattern import (
+    Applicability,
+    Application,
+    Arm,
+    Category,
+    Content,
+    ContentKind,
+    Pattern,
+)
+from tests.api.test_bad_input import problem
+from tests.memories import day, told
+from tests.service import Running
+
+EPISODE = {
+    "outcome": "SUCCESS",
+    "domain": "billing",
+    "task_type": "export",
+    "task": {"original_input": "Export the invoices of March as CSV."},
+}
+LESSON = {"text": "Ask for one month at a time.", "uses": ["fetch_invoices"]}
+TASK = {"task": "Export the invoices of May. It must not take long.", "domain": "billing"}
+
+
+async def learn(client: httpx2.AsyncClient, **body: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/memory/learn", json=body)
+    assert answer.status_code == 200, answer.text
+    learned: dict[str, Any] = answer.json()
+    return learned
+
+
+async def known(client: httpx2.AsyncClient, **more: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/memory/context", json=TASK | {"task_type": "export"} | more)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def validated(server: Running, name: str, category: Category, domain: str) -> UUID:
+    """A pattern that has shown what it is worth."""
+    patterns = server.service.patterns
+    content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": name})
+    applicability = Applicability(domains=(domain,))
+    made = Pattern(name, category, content, applicability, summary=name)
+    kept = await patterns.add(DEFAULT_TENANT, made)
+    good = [
+        Application(pattern_id=kept.key, version=1, arm=Arm.REPORTED, at=day(320), good=True)
+        for _ in range(15)
+    ]
+    await patterns.record_application(DEFAULT_TENANT, good)
+    [says] = await patterns.validate(DEFAULT_TENANT, [kept.key])
+    assert says.state == "VALIDATED"
+    return kept.key
+
+
+async def test_a_task_s_context_is_what_is_like_it_and_what_is_known_of_its_domain(
+    server_: Running, client: httpx2.AsyncClient
+) -> None:
+    general = await validated(server_, "look twice", Category.STRATEGIC, "billing")
+    special = await validated(server_, "months are closed late", Category.DOMAIN, "billing")
+    await validated(server_, "elsewhere", Category.DOMAIN, "shipping")
+    for _ in range(2):
+        await learn(client, episode=EPISODE, insights=[LESSON])
+    found = await known(client)
+    assert found["constraints"] == ["It must not take long."]
+    assert found["features"]["domain"] == "billing"
+    patterns = [each["pattern"]["id"] for each in found["patterns"]]
+    assert set(patterns) == {str(general), str(special)}
+    assert found["patterns"][0]["score"] >= found["patterns"][1]["score"] > 0
+    assert [each["pattern"]["id"] for each in found["knowledge"]["patterns"]] == [str(special)]
+    [insight] = found["knowledge"]["insights"]
+    assert (insight["text"], insight["times"], insight["trust"]) == (LESSON["text"], 2, 1)
+    assert len(insight["episodes"]) == 2
+    assert {each["episode"]["domain"] for each in found["episodes"]} == {"billing"}
+    assert len((await known(client, k=1))["episodes"]) == 1
+
+
+async def test_without_a_domain_there_is_no_knowledge_of_it(client: httpx2.AsyncClient) -> None:
+    await learn(client, episode=EPISODE, insights=[LESSON])
+    found = await known(client, domain=None)
+    assert found["knowledge"] == {"patterns": [], "insights": []}
+    assert len(found["episodes"]) == 1
+
+
+async def test_what_an_episode_teaches_becomes_candidates_once(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    first = await learn(client, episode=EPISODE, insights=[LESSON])
+    [candidate] = first["candidates"]
+    assert (candidate["state"], candidate["trust"], candidate["applications"]) == (
+        "CANDIDATE",
+        1,
+        0,
+    )
+    assert candidate["uses"] == ["fetch_invoices"]
+    assert first["reflection"]["insights"] == [LESSON["text"]]
+    again = await learn(
+        client, episode_id=first["episode_id"], insights=[LESSON, {"text": "Another."}]
+    )
+    assert again["candidates"][0]["id"] == candidate["id"]
+    assert again["reflection"] == first["reflection"]
+    assert len(again["candidates"]) == 2
+    assert await server_.owner.fetchval("SELECT count(*) FROM patterns") == 2
+    assert (await known(client))["patterns"] == []  # nobody knows yet what it is worth
+
+
+async def test_outcomes_count_of_runs_only_and_once(
+    server_: Running, client: httpx2.AsyncClient
+) -> None:
+    pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
+    outcome = {"pattern_id": pattern, "good": True, "followed": True}
+    imported = await learn(client, episode=EPISODE, outcomes=[outcome])
+    assert imported["applications"] == 0
+    own = told("Export", day(300), domain="billing", trust=3)
+    stored = await server_.service.memory.store(DEFAULT_TENANT, own)
+    for counted in (1, 0):
+        learned = await learn(client, episode_id=str(stored), outcomes=[outcome])
+        assert learned["applications"] == counted
+    row = await server_.owner.fetchrow(
+        "SELECT arm, good, followed, baseline_rate FROM pattern_applications WHERE episode_id = $1",
+        stored,
+    )
+    assert (row["arm"], row["good"], row["followed"]) == ("reported", True, True)
+
+
+async def test_it_is_done_once_for_an_idempotency_key(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    body = {"episode": EPISODE, "insights": [LESSON]}
+    answers = [
+        await client.post("/v1/memory/learn", json=body, headers={"idempotency-key": "one"})
+        for _ in range(2)
+    ]
+    assert answers[0].json() == answers[1].json()
+    where = f"/v1/episodes/{answers[0].json()['episode_id']}"
+    assert {answer.headers["location"] for answer in answers} == {where}
+    assert await server_.owner.fetchval("SELECT count(*) FROM episodes") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"episode": EPISODE, "episode_id": str(uuid4())}, 422),
+        ({"episode_id": str(uuid4())}, 404),
+        ({"episode": EPISODE, "outcomes": [{"pattern_id": str(uuid4()), "good": True}]}, 404),
+        ({"episode": EPISODE | {"at": "2100-01-01T00:00:00Z"}}, 422),
+        ({"episode": EPISODE, "insights": [LESSON] * 21}, 422),
+    ],
+)
+async def test_what_cannot_be_learned_leaves_nothing(
+    client: httpx2.AsyncClient, server_: Running, body: dict[str, Any], status: int
+) -> None:
+    problem(await client.post("/v1/memory/learn", json=body), status)
+    for table in ("episodes", "patterns", "pattern_applications"):
+        assert await server_.owner.fetchval(f"SELECT count(*) FROM {table}") == 0
+
+
+async def test_for_an_error_the_patterns_about_failures_are_asked(
+    server_: Running, client: httpx2.AsyncClient
+) -> None:
+    recovery = await validated(server_, "call it once more", Category.RECOVERY, "billing")
+    assert (await known(client))["patterns"] == []
+    found = await known(client, error={"type": "TimeoutError", "message": "no answer", "tool": "f"})
+    assert [each["pattern"]["id"] for each in found["patterns"]] == [str(recovery)]
+    assert found["features"]["error_type"] == "TimeoutError"

@@ -1,0 +1,140 @@
+"""Looks through the memory beside live runs, by several workers, one of which is killed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from app.memory.episode import Outcome
+from app.settings import Settings
+from tests.fake_model import FakeModel
+from tests.memories import remember, told
+from tests.processes import command
+from tests.service import Running, running
+from tests.team import define, start
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeModel]:
+    async with FakeModel() as model:
+        yield model
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(update={"openai_base_url": model.base_url})
+
+
+async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) -> None:
+    """Episodes that there is something to be found in."""
+    began = datetime.now(UTC) - age
+    for number in range(16):
+        good = number % 2 == 0
+        step = {"step": 1, "task_id": None, "tool": "open" if good else "guess"}
+        await remember(
+            pool,
+            told(
+                f"Look up order {number}",
+                began + timedelta(seconds=number),
+                id=UUID(int=0xE0000 + number),
+                outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
+                task_type="lookup",
+                trace=[step if good else step | {"error": "no answer"}],
+            ),
+            embedded=False,
+        )
+
+
+async def until(owner: asyncpg.Pool, query: str) -> None:
+    """Wait until a query of the database answers true."""
+    while not await owner.fetchval(query):
+        pass
+
+
+@asynccontextmanager
+async def nobody_writes_patterns(owner: asyncpg.Pool) -> AsyncIterator[None]:
+    """Whoever keeps a pattern waits until this is over."""
+    async with owner.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE patterns IN SHARE MODE")
+        yield
+
+
+MINING = "SELECT status = 'running' AND stage = 1 FROM memory_jobs"
+WAITS = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'patterns'::regclass"
+
+
+async def run_team(server: Running) -> str:
+    run_id = await start(server.client)
+    frames = await server.frames(f"/v1/runs/{run_id}/ws")
+    assert frames[-1]["type"] == "run.completed", frames[-1]
+    return run_id
+
+
+async def test_live_runs_go_on_beside_it(configured: Settings, database_url: str) -> None:
+    async with running(configured, database_url, worker=True) as server:
+        await define(server.client)
+        await learned_from(server.service.database.pool)
+        async with nobody_writes_patterns(server.owner):
+            where = (await server.client.post("/v1/memory/maintenance")).headers["location"]
+            await until(server.owner, MINING)
+            await until(server.owner, WAITS)  # in the midst of a stage
+            done = await asyncio.gather(*(run_team(server) for _ in range(3)))
+            assert len(set(done)) == 3
+            look = (await server.client.get(where)).json()
+            assert (look["status"], look["stage"]) == ("running", 1)
+            assert list(look["progress"]) == ["episodes"]
+        # And while it is not held up either.
+        await run_team(server)
+        await until(server.owner, "SELECT status = 'done' FROM memory_jobs")
+        report = (await server.client.get(where)).json()["report"]
+        assert report["patterns"]["by_state"]["CANDIDATE"] >= 1
+
+
+async def test_two_workers_look_once_for_a_night_that_was_missed(
+    configured: Settings, database_url: str
+) -> None:
+    async with asyncpg.create_pool(database_url, min_size=0) as owner:
+        await owner.execute("UPDATE tenants SET created_at = now() - interval '9 days'")
+        await learned_from(owner, timedelta(days=2))
+        async with (
+            running(configured, database_url, worker=True),
+            running(configured, database_url, worker=True),
+        ):
+            await until(owner, "SELECT count(*) > 0 FROM memory_jobs WHERE status = 'done'")
+            # Both have looked for what is due by now, or will and find nothing.
+            rows = await owner.fetch("SELECT cause, tries, tick FROM memory_jobs")
+            assert [(row["cause"], row["tries"]) for row in rows] == [("nightly", 1)]
+            tick = rows[0]["tick"]
+            assert (tick.hour, tick.minute) == (3, 0)
+            assert timedelta(0) <= datetime.now(UTC) - tick < timedelta(days=1)
+
+
+async def test_a_worker_that_is_killed_leaves_the_rest_to_the_next(
+    database_url: str, model: FakeModel
+) -> None:
+    given = {
+        "DATABASE_URL": database_url,
+        "OPENAI_BASE_URL": model.base_url,
+        "OPENAI_API_KEY": "test-key",
+    }
+    async with asyncpg.create_pool(database_url, min_size=0) as owner:
+        await learned_from(owner)
+        await owner.execute(
+            "INSERT INTO memory_jobs (tenant_id, cause) SELECT id, 'demand' FROM tenants"
+        )
+        async with nobody_writes_patterns(owner), command("worker", **given) as worker:
+            await until(owner, MINING)
+            await until(owner, WAITS)
+            worker.kill()
+            await worker.process.wait()
+        await owner.execute("UPDATE memory_jobs SET next_at = now()")  # its lease is over
+        async with command("worker", **given):
+            await until(owner, "SELECT status = 'done' FROM memory_jobs")
+        row = await owner.fetchrow("SELECT tries, stage FROM memory_jobs")
+        assert (row["tries"], row["stage"]) == (2, 6)
+        found = "SELECT count(*) = count(DISTINCT fingerprint) AND count(*) > 0 FROM patterns"
+        assert await owner.fetchval(found)

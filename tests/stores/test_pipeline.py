@@ -1,0 +1,330 @@
+"""A whole look through a memory: done twice, or killed anywhere on the way, it changes nothing
+more."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as, connect, open_database
+from app.memory import indices, jobs
+from app.memory.discovery import Discovery
+from app.memory.embedders import Embedders
+from app.memory.episode import Episode, Outcome
+from app.memory.episodic import EpisodicMemory
+from app.memory.hot import HotEpisodes
+from app.memory.indices import Indices
+from app.memory.jobs import Job
+from app.memory.maintenance import Maintenance
+from app.memory.matchers import Matchers
+from app.memory.pattern import (
+    Applicability,
+    Application,
+    Arm,
+    Category,
+    Content,
+    ContentKind,
+    Pattern,
+    PatternState,
+)
+from app.memory.patterns import PatternCache
+from app.memory.pipeline import Pipeline
+from app.memory.reports import Reports
+from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
+
+NOW = day(60)
+TASK = "Export the invoices of each branch"
+
+
+def numbered(number: int) -> UUID:
+    return UUID(int=0xE0000 + number)
+
+
+class Looked:
+    """A memory, and what looks through it."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self.database = database
+        self.store = Folder(folder)
+        pool = database.pool
+        self.hot = HotEpisodes()
+        self.memory = EpisodicMemory(
+            pool,
+            embedders=Embedders(pool, lambda: EMBEDDER, lambda _: EMBEDDER),
+            objects=self.store,
+            hot=self.hot,
+            clock=lambda: NOW,
+        )
+        matchers = Matchers(pool, database.connect)
+        self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
+        pipeline = Pipeline(
+            pool,
+            self.memory,
+            self.patterns,
+            Discovery(pool, self.store, self.patterns),
+            Indices(self.as_maintenance),
+            Reports(pool, self.hot, now=lambda: NOW),
+            now=lambda: NOW,
+        )
+        self.maintenance = Maintenance(pool, pipeline.stages(), first_pause_s=0.0)
+
+    async def as_maintenance(self) -> asyncpg.Connection:
+        return await connect(self.database.url, role=indices.ROLE, longest_s=None)
+
+    async def look(self) -> Job:
+        """Look through the memory, as often as it takes; answers the job at its end."""
+        ordered = await self.maintenance.order(DEFAULT_TENANT)
+        while await self.maintenance.work() != float("inf"):
+            pass
+        async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:
+            return await jobs.get(connection, DEFAULT_TENANT, ordered)
+
+
+def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
+    """A recent episode that called these tools; one in capitals failed."""
+    trace = [
+        {"step": step, "task_id": None, "tool": tool.lower()}
+        | ({"error": "no answer"} if tool.isupper() else {})
+        for step, tool in enumerate(tools.split())
+    ]
+    fields: dict[str, Any] = {"task_type": "lookup", "domain": "shop", "trace": trace}
+    return told(
+        f"Look up order {number}",
+        day(50 + number / 100),
+        id=numbered(number),
+        outcome=outcome,
+        **(fields | more),
+    )
+
+
+def said(name: str, action: str, domain: str, **more: Any) -> Pattern:
+    content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": action})
+    return Pattern(
+        name=name,
+        category=Category.STRATEGIC,
+        content=content,
+        applicability=Applicability(problem_types=("report",), domains=(domain,)),
+        summary=action,
+        trust=3,
+        **more,
+    )
+
+
+async def fill(looked: Looked) -> None:
+    """Give every stage something to do."""
+    pool = looked.database.pool
+    alike = [told(TASK, day(1 + n / 10), id=numbered(500 + n)) for n in range(3)]
+    gone = told("Forget this", day(2), id=numbered(600))
+    good = [tried(n, "search open", Outcome.SUCCESS) for n in range(8)]
+    bad = [tried(20 + n, "search GUESS", Outcome.FAILURE) for n in range(8)]
+    imported = [tried(40 + n, "pray", Outcome.SUCCESS, trust=1) for n in range(8)]
+    cancelled = [tried(60 + n, "wait", Outcome.CANCELLED) for n in range(8)]
+    await remember(pool, *alike, gone, *good, *bad, *imported, *cancelled)
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        await connection.fetchval("SELECT mark_episode_deleted($1, $2)", gone.id, day(3))
+    ids = {}
+    for name, action, domain in (
+        ("promising", "ask first", "office"),
+        ("twin one", "check twice", "office"),
+        ("twin two", "check twice", "branch"),
+        ("failing", "skip the check", "office"),
+    ):
+        kept = await looked.patterns.add(DEFAULT_TENANT, said(name, action, domain))
+        ids[name] = kept.key
+    for name in ("twin one", "twin two", "failing"):
+        await apply(looked, ids[name], [True] * 20)
+        await looked.patterns.validate(DEFAULT_TENANT, [ids[name]])
+    await apply(looked, ids["promising"], [True] * 15)
+    await apply(looked, ids["failing"], [False] * 30)
+
+
+async def apply(looked: Looked, pattern_id: UUID, good: list[bool]) -> None:
+    await looked.patterns.record_application(
+        DEFAULT_TENANT,
+        [
+            Application(pattern_id=pattern_id, version=1, arm=Arm.REPORTED, at=day(55), good=each)
+            for each in good
+        ],
+    )
+
+
+async def content(owner: asyncpg.Pool) -> Any:
+    """All that the memory holds, whatever ids were made up on the way."""
+    found = await rows(owner)
+    for table in ("patterns", "pattern_sources", "pattern_applications"):
+        texts = await owner.fetch(f"SELECT to_jsonb(t) AS row FROM {table} t")
+        found[table] = [json.loads(each["row"]) for each in texts]
+    text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", _known, json.dumps(found))
+    return {name: sorted(map(json.dumps, each)) for name, each in json.loads(text).items()}
+
+
+def _known(match: re.Match[str]) -> str:
+    number = UUID(match[0]).int
+    return match[0] if 0xE0000 <= number <= 0xE1000 else "made up"
+
+
+@pytest.fixture
+async def looked(database: Database, tmp_path: Path) -> Looked:
+    made = Looked(database, tmp_path / "objects")
+    await fill(made)
+    return made
+
+
+async def test_each_stage_does_its_part_and_the_report_tells(
+    owner: asyncpg.Pool, looked: Looked
+) -> None:
+    job = await looked.look()
+    assert (job.status, job.error, job.stage) == ("done", None, 6)
+    done = job.progress
+    assert done["episodes"]["groups"] == 1
+    assert done["episodes"]["purged"] == 1
+    assert done["mining"]["new"] >= 1
+    assert done["mining"]["read"] == 17
+    assert done["validation"]["promoted"]["count"] == 1
+    assert done["refinement"]["merged"]["count"] == 1
+    assert done["refinement"]["deprecated"]["count"] == 1
+    assert "skipped" not in done["indices"]
+    report = job.report or {}
+    assert report["episodes"]["by_state"]["consolidated"] == 3
+    assert report["patterns"]["by_state"] == {
+        "CANDIDATE": done["mining"]["new"],
+        "VALIDATED": 2,
+        "DEPRECATED": 3,
+    }
+    assert sum(report["patterns"]["discovered_by_day"].values()) == done["mining"]["new"]
+    judged = {item["name"]: item for item in report["validations"]["items"]}
+    assert judged["promising"]["promoted"] is True
+    assert (judged["promising"]["n"], judged["promising"]["rate"]) == (15, 1.0)
+    assert judged["promising"]["e"] > 20
+    assert report["storage"]["objects"]["bodies"] > 0
+    assert numbered(600) not in await states(owner)
+
+
+async def test_what_is_mined_is_of_own_runs_that_ended_by_themselves(looked: Looked) -> None:
+    await looked.look()
+    found = await looked.patterns.page(DEFAULT_TENANT, limit=100)
+    mined = [each for each in found if "mined" in each.origin]
+    assert mined
+    assert all(each.state is PatternState.CANDIDATE and each.trust == 3 for each in mined)
+    sources = {source for each in mined for source in each.evidence.mined_from}
+    assert sources <= {numbered(n) for n in range(8)}
+    assert not {"pray", "wait"} & {name for each in mined for name in each.content.uses}
+
+
+async def test_done_twice_it_changes_nothing_more(owner: asyncpg.Pool, looked: Looked) -> None:
+    await looked.look()
+    first = await content(owner)
+    again = await looked.look()
+    assert again.status == "done"
+    assert again.progress["mining"]["new"] == 0
+    assert await content(owner) == first
+
+
+async def test_traces_in_the_object_store_are_mined_too(
+    owner: asyncpg.Pool, looked: Looked
+) -> None:
+    from app.memory.cold import TRACE, copied
+
+    ids = [numbered(n) for n in range(8)]
+    pool = looked.database.pool
+    moved = await copied(pool, looked.store, DEFAULT_TENANT, ids, TRACE)
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT move_bodies($1, $2)", ids, json.dumps(moved))
+    assert (await looked.look()).progress["mining"]["away"] == 0
+    discovered = await owner.fetchval("SELECT count(*) FROM patterns WHERE origin ? 'mined'")
+    assert discovered >= 1
+
+
+# --- Broken off ---------------------------------------------------------------------------------
+
+PLACES = {
+    "episodes": ("episode_state", "UPDATE", "true"),
+    "purging": ("episodes", "DELETE", "true"),
+    "mining": ("patterns", "INSERT", "NEW.origin ? 'mined'"),
+    "validation": ("patterns", "UPDATE", "NEW.state = 'VALIDATED' AND OLD.state = 'CANDIDATE'"),
+    "reviewing": ("patterns", "UPDATE", "NEW.state = 'DEPRECATED' AND OLD.state = 'IN_REVIEW'"),
+    "merging": ("patterns", "UPDATE", "NEW.reason LIKE 'merged into%'"),
+    "indices": ("index_care", "INSERT", "true"),
+    "report": ("memory_jobs", "UPDATE", "NEW.status = 'done'"),
+    "between": ("memory_jobs", "UPDATE", "NEW.stage = 3 AND OLD.stage = 2"),
+}
+
+
+async def trip_once(owner: asyncpg.Pool, place: str, nth: int, what: str) -> None:
+    """The nth such change ends what makes it: with an error, or with the connection."""
+    table, event, when = PLACES[place]
+    done = {
+        "raise": "RAISE EXCEPTION 'tripped'",
+        "die": "PERFORM pg_terminate_backend(pg_backend_pid())",
+    }[what]
+    await owner.execute(
+        "CREATE SEQUENCE trips;"
+        " CREATE FUNCTION tripped() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN"
+        f" IF nextval('public.trips') = {nth} THEN {done}; END IF;"
+        " RETURN coalesce(NEW, OLD); END $$;"
+        f" CREATE TRIGGER tripped AFTER {event} ON {table} FOR EACH ROW WHEN ({when})"
+        " EXECUTE FUNCTION tripped()"
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """What a look that nothing disturbed leaves, once one was taken."""
+    return {}
+
+
+@pytest.fixture
+async def expected(
+    undisturbed: dict[str, Any],
+    other_database: Callable[[], Awaitable[str]],
+    tmp_path: Path,
+) -> Any:
+    if not undisturbed:
+        url = await other_database()
+        async with open_database(url) as database, asyncpg.create_pool(url, min_size=0) as owner:
+            looked = Looked(database, tmp_path / "undisturbed")
+            await fill(looked)
+            await looked.look()
+            undisturbed["content"] = await content(owner)
+    return undisturbed["content"]
+
+
+@pytest.fixture
+async def other_database(server: str) -> Any:
+    """Makes another migrated database."""
+    from tests.conftest import at
+
+    name = f"test_other_{id(server)}"
+    admin = await asyncpg.connect(server)
+
+    async def make() -> str:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY")
+        return at(server, name)
+
+    yield make
+    await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await admin.close()
+
+
+@pytest.mark.parametrize("what", ["raise", "die"])
+@pytest.mark.parametrize("place", PLACES)
+async def test_broken_off_anywhere_and_resumed_it_ends_as_if_nothing_had_been(
+    owner: asyncpg.Pool, looked: Looked, expected: Any, place: str, what: str
+) -> None:
+    await trip_once(owner, place, 2 if place == "episodes" else 1, what)
+    broken = await looked.maintenance.order(DEFAULT_TENANT)
+    try:
+        await looked.maintenance.work()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        await owner.execute("UPDATE memory_jobs SET next_at = now()")  # its lease is over
+    assert await owner.fetchval("SELECT last_value FROM trips") >= 1
+    assert await owner.fetchval("SELECT status FROM memory_jobs WHERE id = $1", broken) == "running"
+    job = await looked.look()
+    assert (job.id, job.status, job.tries) == (broken, "done", 2)
+    assert await content(owner) == expected
