@@ -25,6 +25,8 @@ from app.api import (
     memory,
     openapi,
     operations,
+    pattern_evidence,
+    patterns,
     run_control,
     run_memory,
     runs,
@@ -95,6 +97,8 @@ def create_app(service: Service) -> FastAPI:
         audit,
         scheduler,
         operations,
+        patterns,
+        pattern_evidence,
     ):
         app.include_router(routes.router)
     app.add_api_websocket_route("/{path:path}", websocket.nowhere)

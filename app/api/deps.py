@@ -87,3 +87,12 @@ async def _transaction(
 Transaction = Annotated[AsyncConnection, Depends(_transaction, scope="function")]
 """A transaction of the tenant's, committed *before* the answer leaves: a commit that fails is an
 error answer. (FastAPI's default scope commits after the response was sent.)"""
+
+
+async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:
+    async with service.database.turn(principal.tenant_id):
+        yield
+
+
+Turn = Depends(_turn, scope="function")
+"""Of routes that take connections of the driver's pool: a tenant has only so many at a time."""

@@ -1,16 +1,16 @@
 """Routes of episodes: what was done, found again."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator
 
-from app.api.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant
+from app.api.deps import Actor, ReadTenant, ServiceDep, Tenant, Turn
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
@@ -41,15 +41,6 @@ router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
 CLOCK_SKEW = timedelta(minutes=5)
 """How far in the future a client's clock may be."""
-
-
-async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:
-    async with service.database.turn(principal.tenant_id):
-        yield
-
-
-Turn = Depends(_turn, scope="function")
-"""Of routes that take connections of the driver's pool: a tenant has only so many at a time."""
 
 
 def _storable(text: str) -> str:

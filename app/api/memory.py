@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Response
 
-from app.api.deps import Actor, ReadTenant, ServiceDep, Tenant
-from app.api.episodes import CLOCK_SKEW, Turn, shown
+from app.api.deps import Actor, ReadTenant, ServiceDep, Tenant, Turn
+from app.api.episodes import CLOCK_SKEW, shown
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning

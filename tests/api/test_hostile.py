@@ -47,6 +47,7 @@ _CANDIDATES = ("a", "A", "a:b", "0", NOBODY, "https://example.com/", '"1"', "202
 SEARCHES = (
     *("/v1/episodes/search", "/v1/episodes/similar-failures"),
     *("/v1/memory/context", "/v1/memory/learn"),
+    *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
 )
 """They answer with something else than what they are sent."""
 _MARK = "\x02here\x03"
@@ -163,6 +164,9 @@ class Attacker:
         await self.client.post("/v1/schedules", json=schedule)
         done = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
         episode = await self.client.post("/v1/episodes", json=done)
+        rule = {"kind": "HEURISTIC", "fields": {"condition": "x", "action": "x"}}
+        known = {"name": "x", "category": "domain", "content": rule}
+        pattern = await self.client.post("/v1/patterns", json=known)
         run = await self.client.post("/v1/runs", json={"agent": "a", "input": "x"})
         await self.client.post(f"/v1/runs/{run.json()['id']}/cancel")
         self.known = {
@@ -172,6 +176,7 @@ class Attacker:
             "/v1/sessions": "todo",
             "/v1/runs": run.json()["id"],
             "/v1/episodes": episode.json()["id"],
+            "/v1/patterns": pattern.json()["id"],
         }
 
     def url(self, path: str, hostile: str = "", value: str = "") -> str:
@@ -180,7 +185,7 @@ class Attacker:
         for name in re.findall(r"{(\w+)}", path):
             good = (
                 self.known.get(start, NOBODY)
-                if name in ("name", "run_id", "session_id", "episode_id")
+                if name in ("name", "run_id", "session_id", "episode_id", "pattern_id")
                 else None
             )
             filling = {"version": "1", "agent": "designer"}.get(name, good or NOBODY)
@@ -212,7 +217,7 @@ class Attacker:
             where = f"{path} {place}"
             values = [*TEXTS, *VALUES]
             # Many places, of a few kinds: in turns.
-            if path.startswith(("/v1/episodes", "/v1/memory")):
+            if path.startswith(("/v1/episodes", "/v1/memory", "/v1/patterns")):
                 values = values[number % 3 :: 3]
             for value in values:
                 if place and place[-1][0] == "name" and not isinstance(value, str):

@@ -105,6 +105,7 @@ async def test_only_named_operations_let_a_read_key_post(closed: Running) -> Non
     }
     assert may == {
         *("create_ws_ticket", "search_episodes", "find_similar_failures", "find_context"),
+        "match_patterns",
     }
 
 

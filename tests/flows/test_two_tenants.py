@@ -31,11 +31,13 @@ CREATED = {
     "create_agent",
     "create_graph",
     "create_key",
+    "create_pattern",
     "create_run",
     "create_schedule",
     "import_episode",
     "maintain_memory",
     "learn_from_episode",
+    "merge_patterns",
 }
 
 
@@ -52,6 +54,7 @@ class Stage:
     task_id: str
     episode_id: str
     report_id: str
+    pattern_id: str
     document: dict[str, Any]
 
     @property
@@ -62,6 +65,7 @@ class Stage:
             "task_id": self.task_id,
             "episode_id": self.episode_id,
             "report_id": self.report_id,
+            "pattern_id": self.pattern_id,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
@@ -79,6 +83,7 @@ class Stage:
             self.task_id,
             self.episode_id,
             self.report_id,
+            self.pattern_id,
             SESSION,
             str(self.victim.key_id),
             "nightly",
@@ -111,11 +116,14 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             report = (await mine.post("/v1/memory/maintenance")).json()
             while (await mine.get(f"/v1/memory/reports/{report['id']}")).json()["report"] is None:
                 pass
+            pattern = (await mine.post("/v1/patterns", json=PATTERN)).json()
+            added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
+            MERGED["ids"] = [each["id"] for each in added]
             # What is done in the background is done, so that nothing else changes a row.
             while await server.owner.fetchval("SELECT count(*) FROM episode_pending"):
                 pass
             document = (await mine.get("/openapi.json")).json()
-            ids = (run_id, tasks[0]["id"], episode["id"], report["id"])
+            ids = (run_id, tasks[0]["id"], episode["id"], report["id"], pattern["id"])
             yield Stage(server, victim, mine, theirs, intruder, *ids, document)
 
 
@@ -125,6 +133,12 @@ SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
 AGENT = {"name": "own", "system_message": "x"}
 EPISODE = {"outcome": "FAILURE", "task": {"original_input": "Build"}, "domain": "todo"}
 EPISODE |= {"result": {"error": {"type": "Error", "message": "designer nightly"}}}
+RULE = {"kind": "HEURISTIC", "fields": {"condition": "x", "action": "designer"}}
+PATTERN = {"name": "nightly", "category": "domain", "content": RULE}
+OWN_RULE = {"kind": "HEURISTIC", "fields": {"condition": "x", "action": "x"}}
+OWN_PATTERN = PATTERN | {"name": "own", "content": OWN_RULE}
+MERGED: dict[str, list[str]] = {}
+"""The intruder's own patterns."""
 BODIES: dict[str, Any] = {
     "create_agent": AGENT,
     "replace_agent": {"system_message": "x"},
@@ -140,6 +154,12 @@ BODIES: dict[str, Any] = {
     "import_episode": {"outcome": "SUCCESS", "task": {"original_input": "x"}},
     "search_episodes": {"query": "Build a todo app", "k": 100},
     "find_similar_failures": {"error": {"type": "Error", "message": "designer nightly"}},
+    "create_pattern": OWN_PATTERN,
+    "change_pattern": {"version": 1, "name": "own"},
+    "match_patterns": {"features": {"domain": "todo"}, "k": 50},
+    "merge_patterns": MERGED,
+    "record_pattern_application": {"good": True},
+    "deprecate_pattern": {"reason": "x"},
     "give_run_feedback": {"outcome": "FAILURE"},
     "find_context": {"task": "Build a todo app", "domain": "todo", "k": 50},
     "learn_from_episode": {
@@ -213,7 +233,7 @@ async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id")
+IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id", "pattern_id")
 
 
 async def test_the_same_requests_work_for_whose_it_is(stage: Stage) -> None:

@@ -22,6 +22,7 @@ CODES = {
     "unknown_graph": "the same of graphs",
     "missing_description": "what other agents say of themselves is in their definitions",
     "too_deep": "how deep sub-agents go is in the definitions of other agents",
+    "invalid_condition": "conditions have a grammar of their own, which JSON Schema cannot bound",
     "no_webhook_secret": "what the operator has set up is no matter of a request's form",
     "url_too_long": "how long a URL gets depends on how its characters are written, all together",
     "egress_refused": "which addresses are public is more than a pattern can say",
@@ -34,6 +35,9 @@ DETAILS = {
     r"mode '\w+' (needs|takes)|belong to mode|'hybrid' need": "`mode` decides which other fields "
     "there must be",
     r"give either an|say at least one of": "how many of some fields there must be",
+    r"give either features or": "the same",
+    r"say which version is to be changed": "in the body or in a header",
+    r"patterns? .*(can be merged|is deprecated|is replaced)": "states and categories of others",
     r"beside input, output and trace": "no keyword bounds the bytes of several fields",
     r"exactly one message must have the role": "a count of members with a value",
     r"is no type of event": "a list with commas in a query parameter",
@@ -77,6 +81,8 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
             _ask_sensibly(case.body)
         elif case.operation.path == "/v1/memory/learn" and case.body.get("episode"):
             case.body["episode_id"] = None
+        elif case.operation.path == "/v1/patterns/match" and case.body.get("task"):
+            case.body["features"] = None
         elif case.operation.path == "/v1/episodes/similar-failures" and case.body.get("error"):
             case.body["failure_signature"] = None
         if isinstance(case.body.get("run"), dict):

@@ -1,0 +1,388 @@
+"""Patterns over HTTP: added, found, told of, judged, changed, given up."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+
+from tests.service import Running
+from tests.tenants import holder
+
+HEURISTIC = {
+    "kind": "HEURISTIC",
+    "fields": {"condition": "it is slow", "action": "divide it", "rationale": ""},
+    "uses": ["export"],
+    "affects": ["export"],
+}
+STEPS = [{"do": "call it", "uses": ["search"]}, {"do": "write", "uses": []}]
+CONTENTS: list[dict[str, Any]] = [
+    HEURISTIC,
+    {
+        "kind": "STRATEGY",
+        "fields": {"approach": "small steps", "principles": ["one"], "trade_offs": ["slow"]},
+        "uses": [],
+        "affects": [],
+    },
+    {
+        "kind": "TEMPLATE",
+        "fields": {"steps": STEPS, "parameters": ["topic"], "rules": []},
+        "uses": ["search"],
+        "affects": [],
+    },
+    {
+        "kind": "PROCEDURE",
+        "fields": {
+            "steps": STEPS,
+            "branches": [{"when": "none", "then": "stop"}],
+            "stop_when": "done",
+        },
+        "uses": [],
+        "affects": [],
+    },
+]
+EXPORT = {"task_type": "export", "domain": "billing"}
+BILLING = {"problem_types": ["export"], "domains": ["billing"]}
+
+
+async def add(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
+    body = {"name": "divide", "category": "strategic", "content": HEURISTIC} | fields
+    answer = await client.post("/v1/patterns", json=body)
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/v1/patterns/{found['id']}"
+    assert answer.headers["etag"] == f'"{found["version"]}"'
+    return found
+
+
+async def read(client: httpx2.AsyncClient, pattern: dict[str, Any]) -> dict[str, Any]:
+    answer = await client.get(f"/v1/patterns/{pattern['id']}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def post(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = await client.post(f"/v1/patterns/{path}", json=body)
+    assert answer.status_code in (200, 201), answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def proven(client: httpx2.AsyncClient, times: int = 12, **fields: Any) -> dict[str, Any]:
+    """A pattern that went well so often that it is validated."""
+    added = await add(client, **fields)
+    for _ in range(times):
+        told = await post(client, f"{added['id']}/applications", good=True, baseline_rate=0.3)
+        assert told == {"recorded": True}
+    judged = await post(client, f"{added['id']}/validate")
+    assert (judged["was"], judged["state"]) == ("CANDIDATE", "VALIDATED"), judged
+    return await read(client, added)
+
+
+def problem(answer: httpx2.Response, status: int) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda content: content["kind"])
+async def test_what_is_added_is_shown_as_a_candidate(
+    client: httpx2.AsyncClient, content: dict[str, Any]
+) -> None:
+    other = str(uuid4())
+    body = {
+        "name": "Export by month",
+        "category": "tool_selection",
+        "content": content,
+        "applicability": BILLING
+        | {
+            "complexity": [0.2, 1.0],
+            "capabilities": ["export"],
+            "conditions": [{"any": [{"feature": "month", "op": "in", "value": [1, 2]}]}],
+            "anti_conditions": [{"feature": "urgent", "op": "exists"}],
+        },
+        "description": "d",
+        "summary": "s",
+        "detail": "long",
+        "guide": {"when": "w", "how": "h", "benefits": ["b"], "risks": [], "alternatives": [other]},
+        "relations": {
+            "specializes": other,
+            "generalizes": [],
+            "contradicts": [other],
+            "complements": [],
+        },
+    }
+    added = await add(client, **body)
+    assert {name: added[name] for name in body} == body
+    assert added["lifecycle"] == {
+        "state": "CANDIDATE",
+        "uses": 0,
+        "last_used": None,
+        "replaced_by": None,
+        "reason": None,
+    }
+    assert (added["version"], added["trust"]) == (1, 1)
+    assert added["origin"] == {"principal": "local"}
+    assert await read(client, added) == added
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"category": "magic"}, "/category"),
+        ({"content": HEURISTIC | {"kind": "SPELL"}}, "/content"),
+        ({"content": HEURISTIC | {"kind": "STRATEGY"}}, "/content/fields/approach"),
+        ({"state": "VALIDATED"}, "/state"),
+        ({"trust": 3}, "/trust"),
+        ({"applicability": {"complexity": [0.9, 0.1]}}, "/applicability/complexity"),
+        ({"applicability": {"complexity": [0.9]}}, "/applicability/complexity"),
+        (
+            {"applicability": {"conditions": [{"feature": "a", "op": "like", "value": 1}]}},
+            "/applicability/conditions/0/op",
+        ),
+        (
+            {"applicability": {"anti_conditions": [{"not": {"any": []}}]}},
+            "/applicability/anti_conditions/0/not/any",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_with_its_place(
+    client: httpx2.AsyncClient, changes: dict[str, Any], pointer: str
+) -> None:
+    body = {"name": "divide", "category": "strategic", "content": HEURISTIC} | changes
+    refused = problem(await client.post("/v1/patterns", json=body), 422)
+    assert pointer in [error["pointer"] for error in refused["errors"]], refused
+
+
+async def test_only_what_is_validated_is_matched_and_explained(
+    client: httpx2.AsyncClient,
+) -> None:
+    await add(client, applicability=BILLING)
+    assert (await post(client, "match", features=EXPORT))["items"] == []
+    good = await proven(client, applicability=BILLING)
+    found = await post(client, "match", features=EXPORT, explain=True)
+    assert found["features"] == EXPORT
+    (match,) = found["items"]
+    assert match["pattern"]["id"] == good["id"]
+    assert match["quality"] == 1.0
+    assert sum(match["parts"].values()) == pytest.approx(match["score"])
+    assert match["parts"]["success_rate"] == pytest.approx(0.3)
+    assert (await post(client, "match", features={"task_type": "import"}))["items"] == []
+    plain = await post(client, "match", features=EXPORT)
+    assert plain["items"][0]["parts"] is None
+
+
+async def test_a_task_is_read_for_what_it_is(client: httpx2.AsyncClient) -> None:
+    good = await proven(client, applicability={"domains": ["billing"], "complexity": [0, 1]})
+    found = await post(
+        client, "match", task="Export the invoices.", context={"domain": "billing", "size": 3}
+    )
+    assert [each["pattern"]["id"] for each in found["items"]] == [good["id"]]
+    assert found["features"]["size"] == 3
+    assert 0 <= found["features"]["complexity"] <= 1
+    read_of = await post(client, "match", task="Export.", context={"complexity": 0.7})
+    assert read_of["features"]["complexity"] == 0.7
+
+
+async def test_what_helps_on_failure_is_asked_for_by_a_failure(
+    client: httpx2.AsyncClient,
+) -> None:
+    failed = {"feature": "failure_signature", "op": "eq", "value": "timeout @fetch"}
+    good = await proven(client, category="recovery", applicability={"conditions": [failed]})
+    assert (await post(client, "match", features={}))["items"] == []
+    for asked in (
+        {"features": {}, "failure_signature": "timeout @fetch"},
+        {"features": {"failure_signature": "timeout @fetch"}},
+        {"features": {"failure_signature": "timeout @fetch"}, "category": "recovery"},
+    ):
+        found = await post(client, "match", **asked)
+        assert [each["pattern"]["id"] for each in found["items"]] == [good["id"]]
+
+
+@pytest.mark.parametrize("body", [{}, {"features": {}, "task": "x"}, {"features": {}, "k": 51}])
+async def test_a_match_needs_features_or_a_task(
+    client: httpx2.AsyncClient, body: dict[str, Any]
+) -> None:
+    problem(await client.post("/v1/patterns/match", json=body), 422)
+
+
+async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> None:
+    added = [await add(client, category=name) for name in ("strategic", "domain", "domain")]
+    await post(client, f"{added[2]['id']}/deprecate", reason="wrong")
+
+    async def listed(**query: Any) -> list[str]:
+        page = (await client.get("/v1/patterns", params=query)).json()
+        ids = [each["id"] for each in page["items"]]
+        if (cursor := page["next_cursor"]) is not None:
+            ids += await listed(**query | {"cursor": cursor})
+        return ids
+
+    ids = [each["id"] for each in added]
+    assert await listed() == ids
+    assert await listed(limit=1, order="desc") == ids[::-1]
+    assert await listed(category="domain") == ids[1:]
+    assert await listed(category="domain", state="CANDIDATE") == ids[1:2]
+    problem(await client.get("/v1/patterns", params={"state": "GOOD"}), 422)
+
+
+async def test_a_change_makes_a_version_and_a_stale_one_is_refused(
+    client: httpx2.AsyncClient,
+) -> None:
+    added = await add(client)
+    path = f"/v1/patterns/{added['id']}"
+    changed = await client.patch(path, json={"version": 1, "summary": "Better."})
+    assert changed.status_code == 200, changed.text
+    assert changed.headers["etag"] == '"2"'
+    assert (changed.json()["version"], changed.json()["summary"]) == (2, "Better.")
+    assert changed.json()["origin"] == {"principal": "local", "changed_by": "local"}
+    stale = problem(await client.patch(path, json={"version": 1, "name": "x"}), 409)
+    assert stale["code"] == "stale_version"
+    tagged = await client.patch(path, json={"name": "x"}, headers={"if-match": '"1"'})
+    assert problem(tagged, 412)["code"] == "version_conflict"
+    unsaid = problem(await client.patch(path, json={"name": "x"}), 422)
+    assert "now it is 2" in unsaid["detail"]
+    for tag, version in (('"2"', 3), ("*", 4)):
+        named = await client.patch(path, json={"name": f"n{tag}"}, headers={"if-match": tag})
+        assert named.json()["version"] == version, named.text
+    same = await client.patch(path, json={"version": 4, "summary": "Better."})
+    assert same.json()["version"] == 4
+
+
+async def test_what_says_something_else_begins_again(client: httpx2.AsyncClient) -> None:
+    good = await proven(client)
+    path = f"/v1/patterns/{good['id']}"
+    renamed = (await client.patch(path, json={"version": 1, "name": "renamed"})).json()
+    assert renamed["lifecycle"]["state"] == "VALIDATED"
+    assert renamed["evidence"]["applications"] == 12
+    content = HEURISTIC | {"uses": ["other"]}
+    other = (await client.patch(path, json={"version": 2, "content": content})).json()
+    assert other["lifecycle"]["state"] == "CANDIDATE"
+    assert (other["evidence"]["applications"], other["evidence"]["e_value"]) == (0, 1.0)
+    assert (await post(client, "match", features={}))["items"] == []
+    bad = {"version": 3, "applicability": {"conditions": [{"any": 1}]}}
+    refused = problem(await client.patch(path, json=bad), 422)
+    assert refused["errors"][0]["pointer"] == "/applicability/conditions/0/any"
+
+
+async def test_an_application_counts_once_for_its_request(client: httpx2.AsyncClient) -> None:
+    added = await add(client)
+    path = f"/v1/patterns/{added['id']}/applications"
+    for _ in range(2):
+        body = {"good": True, "duration_s": 2.5, "tokens": 10}
+        told = await client.post(path, json=body, headers={"idempotency-key": "a"})
+        assert told.json() == {"recorded": True}
+    await client.post(path, json={"good": False})
+    judged = await post(client, f"{added['id']}/validate")
+    assert (judged["good"], judged["applications"]) == (1, 2)
+    assert judged["verdict"] == "INSUFFICIENT_EVIDENCE"
+    imported = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
+    episode = (await client.post("/v1/episodes", json=imported)).json()
+    for episode_id in (episode["id"], str(uuid4())):  # no evidence: imported, unknown
+        told = await client.post(path, json={"good": True, "episode_id": episode_id})
+        assert told.json() == {"recorded": False}
+    late = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert problem(await client.post(path, json={"good": True, "at": late}), 422)
+    newer = problem(await client.post(path, json={"good": True, "version": 2}), 409)
+    assert newer["code"] == "stale_version"
+
+
+async def test_five_of_five_are_judged_as_the_page_says(client: httpx2.AsyncClient) -> None:
+    added = await add(client)
+    for _ in range(5):
+        await post(client, f"{added['id']}/applications", good=True, baseline_rate=0.5)
+    judged = await post(client, f"{added['id']}/validate")
+    assert judged["verdict"] == "VALIDATED"
+    assert judged["p_value"] == pytest.approx(0.03125)
+    assert judged["confidence"] == pytest.approx(0.760, abs=5e-4)
+    assert judged["state"] == "CANDIDATE"  # the e-value says: not yet
+    assert judged["baseline"]["name"] == "given"
+
+
+async def test_one_is_given_up_for_another(client: httpx2.AsyncClient) -> None:
+    old, new = await proven(client), await add(client, name="new")
+    given_up = await post(
+        client, f"{old['id']}/deprecate", reason="a better one", replaced_by=new["id"]
+    )
+    assert given_up["lifecycle"]["state"] == "DEPRECATED"
+    assert given_up["lifecycle"]["replaced_by"] == new["id"]
+    assert (await post(client, "match", features={}))["items"] == []
+    path = f"/v1/patterns/{new['id']}/deprecate"
+    for other in (new["id"], old["id"]):
+        refused = await client.post(path, json={"reason": "x", "replaced_by": other})
+        assert problem(refused, 422)
+    unknown = await client.post(path, json={"reason": "x", "replaced_by": str(uuid4())})
+    assert problem(unknown, 404)["code"] == "not_found"
+
+
+async def test_those_that_are_alike_are_found_and_become_one(client: httpx2.AsyncClient) -> None:
+    one = await add(client, applicability=BILLING)
+    two = await add(client, applicability=BILLING | {"domains": ["sales"]})
+    far = await add(
+        client, content=CONTENTS[1], applicability={"problem_types": ["poem"]}, name="poem"
+    )
+    answer = await client.get(f"/v1/patterns/{one['id']}/similar", params={"k": 1})
+    (near,) = answer.json()["items"]
+    assert near["pattern"]["id"] == two["id"]
+    assert 0 < near["likeness"] <= 1
+    merged = await post(client, "merge", ids=[one["id"], two["id"]])
+    assert sorted(merged["applicability"]["domains"]) == ["billing", "sales"]
+    for each in (one, two):
+        gone = (await read(client, each))["lifecycle"]
+        assert (gone["state"], gone["replaced_by"]) == ("DEPRECATED", merged["id"])
+    for ids, status in (
+        ([far["id"], far["id"]], 422),
+        ([far["id"], one["id"]], 422),
+        ([far["id"], str(uuid4())], 404),
+    ):
+        assert problem(await client.post("/v1/patterns/merge", json={"ids": ids}), status)
+
+
+async def test_pruning_says_what_went(client: httpx2.AsyncClient) -> None:
+    kept, harmful = await add(client), await add(client, name="harmful")
+    for _ in range(20):
+        await post(client, f"{harmful['id']}/applications", good=False, baseline_rate=0.9)
+    await post(client, f"{harmful['id']}/validate")
+    assert await post(client, "prune") == {"ids": [harmful["id"]]}
+    assert (await read(client, kept))["lifecycle"]["state"] == "CANDIDATE"
+    assert await post(client, "prune") == {"ids": []}
+
+
+async def test_an_unknown_one_is_not_found(client: httpx2.AsyncClient) -> None:
+    path = f"/v1/patterns/{uuid4()}"
+    answers = [
+        await client.get(path),
+        await client.get(f"{path}/similar"),
+        await client.patch(path, json={"version": 1, "name": "x"}),
+        await client.post(f"{path}/validate"),
+        await client.post(f"{path}/deprecate", json={"reason": "x"}),
+        await client.post(f"{path}/applications", json={"good": True}),
+    ]
+    for answer in answers:
+        assert problem(answer, 404)["code"] == "not_found"
+
+
+async def test_who_wrote_it_is_in_the_audit_log(server_: Running, database_url: str) -> None:
+    admin = await holder(database_url)
+    async with admin.client(server_) as client:
+        one = await add(client, applicability=BILLING)
+        two = await add(client)
+        path = f"/v1/patterns/{one['id']}"
+        await client.patch(path, json={"version": 1, "name": "x"})
+        await post(client, f"{one['id']}/applications", good=True)
+        await post(client, f"{one['id']}/validate")
+        merged = await post(client, "merge", ids=[one["id"], two["id"]])
+        await post(client, f"{merged['id']}/deprecate", reason="x")
+        entries = (await client.get("/v1/audit")).json()["items"]
+    entries = [each for each in entries if each["action"].startswith("pattern.")]
+    noted = [(each["action"], each["target"]) for each in entries]
+    assert noted == [
+        ("pattern.create", one["id"]),
+        ("pattern.create", two["id"]),
+        ("pattern.change", one["id"]),
+        ("pattern.apply", one["id"]),
+        ("pattern.validate", one["id"]),
+        ("pattern.merge", merged["id"]),
+        ("pattern.deprecate", merged["id"]),
+    ]
+    assert {each["actor"] for each in entries} == {f"key:{admin.prefix}"}
