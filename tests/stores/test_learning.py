@@ -17,6 +17,7 @@ from app.llm.openai_provider import OpenAIProvider
 from app.memory import feedback, jobs
 from app.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
 from app.memory.learnt import learnt
+from app.memory.matchers import Matchers
 from app.memory.options import LearningOptions
 from app.memory.pattern import Category, Content, ContentKind, Evidence, Pattern
 from app.memory.patterns import PatternCache
@@ -37,7 +38,7 @@ class Cache(PatternCache):
 
 @pytest.fixture
 async def cache(database: Database) -> Cache:
-    matchers: Any = None  # nothing is looked for
+    matchers = Matchers(database.pool, database.connect)
     cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
