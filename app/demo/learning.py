@@ -6,7 +6,6 @@ text was written, and the text written before it was checked.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,10 +127,10 @@ async def _until(
 async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> int:
     with_it = [each.good for each in done if each.arm in ("trial", "used")]
     without = [each.good for each in done if each.arm not in ("trial", "used")]
-    used = Counter(each.arm for each in done)["used"]
+    used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
     page = await checked(client.get("/v1/patterns", params={"state": "VALIDATED"}))
     lines = [f"Without a pattern {_share(without)} went well, with one {_share(with_it)}."]
-    lines += [f"Validated: {_told(each)}" for each in page["items"]]
+    lines += [_told(each) for each in page["items"]]
     lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
     console.print(Panel("\n".join(lines), title="What the runs taught"))
     return 0 if page["items"] and used else 1

@@ -156,7 +156,8 @@ def pattern_text(pattern: Pattern) -> str:
         head += f", {known.success_rate:.0%} of {known.applications} went well"
     head += f", {_SOURCES.get(pattern.trust, 'from own runs')}"
     parts = [f"[{head}]", " ".join(pattern.name[:_LONGEST_NAME].split())]
-    parts += [pattern.summary or pattern.description, _steps(pattern), pattern.guide.how]
+    said = pattern.summary or pattern.description
+    parts += [said, _steps(pattern), "" if pattern.guide.how in said else pattern.guide.how]
     told = "\n".join(part for part in parts if part)
     return "\n  ".join(summary_of(told, _PATTERN_TOKENS).splitlines())
 

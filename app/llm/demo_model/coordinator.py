@@ -43,7 +43,7 @@ def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
     same for the same request."""
     for text in conversation.system[1:]:
         for found in _LEARNT.finditer(text):
-            steps = [step.strip() for step in found[1].split("→")]
+            steps = [step.strip().removeprefix("call ") for step in found[1].split("→")]
             if sorted(steps) == sorted(names):
                 return steps
     orders = list(permutations(sorted(names)))
