@@ -37,6 +37,8 @@ class MiningOptions:
         sure: so many standard deviations must that be.
         share: and so much of what the best one of the same tasks gains.
         sources: ids of episodes that a candidate names as what it was found in, the newest.
+        newest: episodes of one kind of task, or of failure, in one domain that are looked at: what
+            was right for long and is no more would otherwise hide what is right now.
     """
 
     support: int = 3
@@ -46,6 +48,7 @@ class MiningOptions:
     sure: float = 1.5
     share: float = 0.5
     sources: int = 200
+    newest: int = 50
 
 
 def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> list[Pattern]:
@@ -331,7 +334,8 @@ def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[
     """What there is to find of each kind of task."""
     for task_type, some in _grouped(episodes, lambda each: each.task_type):
         if task_type is not None:
-            yield from _found(Scope(task_type), [_Item(each, each.good) for each in some], options)
+            items = [_Item(each, each.good) for each in some]
+            yield from _found(Scope(task_type), _newest(items, options), options)
 
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
@@ -347,7 +351,19 @@ def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterat
             )
             for episode, _, then in some
         ]
-        yield from _found(Scope(signature=signature, tool=some[0][1].name), items, options)
+        scope = Scope(signature=signature, tool=some[0][1].name)
+        yield from _found(scope, _newest(items, options), options)
+
+
+def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
+    """The last few of each domain, in order."""
+    left: defaultdict[str | None, int] = defaultdict(lambda: options.newest)
+    kept = []
+    for item in reversed(items):
+        if left[item.episode.domain]:
+            left[item.episode.domain] -= 1
+            kept.append(item)
+    return kept[::-1]
 
 
 def _failures(episode: Observed) -> Iterator[tuple[Call, Call | None]]:

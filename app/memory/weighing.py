@@ -17,6 +17,9 @@ from app.memory.options import LearningOptions
 from app.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
 from app.memory.validation import Tally, Verdict
 
+_MANY = 20
+"""Like tasks that say enough of how often these go well."""
+
 
 class Group(NamedTuple):
     """Applications of one version that are alike in arm, outcome and baseline.
@@ -74,7 +77,8 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
     least = _shown(_tally(others))
     evidence = validation.Evidence()
     for each in given:
-        evidence = evidence.after(each.good, max(each.baseline.rate, least), each.n)
+        rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
+        evidence = evidence.after(each.good, rate, each.n)
     seconds = (lambda each: each.timed), (lambda each: each.seconds)
     tokens = (lambda each: each.counted), (lambda each: each.tokens)
     return Weighed(
@@ -88,6 +92,11 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
         time_saved_s=_saved(given, others, *seconds),
         tokens_saved=_saved(given, others, *tokens),
     )
+
+
+def _is_known(baseline: Baseline) -> bool:
+    """Whether it is that of many like tasks."""
+    return baseline.name == "like_tasks" and baseline.n >= _MANY
 
 
 def _shown(without: Tally) -> float:

@@ -59,6 +59,14 @@ def test_the_tool_that_helps_is_found_for_its_kind_of_task() -> None:
     assert one.trust == 3
 
 
+def test_what_was_right_for_long_does_not_hide_what_is_right_now() -> None:
+    before = [episode(n, "fb") for n in range(200)]
+    now = [episode(200 + n, "fC" if n % 2 else "fB", good=False) for n in range(30)]
+    now += [episode(230 + n, "fd") for n in range(5)]
+    assert "d" in uses(mine(before + now))
+    assert "d" not in uses(mine(before + now, MiningOptions(newest=500)))
+
+
 def test_a_choice_that_no_call_shows_is_judged_by_the_run() -> None:
     (one,) = mine(family(0, "fb", "fc"))
     assert (one.category, one.content.affects) == (Category.STRATEGIC, ())

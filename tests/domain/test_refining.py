@@ -224,9 +224,9 @@ class TestFewer:
         assert of_low_value(self.candidate(0, 9), NOW, OPTIONS) is None
 
     def test_what_was_tried_often_shows_something(self) -> None:
-        assert of_low_value(self.candidate(30, 60, e_value=0.9), NOW, OPTIONS) is not None
+        assert of_low_value(self.candidate(10, 20, e_value=0.4), NOW, OPTIONS) is not None
         assert of_low_value(self.candidate(30, 59, e_value=0.9), NOW, OPTIONS) is None
-        assert of_low_value(self.candidate(35, 60, e_value=1.0), NOW, OPTIONS) is None
+        assert of_low_value(self.candidate(11, 20, e_value=0.6), NOW, OPTIONS) is None
 
     def test_what_never_comes_up_goes_in_time(self) -> None:
         fresh = self.candidate(0, 0)

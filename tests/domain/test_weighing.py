@@ -64,6 +64,14 @@ def test_where_all_goes_well_anyway_a_pattern_is_not_promoted() -> None:
     assert look(PatternState.CANDIDATE, weigh(trials + bad)) == (PatternState.VALIDATED, None)
 
 
+def test_many_like_tasks_say_enough_of_what_goes_well_without() -> None:
+    trials = [Group(Arm.TRIAL, True, Baseline("like_tasks", 0.3, 20), 6, 6)]
+    control = [Group(Arm.CONTROL, True, Baseline(), 2, 2)]
+    assert weigh(trials + control).e_value == weigh(trials).e_value
+    few = [Group(Arm.TRIAL, True, Baseline("like_tasks", 0.3, 19), 6, 6)]
+    assert weigh(few + control).e_value < weigh(few).e_value
+
+
 def test_what_it_is_withheld_from_does_not_lower_one_that_is_validated() -> None:
     used = [Group(Arm.USED, True, HALF, 20, 20)]
     withheld = [Group(Arm.WITHHELD, True, HALF, 2, 2)]
