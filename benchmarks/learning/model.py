@@ -1,0 +1,113 @@
+"""A scripted model: it does what memory says as often as it heeds it, and otherwise guesses.
+
+It reads what it is given as the service writes it. Of patterns the first that says anything of a
+decision counts; if none does, what most of the runs did that went well, of those that it is told
+of. It does not notice that a text is about something else: whether memory gives it the right one
+is what is measured.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.learning.world import AGENTS, ORDERS, RECOVERIES, TOOLS, guessed
+
+_NAMES = re.compile(rf"\b(?:{'|'.join((*AGENTS, *TOOLS, *RECOVERIES))})\b")
+_SAYS = re.compile(r"^\s*(?:Steps|Action|Approach): (.*?)(?: rather than .*)?$", re.MULTILINE)
+_ASKED = re.compile(r"Asked (.+?)\.")
+_CALLED = re.compile(r"Called (\w+)")
+_RECOVERED = re.compile(r"When (\w+) failed, called (\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the model does, and why.
+
+    Attributes:
+        heeded: whether memory said it.
+        guess: what it would have done without.
+    """
+
+    choice: tuple[str, ...]
+    heeded: bool
+    guess: tuple[str, ...]
+
+
+def report(order: Sequence[str], tool: str, recovery: str | None) -> str:
+    """What the model answers in the end: how it went about it."""
+    text = f"Asked {', then '.join(order)}. Called {tool}."
+    return text if recovery is None else f"{text} When {tool} failed, called {recovery}."
+
+
+def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
+    """In which order it asks its sub-agents."""
+    own = guessed(ORDERS, guess)
+    said = _first(_only(names, AGENTS) for names in _patterns(texts))
+    if len(said) < 2:
+        said = _most(
+            tuple(found[1].split(", then "))
+            for text in _successes(texts)
+            if (found := _ASKED.search(text))
+        )
+    if not (heeds and said):
+        return Decided(own, False, own)
+    fitting = [each for each in ORDERS if _only(each, said) == said]
+    return Decided(guessed(fitting, guess), True, own) if fitting else Decided(own, False, own)
+
+
+def tool(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
+    """Which tool it calls."""
+    said = _first(_only(names, TOOLS)[:1] for names in _patterns(texts)) or _most(
+        (found[1],) for text in _successes(texts) if (found := _CALLED.search(text))
+    )
+    return _one(said, guessed(TOOLS, guess), heeds)
+
+
+def recovery(
+    failed: str, texts: Sequence[str], helped: Sequence[str], heeds: bool, guess: float
+) -> Decided:
+    """What it calls when a tool failed.
+
+    Args:
+        texts: that it was given at the start.
+        helped: that it was given when that failed.
+    """
+    said = _first(_only(names, RECOVERIES)[:1] for names in _patterns(helped))
+    for several, by in ((helped, None), (texts, failed)):
+        said = said or _most(
+            (found[2],)
+            for text in _successes(several)
+            if (found := _RECOVERED.search(text)) and by in (None, found[1])
+        )
+    return _one(said, guessed(RECOVERIES, guess), heeds)
+
+
+def _one(said: tuple[str, ...], own: str, heeds: bool) -> Decided:
+    return Decided(said, True, (own,)) if heeds and said else Decided((own,), False, (own,))
+
+
+def _patterns(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The names in what each pattern says to do, in order."""
+    for text in texts:
+        if text.startswith("[pattern"):
+            yield _NAMES.findall(" ".join(_SAYS.findall(text)))
+
+
+def _successes(texts: Iterable[str]) -> Iterator[str]:
+    return (text for text in texts if text.startswith("[SUCCESS"))
+
+
+def _only(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Those of the names that are known, each once."""
+    known = frozenset(known)
+    return tuple(dict.fromkeys(each for each in names if each in known))
+
+
+def _first(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return next(filter(None, said), ())
+
+
+def _most(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """What is said most often; of equals, what is said first."""
+    return max(Counter(said).items(), key=lambda each: each[1], default=((), 0))[0]

@@ -1,0 +1,77 @@
+"""That what runs teach changes what later ones do, on a small setting of the benchmark."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+import pytest
+
+from app.memory.options import LearningOptions
+from benchmarks.learning import model, report
+from benchmarks.learning.measuring import FULL, NONE, PLACEBO, Course, failing, measure
+from benchmarks.learning.world import ORDERS
+
+SEEDS = (1, 2)
+TASKS, CHANGED, STRETCH = 320, 160, 50
+
+
+@pytest.fixture(scope="module")
+def courses() -> Sequence[Mapping[str, Course]]:
+    """Of a model that always does what it is told; in the middle what is right changes."""
+    arms = (NONE, FULL, PLACEBO)
+    return [
+        asyncio.run(measure(seed, TASKS, follows=1.0, tells=0.5, drift=True, arms=arms))
+        for seed in SEEDS
+    ]
+
+
+def success(courses: Sequence[Mapping[str, Course]], arm: str, since: int) -> float:
+    return mean(mean(each[arm].good[since : since + STRETCH]) for each in courses)
+
+
+@pytest.mark.parametrize("other", [NONE, PLACEBO])
+@pytest.mark.parametrize("until", [CHANGED, TASKS])
+def test_what_runs_taught_helps_and_what_others_did_does_not(
+    courses: Sequence[Mapping[str, Course]], other: str, until: int
+) -> None:
+    since = until - STRETCH
+    assert success(courses, FULL, since) > success(courses, other, since) + 0.1
+
+
+def test_what_became_wrong_is_unlearned(courses: Sequence[Mapping[str, Course]]) -> None:
+    before, after, end = (
+        success(courses, FULL, since) for since in (CHANGED - STRETCH, CHANGED, TASKS - STRETCH)
+    )
+    assert after < before - 0.1
+    assert end > after + 0.1
+
+
+def test_the_placebo_has_as_much_to_read(courses: Sequence[Mapping[str, Course]]) -> None:
+    full, placebo = (
+        mean(report.of(courses, arm, lambda each: mean(each.given))) for arm in (FULL, PLACEBO)
+    )
+    assert placebo == pytest.approx(full, rel=0.25)
+
+
+@pytest.mark.parametrize(("good", "n"), [(90, 100), (60, 60), (20, 24)])
+def test_a_pattern_that_only_fails_from_now_on_is_left_within_ten(good: int, n: int) -> None:
+    left = failing(LearningOptions(), good, n)
+    assert left is not None
+    assert left <= 10
+
+
+def test_the_same_seed_takes_the_same_course() -> None:
+    one, other = (asyncio.run(measure(3, 60, arms=(FULL, PLACEBO))) for _ in range(2))
+    assert one == other
+
+
+def test_the_model_heeds_patterns_before_episodes_and_else_guesses() -> None:
+    pattern = "[pattern, decomposition, validated]\n  it\n  Steps: call auditor → call writer"
+    episode = f"[SUCCESS, 2027-01-01, own run]\n  Result: {model.report(ORDERS[0], 'x', None)}"
+    failed = episode.replace("SUCCESS", "FAILURE")
+    told = model.order([episode, pattern], True, 0.0)
+    assert told.heeded
+    assert told.choice.index("auditor") < told.choice.index("writer")
+    assert model.order([episode], True, 0.99).choice == ORDERS[0]
+    assert not model.order([failed], True, 0.5).heeded
+    assert model.order([episode, pattern], False, 0.99).choice == ORDERS[-1]
