@@ -39,9 +39,10 @@ class Fold:
         carried: which of the answers another run paid for.
         versions: of what each agent published, by task.
         recalled: data of what the root was given of earlier runs at its start, in order.
-        helped: the same of what it was given when a call failed, by (call, tool call).
+        helped: the same of what it was given when a call failed, by the number of the model call
+            that made it and its own id, in order.
         analysis: what a model said that the task asks for, as JSON.
-        asked: whether the root's model was asked anything.
+        asked: the number of the last model call that the root began; 0: it began none.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -52,9 +53,9 @@ class Fold:
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
     recalled: list[Mapping[str, Any]] = field(default_factory=list)
-    helped: dict[Key, list[Mapping[str, Any]]] = field(default_factory=dict)
+    helped: dict[int, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
     analysis: str | None = None
-    asked: bool = False
+    asked: int = 0
 
 
 def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
@@ -89,11 +90,11 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
                     error=data["error"],
                 )
             case EventType.LLM_STARTED if event.task_id is None:
-                folded.asked = True
+                folded.asked = max(folded.asked, data["call"])
             case EventType.CONTEXT_RECALLED if event.task_id is None and was_taught(data):
                 if "tool_call_id" in data:
-                    key = (data["call"], data["tool_call_id"])
-                    folded.helped.setdefault(key, []).append(data)
+                    helped = folded.helped.setdefault(data["call"], {})
+                    helped.setdefault(data["tool_call_id"], []).append(data)
                 else:
                     folded.recalled.append(data)
             case EventType.CONTEXT_RECALLED if data["source"].startswith(ANALYSIS):

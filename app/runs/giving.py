@@ -74,6 +74,20 @@ class Chosen:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed.
+
+    Attributes:
+        tool: or the sub-agent.
+        why: code and message of the error that a sub-agent failed with.
+    """
+
+    tool: str
+    error: str
+    why: tuple[str, str] | None = None
+
+
 def choose(
     matches: "Sequence[Match]", candidates: "Sequence[Match]", lot: Lot, options: LearningOptions
 ) -> list[Chosen]:

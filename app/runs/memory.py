@@ -26,7 +26,7 @@ from app.memory.telling import TOOL_ERROR, About
 from app.memory.tools import SearchMemory, SetPlan
 from app.memory.working import Retrieved, WorkingMemory
 from app.runs.fold import ANALYSIS, EPISODE
-from app.runs.giving import MOST_EPISODES, Lot, Taught, episode_event, patterns_for, told
+from app.runs.giving import MOST_EPISODES, Failure, Lot, Taught, episode_event, patterns_for, told
 from app.runs.journal import Journal
 from app.runs.recorder import JournalRecorder
 
@@ -142,19 +142,24 @@ class Lessons:
         self._features = goals.features
         self._working = working
         self._patterns: set[UUID] = set()
-        self._helps = 0
+        self._helps = sum(map(len, journal.folded.helped.values()))
+        self._replayed = 0
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
         """Put what was given into the working memory."""
         items = list(given)
-        self._patterns.update(
-            UUID(data["source"].removeprefix(SOURCE))
-            for data in items
-            if data["source"].startswith(SOURCE)
-        )
+        self._know(items)
         shown = [Retrieved(data["source"], data["content"]) for data in items if data["content"]]
         if shown:
             self._working.retrieve_from_episodic(shown)
+
+    def _know(self, given: Iterable[Mapping[str, Any]]) -> None:
+        """No pattern is given, or drawn, twice."""
+        self._patterns.update(
+            UUID(data["source"].removeprefix(SOURCE))
+            for data in given
+            if data["source"].startswith(SOURCE)
+        )
 
     async def found(self) -> list[dict[str, Any]]:
         """What earlier runs taught that may help with this one, as events tell it: patterns, then
@@ -213,39 +218,46 @@ class Lessons:
 
     # What helps when something failed
 
-    def replay(self, call: int, tool_call_id: str) -> None:
-        """A record answered that call: what it was given then is known."""
-        self.take(self._journal.folded.helped.get((call, tool_call_id), ()))
+    def replay(self, call: int) -> None:
+        """A tool call of a step behind which the root's model was asked more: give it again what
+        it was given then, in that order."""
+        if call != self._replayed:
+            self._replayed = call
+            for group in self._journal.folded.helped.get(call, {}).values():
+                self.take(group)
 
-    async def failed(
-        self,
-        call: int,
-        tool_call_id: str,
-        tool: str,
-        error: str,
-        why: tuple[str, str] | None = None,
-    ) -> None:
-        """A call of the root's failed, or a task that ran beside it: look for what to do.
+    async def failed(self, call: int, tool_call_id: str, failures: Sequence[Failure]) -> None:
+        """A call of the root's is over: look for what to do about what failed, if anything did.
 
         Args:
-            why: code and message of the error that a sub-agent failed with.
+            failures: of the call, and of tasks that ran beside the root.
         """
-        key = (call, tool_call_id)
-        given: Sequence[Mapping[str, Any]] = self._journal.folded.helped.get(key, ())
-        if not given and self._taught is not None and self._helps < _HELPS:
+        helped = self._journal.folded.helped.get(call, {})
+        given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
+        if not given and failures and self._taught is not None and self._helps < _HELPS:
             self._helps += 1
             about = {"call": call, "tool_call_id": tool_call_id}
-            given = [
-                {**about, **data} for data in await self._helpful(self._taught, tool, error, why)
-            ]
+            found = await self._looked_up(self._taught, failures)
+            given = [{**about, **data} for data in found]
             for data in given:
                 self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
         self.take(given)
 
-    async def _helpful(
-        self, taught: Taught, tool: str, error: str, why: tuple[str, str] | None
-    ) -> list[dict[str, Any]]:
-        signature = failure_signature(TOOL_ERROR, error, tool)
+    async def _looked_up(
+        self, taught: Taught, failures: Sequence[Failure]
+    ) -> list[Mapping[str, Any]]:
+        """What helps with several failures, once."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for failure in failures:
+            some = await self._helpful(taught, failure)
+            self._know(some)
+            for data in some:
+                found.setdefault(data["source"], data)
+        return [*found.values()]
+
+    async def _helpful(self, taught: Taught, failure: Failure) -> list[dict[str, Any]]:
+        tool, why = failure.tool, failure.why
+        signature = failure_signature(TOOL_ERROR, failure.error, tool)
         signatures = [signature] if why is None else [failure_signature(*why), signature]
         patterns = patterns_for(
             taught,

@@ -25,6 +25,7 @@ from app.events.types import EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.budget import Budget
 from app.runs.fold import Key, usage_of
+from app.runs.giving import Failure
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
 from app.runs.tasks import CANCELLED, Tasks, name_of
@@ -33,8 +34,8 @@ from app.subagents.ledger import Account
 if TYPE_CHECKING:
     from app.runs.memory import Lessons
 
-_MOST_BROKEN = 3
-"""Names of tasks that failed together for which what earlier runs know is looked for."""
+_MOST_FAILURES = 3
+"""Failures that come together for which what earlier runs know is looked for."""
 
 
 class JournalRecorder(Recorder):
@@ -262,8 +263,7 @@ class JournalRecorder(Recorder):
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
             if tool is not None:
                 tool.replayed(tool_call)
-            if self.lessons is not None and query.parent is None:
-                self.lessons.replay(query.model_calls, tool_call.id)
+            await self._learn_from(query, tool_call, recorded)
             return recorded
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
@@ -281,21 +281,22 @@ class JournalRecorder(Recorder):
                 await self.journal.commit()
             result = await execute()
         self._tool_ended(query, about, result)
-        if query.parent is None and query.task is None:
-            await self._learn_from(query.model_calls, tool_call, result)
+        await self._learn_from(query, tool_call, result)
         return result
 
-    async def _learn_from(self, call: int, tool_call: ToolCall, result: ToolResult) -> None:
+    async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
         """Give the root what earlier runs know of what failed."""
-        broken, self.journal.broken = self.journal.broken, []
-        if self.lessons is None:
+        if self.lessons is None or query.parent is not None or query.task is not None:
             return
-        error = result.error or ""
+        if query.model_calls < self.journal.folded.asked:
+            self.lessons.replay(query.model_calls)
+            return
+        broken, self.journal.broken = dict(self.journal.broken), []
+        failures = [Failure(name, error) for name, error in broken.items()]
+        error, why = result.error or "", self._whys.pop(tool_call.id, None)
         if result.status is ToolStatus.ERROR and error != CANCELLED["message"]:
-            broken.append((tool_call.name, error))
-        known = self._whys.pop(tool_call.id, None)
-        for name, why in list(dict(broken).items())[:_MOST_BROKEN]:
-            await self.lessons.failed(call, tool_call.id, name, why, known)
+            failures.insert(0, Failure(tool_call.name, error, why))
+        await self.lessons.failed(query.model_calls, tool_call.id, failures[:_MOST_FAILURES])
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR

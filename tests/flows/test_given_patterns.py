@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import websockets
 from pydantic_core import from_json, to_json
 
 from app.db.base import DEFAULT_TENANT
@@ -337,3 +338,84 @@ async def test_a_model_that_is_down_keeps_no_run_from_its_work(
         assert frames[-1]["type"] == "run.completed"
         warnings = [f["data"]["code"] for f in frames if f["type"] == "warning"]
         assert warnings == ["analysis_unavailable"]
+
+
+async def test_what_was_not_known_when_a_call_failed_is_not_looked_for_again(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    gate = asyncio.Event()
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        model.script(
+            calls(("designer", {"query": "x"})),
+            http_error(400),
+            calls(("requirements", {"query": "x"})),
+            text("R1"),
+            gated(gate, text("no")),
+        )
+        run_id = await start(bottega.client, metadata=ABOUT)
+        await model.received(5)
+        recovery = Pattern(
+            name="ask again",
+            category=Category.RECOVERY,
+            content=Content(ContentKind.HEURISTIC, {"action": "Ask the requirements first."}),
+            applicability=Applicability(conditions=({"feature": "tool", "op": "exists"},)),
+            trust=3,
+        )
+        await plant(bottega, recovery)
+    before = model.requests[-1]["messages"]
+    model.script(text("Done."))
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await ended(bottega, run_id)
+        assert of_patterns(frames) == []
+        assert model.requests[-1]["messages"] == before
+
+
+async def test_what_helped_with_calls_that_failed_together_comes_again_in_its_order(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    slow, gate = asyncio.Event(), asyncio.Event()
+
+    def helps(tool: str) -> Pattern:
+        return Pattern(
+            name=f"help with {tool}",
+            category=Category.RECOVERY,
+            content=Content(ContentKind.HEURISTIC, {"action": f"Do without {tool}."}),
+            applicability=Applicability(
+                conditions=({"feature": "tool", "op": "eq", "value": tool},)
+            ),
+            trust=3,
+        )
+
+    def decide(request: dict[str, Any]) -> Any:
+        if not request.get("tools"):
+            who = str(request["messages"])
+            return gated(slow, http_error(400)) if "Y!" in who else http_error(400)
+        if request["messages"][-1]["role"] == "user":
+            return calls(("designer", {"query": "Y!"}), ("requirements", {"query": "x"}))
+        return gated(gate, text("no"))
+
+    model.decide = decide
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        for tool in ("designer", "requirements"):
+            await plant(bottega, helps(tool))
+        run_id = await start(bottega.client, graph=None, metadata=ABOUT)
+        async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as log:
+            while from_json(await log.recv())["type"] != "context.recalled":
+                pass
+            slow.set()
+        await model.received(4)
+    before = model.requests[-1]["messages"]
+    assert "Do without designer." in str(before)
+    gate.set()
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await ended(bottega, run_id)
+        assert len(of_patterns(frames)) == 2
+        assert model.requests[-1]["messages"] == before
