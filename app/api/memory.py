@@ -17,6 +17,7 @@ from app.memory.context import Lesson, Memory, Outcome
 from app.memory.importing import imported
 from app.memory.pattern import Category, Pattern
 from app.memory.signature import failure_signature
+from app.tenants import audit
 
 if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
     from app.memory.matching import Match
@@ -139,6 +140,12 @@ async def learn(
                 tenant, known, lessons, outcomes, principal=actor, on=driver
             )
             response.headers["Location"] = f"/v1/episodes/{learned.episode_id}"
+            details = {
+                "candidates": [str(each.key) for each in learned.candidates],
+                "outcomes": {str(each.pattern_id): each.good for each in outcomes},
+            }
+            where = str(learned.episode_id)
+            await audit.note(tx, tenant, actor, "memory.learn", where, details)
             return {
                 "episode_id": learned.episode_id,
                 "reflection": learned.reflection,

@@ -209,10 +209,10 @@ async def get(
     operation_id="change_pattern",
     summary="Change a pattern",
     description=(
-        "That makes a new version of it. If its content or when it applies changes, it begins "
-        "again as a `CANDIDATE` without evidence. What somebody changed is trusted as what "
-        "somebody added (`trust` 1). The version that is changed must be said: a stale `version` "
-        "is 409 `stale_version`, a stale `If-Match` 412."
+        "That makes a new version of it. If anything changes that a run which is given it reads, "
+        "or when it applies, it begins again as a `CANDIDATE` without evidence. What somebody "
+        "changed is trusted as what somebody added (`trust` 1). The version that is changed must "
+        "be said: a stale `version` is 409 `stale_version`, a stale `If-Match` 412."
     ),
     response_model=Pattern,
     responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=ETAG)},

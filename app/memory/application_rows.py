@@ -15,12 +15,22 @@ from app.memory.pattern import APPLIED, Application, Arm, Baseline, Features, Pa
 from app.memory.validation import Tally
 from app.memory.weighing import Group
 
-# Those that may count: nothing a pattern was found in, nothing of no trust, nothing set aside.
-_GIVEN = """
-SELECT n.* FROM jsonb_to_recordset($2::jsonb) AS n(
+# Episodes that are erased meanwhile, and their ids with them, wait; those that are gone are gone.
+_STAY = """
+SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($2)
+ORDER BY episode_id FOR KEY SHARE
+"""
+# Those that may count: nothing a pattern was found in, nothing of no trust, nothing set aside. What
+# a run was given by lot, and what came of that, nobody else's word changes; and a run that repeats
+# another one is no second witness.
+_TOLD = """
+SELECT * FROM jsonb_to_recordset($2::jsonb) AS n(
     place integer, pattern_id uuid, version integer, arm text, at timestamptz, episode_id uuid,
     baseline_name text, baseline_rate double precision, baseline_n integer, followed boolean,
     good boolean, features jsonb, duration_s double precision, tokens integer)
+"""
+_GIVEN = """
+SELECT n.* FROM told n
 JOIN patterns p ON p.tenant_id = $1 AND p.id = n.pattern_id AND n.version BETWEEN 1 AND p.version
 LEFT JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
 LEFT JOIN episode_state s ON s.tenant_id = $1 AND s.episode_id = n.episode_id
@@ -30,17 +40,34 @@ WHERE n.episode_id IS NULL OR (
     AND s.state NOT IN ('quarantined', 'deleted')
     AND NOT EXISTS (
         SELECT FROM pattern_sources o
-        WHERE o.tenant_id = $1 AND o.pattern_id = n.pattern_id AND o.episode_id = n.episode_id))
+        WHERE o.tenant_id = $1 AND o.pattern_id = n.pattern_id AND o.episode_id = n.episode_id)
+    AND NOT (n.arm = 'reported' AND e.metadata @> jsonb_build_object(
+        'patterns', jsonb_build_array(jsonb_build_object('id', n.pattern_id))))
+    AND NOT EXISTS (
+        WITH RECURSIVE earlier AS (
+            SELECT r.retry_of AS run_id FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id
+            UNION
+            SELECT r.retry_of FROM earlier t JOIN runs r ON r.tenant_id = $1 AND r.id = t.run_id)
+        SELECT FROM earlier t JOIN episodes o ON o.tenant_id = $1 AND o.run_id = t.run_id
+        WHERE EXISTS (
+            SELECT FROM pattern_applications a
+            WHERE a.tenant_id = $1 AND a.pattern_id = n.pattern_id AND a.episode_id = o.id
+              AND a.good IS NOT NULL)
+          OR EXISTS (
+            SELECT FROM told b
+            WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL)))
 """
 # A run was given one version of a pattern, so pattern and episode say which application it is,
 # also after others were carried over to a new version.
 _RECORD = f"""
-WITH given AS MATERIALIZED ({_GIVEN}),
+WITH told AS MATERIALIZED ({_TOLD}),
+given AS MATERIALIZED ({_GIVEN}),
 changed AS (
     UPDATE pattern_applications a
     SET good = g.good, followed = g.followed, duration_s = g.duration_s, tokens = g.tokens
     FROM given g
     WHERE a.tenant_id = $1 AND a.pattern_id = g.pattern_id AND a.episode_id = g.episode_id
+      AND (a.arm = 'reported' OR g.arm <> 'reported')
       AND (a.good, a.followed, a.duration_s, a.tokens)
           IS DISTINCT FROM (g.good, g.followed, g.duration_s, g.tokens)
     RETURNING a.pattern_id
@@ -136,6 +163,8 @@ async def record(
 ) -> list[UUID]:
     """Write applications of patterns that are held, at most one of each pattern and episode;
     without those that are no evidence. Answers the pattern of each that is new or changed."""
+    episodes = [each.episode_id for each in applications if each.episode_id is not None]
+    await connection.execute(_STAY, tenant_id, episodes)
     told = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
     rows = await connection.fetch(_RECORD, tenant_id, to_json(told).decode(), _GIVEN_ARMS)
     return [row["pattern_id"] for row in rows]

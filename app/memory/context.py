@@ -216,7 +216,8 @@ class Memory:
 
         Lessons become candidates of the lowest trust, which have to show what they are worth in
         other runs. Outcomes of patterns count if the episode may be evidence: none that was
-        imported, cancelled or set aside, nor one that the pattern was found in.
+        imported, cancelled or set aside, nor one that the pattern was found in. What a run was
+        given by lot is judged by the run, and by feedback on it, not by them.
 
         Args:
             episode: one to store, or the id of one that is stored.
@@ -248,9 +249,10 @@ class Memory:
         ids = [each.pattern_id for each in outcomes]
         if not ids:
             return 0
-        known = await self._patterns.get_many(tenant_id, ids)
+        known = await self._patterns.get_many(tenant_id, ids, on=on)
         features = _features(episode)
-        baselines = await self._patterns.baselines(tenant_id, list(known.values()), features)
+        of = list(known.values())
+        baselines = await self._patterns.baselines(tenant_id, of, features, on=on)
         applications = [
             Application(
                 pattern_id=each.pattern_id,
@@ -307,7 +309,7 @@ def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
         applicability=Applicability(problem_types=kinds, domains=domains),
         summary=lesson.text[:_LONGEST_INSIGHT],
         evidence=Evidence(mined_from=() if episode.id is None else (episode.id,)),
-        origin={"principal": principal, "episode": str(episode.id)},
+        origin={"principal": principal},
         trust=IMPORTED,
         fingerprint=sha256(to_json(said)).hexdigest(),
     )

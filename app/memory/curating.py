@@ -21,8 +21,9 @@ from app.memory.refining import merged, of_low_value, started_over
 
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
 CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
-_SAYS = frozenset(("applicability", "content"))
-"""What a pattern is about: once that changes, what was known of it is not known of it any more."""
+_SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
+"""What a pattern is about, and what a run that is given it reads: once that changes, what was known
+of it is not known of it any more."""
 _FEWEST, _MOST = 2, 20
 """That become one."""
 

@@ -102,10 +102,14 @@ async def _review(
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
         changes = {"applicability": applicability}
-        await curating.update(
-            connection, tenant_id, pattern_id, was.version, changes, now, reason=by.reason
-        )
-        return "narrowed"
+        try:
+            await curating.update(
+                connection, tenant_id, pattern_id, was.version, changes, now, reason=by.reason
+            )
+        except InvalidInputError as error:  # it would be more than a pattern may say
+            log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
+        else:
+            return "narrowed"
     [weighed] = (await judging.weighed(connection, tenant_id, [pattern_id], options, now)).values()
     if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
         why = f"on trial again: {was.lifecycle.reason}"

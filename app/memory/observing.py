@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.memory.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome
+from app.memory.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from app.memory.signature import failure_signature
 
 DISPATCH = "dispatch_subagent"
@@ -61,10 +61,16 @@ class Observed:
 def is_evidence(episode: Episode) -> bool:
     """Whether anything may be learned of an episode: no import, nothing that somebody cancelled,
     none that is quarantined, deleted, or stood for by another one."""
+    return counts(episode) and episode.state.state in SEARCHABLE
+
+
+def counts(episode: Episode) -> bool:
+    """Whether what came of the patterns that it was given is evidence. It stays that when the
+    episode grows old, or is stood for by another one."""
     return (
         episode.trust >= READ_OUTSIDE
         and Outcome.CANCELLED not in (episode.outcome, episode.judged)
-        and episode.state.state in SEARCHABLE
+        and episode.state.state not in (StorageState.QUARANTINED, StorageState.DELETED)
     )
 
 

@@ -67,9 +67,13 @@ INSERT INTO patterns (tenant_id, id, name, category, state, version, trust, fing
 VALUES ($1, coalesce($2, uuidv7()), $3, $4, 'CANDIDATE', 1, $5, $6, $7::jsonb, $8::jsonb, $9, $9)
 ON CONFLICT (tenant_id, fingerprint) WHERE fingerprint IS NOT NULL DO NOTHING RETURNING id
 """
+# Without those that were erased since they were looked at.
 _SOURCES = """
+WITH there AS (
+    SELECT episode_id FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($3)
+    ORDER BY episode_id FOR KEY SHARE)
 INSERT INTO pattern_sources (tenant_id, pattern_id, episode_id)
-SELECT $1, $2, unnest($3::uuid[]) ON CONFLICT DO NOTHING
+SELECT $1, $2, episode_id FROM there ON CONFLICT DO NOTHING
 """
 _WRITE = """
 UPDATE patterns SET name = $3, category = $4, state = $5, version = $6, trust = $7,

@@ -134,8 +134,8 @@ class PatternCache:
     ) -> Pattern:
         """Change what a pattern says. That makes a new version; what changes nothing does not.
 
-        If it says something else now (content or applicability), it starts over, as a candidate
-        without evidence; else what came of it counts on.
+        If it says something else now, or in other words, it starts over, as a candidate without
+        evidence: nobody knows what runs make of these. Else what came of it counts on.
 
         Args:
             version: that the changes were made to.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from app.memory.episode import Episode, Outcome
-from app.memory.observing import Call, calls_of, is_evidence
+from app.memory.observing import Call, calls_of, counts
 from app.memory.pattern import OF_RUN, Application, Arm, Baseline, Category
 from app.memory.summaries import cut
 
@@ -124,7 +124,7 @@ def applications_of(episode: Episode) -> list[Application]:
     Those that are judged by the run take the episode's outcome, with what people said of it.
     """
     given = episode.metadata.get("patterns")
-    if not isinstance(given, list) or not is_evidence(episode):
+    if not isinstance(given, list) or not counts(episode):
         return []
     return [_application(episode, each) for each in given]
 

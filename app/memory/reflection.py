@@ -23,7 +23,7 @@ from app.db.engine import acting_as
 from app.errors import BottegaError, ModelError, UnavailableError
 from app.memory import rows
 from app.memory.episode import Episode
-from app.memory.observing import is_evidence
+from app.memory.observing import counts
 from app.memory.pattern import Application
 from app.memory.reflecting import (
     Analyst,
@@ -183,7 +183,7 @@ class Learning:
             no_evidence = [
                 each.id
                 for each in episodes.values()
-                if each.metadata.get("patterns") and not is_evidence(each)
+                if each.metadata.get("patterns") and not counts(each)
             ]
             if no_evidence:
                 await connection.execute(_VOID, tenant_id, no_evidence)

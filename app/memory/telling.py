@@ -189,12 +189,17 @@ class Telling:
             step["error"] = self._short(error)
             step["signature"] = failure_signature(TOOL_ERROR, self._clean(error), name)
             self._erred({"code": TOOL_ERROR, "message": error}, name)
+            self._suspect(name, error)
         elif data["result"] is not None:
             result = as_text(data["result"])
             step["result"] = self._short(result)
-            if name in self._outside and self._suspicion is None:
-                self._suspicion = suspicious(result)
+            self._suspect(name, result)
         self._step(agent, task_id, **step)
+
+    def _suspect(self, name: str, text: str) -> None:
+        """What a tool brought from outside, be it an error, may speak to the model."""
+        if name in self._outside and self._suspicion is None:
+            self._suspicion = suspicious(text)
 
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
         self._steps += 1

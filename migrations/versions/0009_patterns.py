@@ -167,7 +167,9 @@ SYSTEM = (
 
 # --- Erasing ------------------------------------------------------------------------------------
 
-_FORGOTTEN = """BEGIN
+# Only those that are held: nobody writes their ids anywhere any more.
+_HELD = "    PERFORM hold_episodes(p_ids);\n"
+_FORGOTTEN = """    PERFORM hold_episodes(p_ids);
     UPDATE pattern_applications SET episode_id = NULL, features = '{}'
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids);
 """
@@ -205,7 +207,7 @@ def _erasing() -> tuple[str, str]:
     old = third._amended(fifth.ERASE_EPISODES, ("BEGIN\n", eighth._ERASED))
     new = third._amended(
         old,
-        ("BEGIN\n", _FORGOTTEN),
+        (_HELD, _FORGOTTEN),
         (
             "'episode_pending', 'episodes']",
             "'episode_pending', 'pattern_sources', 'run_learning',\n        'episodes']",

@@ -7,6 +7,7 @@ import httpx2
 import pytest
 
 from app.db.base import DEFAULT_TENANT
+from app.db.engine import acting_as
 from app.memory.pattern import (
     Applicability,
     Application,
@@ -129,6 +130,22 @@ async def test_outcomes_count_of_runs_only_and_once(
         stored,
     )
     assert (row["arm"], row["good"], row["followed"]) == ("reported", True, True)
+
+
+async def test_what_is_taught_is_in_the_audit_log_and_names_no_episode_that_is_gone(
+    server_: Running, client: httpx2.AsyncClient
+) -> None:
+    pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
+    outcome = {"pattern_id": pattern, "good": True}
+    taught = await learn(client, episode=EPISODE, insights=[LESSON], outcomes=[outcome])
+    row = await server_.owner.fetchrow("SELECT * FROM audit_log WHERE action = 'memory.learn'")
+    assert row is not None
+    assert pattern in str(dict(row))
+    async with acting_as(server_.service.database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("SELECT erase_episodes($1)", [UUID(taught["episode_id"])])
+    for table in ("patterns", "pattern_sources", "pattern_applications", "run_learning"):
+        rows = await server_.owner.fetch(f"SELECT to_jsonb(t)::text AS row FROM {table} t")
+        assert not [row for row in rows if taught["episode_id"] in row["row"]], table
 
 
 async def test_it_is_done_once_for_an_idempotency_key(

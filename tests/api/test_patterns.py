@@ -252,9 +252,9 @@ async def test_a_change_makes_a_version_and_a_stale_one_is_refused(
 async def test_what_says_something_else_begins_again(client: httpx2.AsyncClient) -> None:
     good = await proven(client)
     path = f"/v1/patterns/{good['id']}"
-    renamed = (await client.patch(path, json={"version": 1, "name": "renamed"})).json()
-    assert renamed["lifecycle"]["state"] == "VALIDATED"
-    assert renamed["evidence"]["applications"] == 12
+    told = (await client.patch(path, json={"version": 1, "detail": "Since May."})).json()
+    assert told["lifecycle"]["state"] == "VALIDATED"
+    assert told["evidence"]["applications"] == 12
     content = HEURISTIC | {"uses": ["other"]}
     other = (await client.patch(path, json={"version": 2, "content": content})).json()
     assert other["lifecycle"]["state"] == "CANDIDATE"

@@ -107,6 +107,32 @@ class TestRefinement:
         assert now.lifecycle.reason is not None
         assert now.lifecycle.reason.startswith("narrowed to where not domain eq 'law'")
 
+    async def test_one_that_says_all_it_may_is_not_narrowed(self, cache: PatternCache) -> None:
+        words = [f"w{n}" for n in range(100)]
+        full = {"not": {"feature": "tool", "op": "in", "value": words}}
+        plain = Content(ContentKind.STRATEGY, {"approach": "full"})
+        told = Applicability(conditions=(full,))
+        was = await promoted(cache, name="full", content=plain, applicability=told)
+        used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
+        elsewhere = applied(was, [BAD] * 10, Arm.USED, first=day(96), features=LAW)
+        await cache.record_application(TENANT, [*used, *elsewhere])
+        said = await refine(cache, TENANT)
+        assert said["deprecated"] == {"count": 1, "patterns": [str(was.key)]}
+
+    async def test_what_was_given_up_was_looked_at_too(self, cache: PatternCache) -> None:
+        """To leave out what looked bad would make the rest look better."""
+        good = await cache.add(TENANT, pattern("good"))
+        await cache.record_application(TENANT, applied(good, [GOOD] * 9))
+        for n in range(9):
+            null = await cache.add(TENANT, pattern(str(n)))
+            await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 5))
+        await validate_all(cache, TENANT)
+        before = await cache.discovered(TENANT)
+        for each in await cache.page(TENANT, limit=99):
+            if each.key != good.key:
+                await cache.deprecate(TENANT, each.key, "nothing speaks for it")
+        assert await cache.discovered(TENANT) == before == []
+
     async def test_one_that_fails_everywhere_is_given_up(self, cache: PatternCache) -> None:
         was = await promoted(cache)
         await cache.record_application(TENANT, applied(was, [BAD] * 10, Arm.USED, first=day(95)))

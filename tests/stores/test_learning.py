@@ -228,6 +228,23 @@ async def test_what_was_evidence_and_is_none_any_more_is_void(
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [None]
 
 
+@pytest.mark.parametrize("later", ["archived", "consolidated"])
+async def test_what_became_old_is_evidence_still(
+    database: Database, owner: asyncpg.Pool, cache: Cache, later: str
+) -> None:
+    (one,) = await ended(owner, metadata=given())
+    learning = Learning(database.pool, cache)
+    await learning.learn_due()
+    await owner.execute("UPDATE episode_state SET state = $1", later)
+    assert one.run_id is not None
+    for outcome, good in ((None, True), ("FAILURE", False)):
+        async with database.begin(DEFAULT_TENANT) as connection:
+            said = feedback.Feedback(outcome=outcome, comment="thank you")
+            await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+        await learning.learn_due()
+        assert [each for _, _, each, _ in await cache.outcomes(owner)] == [good]
+
+
 async def test_a_run_says_what_was_learned_of_it(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:

@@ -240,14 +240,24 @@ class TestUpdate:
         [found] = await cache.validate(TENANT, [was.key])
         assert found.verdict is Verdict.INSUFFICIENT_EVIDENCE
 
-    async def test_other_words_for_the_same_keep_its_evidence(
+    @pytest.mark.parametrize(
+        "changes", [{"summary": "New."}, {"name": "New"}, {"guide": Guide(how="New.")}]
+    )
+    async def test_what_runs_read_is_not_changed_without_a_trial(
+        self, cache: PatternCache, changes: dict[str, Any]
+    ) -> None:
+        was = await promoted(cache)
+        now = await cache.update(TENANT, was.key, 1, changes)
+        assert (now.version, now.state, now.evidence.applications) == (2, CANDIDATE, 0)
+
+    async def test_what_no_run_reads_keeps_its_evidence(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         was = await promoted(cache)
         [episode] = await remember(database.pool, told("c"), embedded=False)
         late = [replace(each, episode_id=episode) for each in applied(was, [GOOD])]
         await cache.record_application(TENANT, late)
-        now = await cache.update(TENANT, was.key, 1, {"summary": "New."})
+        now = await cache.update(TENANT, was.key, 1, {"detail": "New."})
         assert (now.version, now.state) == (2, VALIDATED)
         [found] = await cache.validate(TENANT, [was.key])
         assert (found.good, found.applications) == (19, 21)
@@ -275,6 +285,78 @@ class TestUpdate:
 
 
 class TestApplications:
+    @pytest.mark.parametrize("arm", [Arm.TRIAL, Arm.CONTROL, Arm.USED, Arm.WITHHELD])
+    async def test_what_the_lot_gave_a_run_is_no_matter_of_reports(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool, arm: Arm
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        drawn = {"patterns": [{"id": str(added.key), "arm": arm}]}
+        ids = await remember(
+            database.pool, told("a", metadata=drawn), told("b", metadata=drawn), embedded=False
+        )
+        first, second = [replace(applied(added, [BAD], arm)[0], episode_id=each) for each in ids]
+        assert await cache.record_application(TENANT, [first]) == 1
+        reported = [replace(each, arm=Arm.REPORTED, good=GOOD) for each in (first, second)]
+        assert await cache.record_application(TENANT, reported) == 0
+        # That of the second is not known yet, and nobody gets ahead of it.
+        assert await cache.record_application(TENANT, [second]) == 1
+        assert [(row["arm"], row["good"]) for row in await counts(owner)] == [(arm, BAD)] * 2
+
+    async def test_a_run_that_repeats_another_one_is_no_second_witness(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        runs = [uuid4() for _ in range(4)]
+        for run, before in zip(runs, [None, *runs], strict=False):
+            await owner.execute(
+                "INSERT INTO runs (tenant_id, id, mode, agent, input, priority, timeout_s,"
+                " queue_timeout_s, pinned, status, memory, retry_of)"
+                " VALUES ($1, $2, 'orchestrated', 'a', '\"x\"', 5, 9, 9, '{}', 'completed',"
+                " 'full', $3)",
+                *(TENANT, run, before),
+            )
+        ids = await remember(
+            database.pool, *(told("a", run_id=each) for each in runs), embedded=False
+        )
+        tries = [replace(applied(added, [BAD])[0], episode_id=each) for each in ids]
+        again = [replace(each, good=GOOD) for each in tries[1:]]
+        # That of the first says nothing, so it is no witness; the next one is.
+        nothing = replace(tries[0], good=None)
+        assert await cache.record_application(TENANT, [nothing, again[0], again[1]]) == 2
+        assert await cache.record_application(TENANT, [again[2]]) == 0
+        good = [row["good"] for row in await counts(owner)]
+        assert sorted(good, key=str) == [None, GOOD]
+
+    async def test_episodes_that_are_gone_are_named_nowhere(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        [kept, gone] = await remember(database.pool, told("a"), told("b"), embedded=False)
+        async with acting_as(database.pool, TENANT) as connection:
+            await connection.execute("SELECT erase_episodes($1)", [gone])
+        evidence = Evidence(mined_from=(kept, gone))
+        assert (await cache.add(TENANT, pattern(evidence=evidence))).evidence.mined_from == (kept,)
+
+    async def test_one_that_is_erased_meanwhile_is_named_nowhere(
+        self, database: Database, cache: PatternCache, owner: asyncpg.Pool
+    ) -> None:
+        added = await cache.add(TENANT, pattern())
+        [gone] = await remember(database.pool, told("a"), embedded=False)
+        given = [replace(applied(added, [GOOD])[0], episode_id=gone)]
+
+        async def erase() -> None:
+            async with acting_as(database.pool, TENANT) as connection:
+                await connection.execute("SELECT erase_episodes($1)", [gone])
+
+        async with acting_as(database.pool, TENANT) as connection:
+            assert await cache.record_application(TENANT, given, on=connection) == 1
+            erasing = asyncio.create_task(erase())
+            while not await owner.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            ):
+                assert not erasing.done()
+        await erasing
+        assert [row["episode_id"] for row in await counts(owner)] == [None]
+
     async def test_they_count_once_and_the_last_word_counts(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
