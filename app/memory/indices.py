@@ -26,7 +26,7 @@ _SHARE = 0.5
 log = structlog.get_logger(__name__)
 
 # What is in the way of somebody makes itself scarce, and comes again another night.
-_PATIENCE = "SET lock_timeout = '10s'"
+_PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
 # Neither what was added nor what was changed in its place leaves anything behind in an index.
 _TABLES = """
@@ -56,11 +56,13 @@ class Indices:
     Attributes:
         connect: a connection of its own, as :data:`ROLE`, which takes as long as it needs.
         least_changes: rows that must have changed, at least, and half of all of them.
+        patience_s: how long to wait for whoever is at a table.
         now: what says whether it was done this night.
     """
 
     connect: Callable[[], Awaitable[asyncpg.Connection]]
     least_changes: int = _LEAST_CHANGES
+    patience_s: float = 10.0
     now: Clock = utcnow
 
     async def care(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class Indices:
             log.warning("indices.skipped", error=error.detail)
             return {"skipped": error.detail}
         try:
-            await connection.execute(_PATIENCE)
+            await connection.execute(_PATIENCE, f"{round(1000 * self.patience_s)}ms")
             if not await connection.fetchval(_TAKE_TURN, _LOCK):
                 return {"skipped": "another process is at it"}
             return await self._cared(connection)
@@ -88,17 +90,22 @@ class Indices:
         now = self.now()
         tables = await connection.fetch(_TABLES, now - _EVERY)
         broken = await connection.fetchval("SELECT drop_broken_indexes()") if tables else 0
-        rebuilt: list[str] = []
+        analysed, rebuilt = 0, list[str]()
         for table in tables:
             name, changes = table["name"], table["changes"]
-            await connection.execute(f"ANALYZE {name}")
+            try:
+                await connection.execute(f"ANALYZE {name}")
+            except asyncpg.LockNotAvailableError:
+                log.info("indices.not_analysed", table=name)
+                continue
+            analysed += 1
             # Statistics that were lost began again from nothing.
             before = table["before"] if table["before"] <= changes else 0
             if changes - before > max(self.least_changes, _SHARE * table["rows"]):
                 rebuilt += await self._rebuilt(connection, name)
                 before = changes
             await connection.execute(_DONE, name, before, now)
-        return {"analysed": len(tables), "rebuilt": rebuilt, "broken": broken}
+        return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
 
     async def _rebuilt(self, connection: asyncpg.Connection, table: str) -> Sequence[str]:
         rebuilt = []

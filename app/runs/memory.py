@@ -14,7 +14,7 @@ import structlog
 from pydantic_core import from_json, to_json
 
 from app.agents.base import BaseAgent
-from app.errors import BottegaError
+from app.errors import BottegaError, UnavailableError
 from app.events.types import EventType
 from app.memory.episode import Episode, EpisodeFilter, Outcome
 from app.memory.episodic import Hit
@@ -206,13 +206,17 @@ class Lessons:
         if in_session and session_id is None:
             return "This task belongs to no session: look without session."
         where = EpisodeFilter(session_id=session_id if in_session else None)
-        found = await self._taught.episodes.search(
-            self._journal.tenant_id,
-            query,
-            k=MOST_EPISODES,
-            where=where,
-            domain=self._about.said("domain"),
-        )
+        try:
+            found = await self._taught.episodes.search(
+                self._journal.tenant_id,
+                query,
+                k=MOST_EPISODES,
+                where=where,
+                domain=self._about.said("domain"),
+            )
+        except Exception as error:  # what the database says of it is no model's to read
+            logger.warning("memory.unavailable", error=str(error))
+            raise UnavailableError("the memory cannot be read now: go on without it") from error
         texts = [told(hit.episode) for hit in found.hits if may_help(hit)]
         return "\n\n".join(texts) or "No earlier task was like that."
 

@@ -154,7 +154,7 @@ def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[i
         if index >= failed.get(event.task_id, never)
         or (event.type in _ENDS and event.task_id in again)
         or (_is_of_attempt(event) and event.task_id not in done)
-        or (event.type in _TOOL_ENDS and _call_of(event) in calls)
+        or (_came_of_call(event) and _call_of(event) in calls)
         or (_is_look(event) and log.is_last(event.task_id, index) and event.task_id not in done)
         or (event.type == EventType.AGENT_FAILED and _code(event) == "predecessor_failed")
     }
@@ -235,6 +235,12 @@ def _is_look(event: Event) -> bool:
     """Whether an agent looks at its tasks, or is told of them."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and event.data["name"] in _LOOKS
+
+
+def _came_of_call(event: Event) -> bool:
+    """Whether it is the end of a call, or what helped when that failed."""
+    helped = event.type == EventType.CONTEXT_RECALLED and "tool_call_id" in event.data
+    return helped or event.type in _TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:

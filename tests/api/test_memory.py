@@ -1,13 +1,18 @@
 """What a memory knows for a task, and what it is taught, over HTTP."""
 
+import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import httpx2
 import pytest
 
+from app.clock import utcnow
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import acting_as
+from app.memory.context import Memory, Outcome
+from app.memory.matchers import Matchers
 from app.memory.pattern import (
     Applicability,
     Application,
@@ -17,6 +22,7 @@ from app.memory.pattern import (
     ContentKind,
     Pattern,
 )
+from app.memory.patterns import PatternCache
 from tests.api.test_bad_input import problem
 from tests.memories import day, told
 from tests.service import Running
@@ -146,6 +152,23 @@ async def test_what_is_taught_is_in_the_audit_log_and_names_no_episode_that_is_g
     for table in ("patterns", "pattern_sources", "pattern_applications", "run_learning"):
         rows = await server_.owner.fetch(f"SELECT to_jsonb(t)::text AS row FROM {table} t")
         assert not [row for row in rows if taught["episode_id"] in row["row"]], table
+
+
+async def test_outcomes_take_no_connection_but_that_of_the_request(server_: Running) -> None:
+    pattern = await validated(server_, "look twice", Category.STRATEGIC, "billing")
+    own = told("Export", day(300), domain="billing", trust=3)
+    database = server_.service.database
+    stored = await server_.service.memory.store(DEFAULT_TENANT, own)
+    async with (
+        asyncpg.create_pool(database.url, min_size=1, max_size=1) as pool,
+        acting_as(pool, DEFAULT_TENANT) as only,
+        asyncio.timeout(10),
+    ):
+        patterns = PatternCache(pool, matchers=Matchers(pool, database.connect), clock=utcnow)
+        learned = await Memory(pool, server_.service.memory, patterns).learn_from_episode(
+            DEFAULT_TENANT, stored, outcomes=[Outcome(pattern, True)], principal="me", on=only
+        )
+        assert learned.applications == 1
 
 
 async def test_it_is_done_once_for_an_idempotency_key(

@@ -419,3 +419,50 @@ async def test_what_helped_with_calls_that_failed_together_comes_again_in_its_or
         frames = await ended(bottega, run_id)
         assert len(of_patterns(frames)) == 2
         assert model.requests[-1]["messages"] == before
+
+
+async def test_what_helped_with_a_failure_that_is_undone_is_gone_with_it(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    gate = asyncio.Event()
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        recovery = Pattern(
+            name="ask again",
+            category=Category.RECOVERY,
+            content=Content(ContentKind.HEURISTIC, {"action": "Ask them."}, affects=("designer",)),
+            applicability=Applicability(conditions=({"feature": "tool", "op": "exists"},)),
+            trust=3,
+        )
+        await plant(bottega, recovery)
+        model.script(calls(("designer", {"query": "x"})), http_error(400), gated(gate, text("no")))
+        run_id = await start(bottega.client, metadata=ABOUT)
+        assert "Ask them." in str((await model.received(3))["messages"])
+        await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+        assert len(of_patterns(await ended(bottega, run_id))) == 1
+        model.script(text("D1"), text("Done."))
+        body = {"from": "last_step"}
+        again = (await bottega.client.post(f"/v1/runs/{run_id}/retry", json=body)).json()
+        frames = await ended(bottega, again["id"])
+        assert frames[-1]["type"] == "run.completed"
+        assert of_patterns(frames) == []
+        assert "Ask them." not in str(model.requests[-1]["messages"])
+        assert "patterns" not in (await told(bottega, again["id"]))["metadata"]
+
+
+async def test_a_search_that_fails_says_nothing_of_the_database(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, calls(("search_memory", {"query": "bridges"}))), text("Done."))
+    run_id = await start(bottega.client)
+    await model.received(1)
+    await bottega.owner.execute("ALTER TABLE episode_search RENAME TO elsewhere")
+    gate.set()
+    frames = await ended(bottega, run_id)
+    assert frames[-1]["type"] == "run.completed"
+    (failed,) = [f["data"] for f in frames if f["type"] == "tool.failed"]
+    assert "go on without it" in failed["error"]
+    assert "episode_search" not in failed["error"]

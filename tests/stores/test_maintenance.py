@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -358,6 +359,17 @@ async def test_one_process_at_a_time_and_what_a_killed_one_left_is_dropped(
     )
     assert (await care.care())["broken"] == 1
     assert "ix_patterns_state_ccnew" not in await filenodes(owner)
+
+
+async def test_a_table_that_somebody_is_at_waits_for_another_night(
+    owner: asyncpg.Pool, care: Indices
+) -> None:
+    impatient = replace(care, patience_s=0.01)
+    async with owner.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE episode_tags IN SHARE UPDATE EXCLUSIVE MODE")
+        first = await impatient.care()
+    assert first["analysed"] >= 10
+    assert (await impatient.care())["analysed"] == 1, "that one, now that nobody is"
 
 
 async def test_the_role_reads_nothing_and_who_may_not_take_it_goes_on_without(
