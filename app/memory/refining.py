@@ -13,7 +13,8 @@ from re import findall
 from typing import Any
 from uuid import UUID
 
-from app.memory.conditions import holds
+from app.errors import InvalidInputError
+from app.memory.conditions import MAX_NUMBER, check, holds, kind_of
 from app.memory.options import LearningOptions
 from app.memory.pattern import (
     Applicability,
@@ -103,17 +104,27 @@ def _conditions(tasks: Sequence[Features]) -> list[Condition]:
         for name, value in features.items():
             if isinstance(value, str | bool):
                 equal[name, "eq", value] += 1
-            elif isinstance(value, int | float):
+            elif kind_of(value) == "number" and abs(value) <= MAX_NUMBER:
                 numbers.setdefault(name, set()).add(float(value))
             elif isinstance(value, list | tuple):
                 equal.update((name, "contains", each) for each in set(map(str, value)))
     several = [each for each, n in equal.items() if n < len(tasks)]
     several.sort(key=lambda each: (-equal[each], each[0], str(each[2])))
     limits = [(name, "gt", limit) for name in sorted(numbers) for limit in _limits(numbers[name])]
-    return [
+    told = [
         {"feature": name, "op": op, "value": value}
         for name, op, value in limits + several[:_SPLITS]
     ]
+    return [each for each in told if _may_be_said(each)]
+
+
+def _may_be_said(condition: Condition) -> bool:
+    """Whether a pattern may have it: tasks may have features that are longer or larger."""
+    try:
+        check(condition)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def _limits(values: Iterable[float]) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.conditions import holds
+from app.memory.conditions import check, holds
 from app.memory.matching import applies
 from app.memory.options import LearningOptions
 from app.memory.pattern import (
@@ -244,3 +244,15 @@ class TestFewer:
         now = started_over(was)
         assert (now.version, now.state) == (2, PatternState.CANDIDATE)
         assert now.evidence == Evidence(mined_from=(UUID(int=7),))
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"n": 10**400}, {"n": -1e308}, {"n": "x" * 201}, {"n": "\0"}, {"A b": "x"}, {"n": [{}]}],
+)
+def test_features_that_no_pattern_may_speak_of_are_passed_over(strange: dict[str, Any]) -> None:
+    good, bad = {**strange, "domain": "office"}, {"domain": "law"}
+    found = narrowing([(good, True)] * 20 + [(bad, False)] * 20, LearningOptions())
+    assert found is not None
+    check(found.condition)
+    assert found.condition["feature"] == "domain"
