@@ -22,9 +22,9 @@ from app.clock import monotonic
 from app.db.engine import acting_as
 from app.errors import BottegaError, ModelError, UnavailableError
 from app.memory import rows
-from app.memory.episode import Episode
+from app.memory.episode import Episode, Outcome
 from app.memory.observing import counts
-from app.memory.pattern import Application
+from app.memory.pattern import OF_RUN, Application
 from app.memory.reflecting import (
     Analyst,
     Reflection,
@@ -47,6 +47,8 @@ _LONGEST_PAUSE_S = 3600.0
 _GROWTH = 4.0
 _LONGEST_ERROR = 500
 
+_OF_RUN = sorted(OF_RUN)
+
 log = structlog.get_logger(__name__)
 
 _CLAIM = "SELECT tenant_id, run_id, episode_id, tries FROM due_learning($1, $2, $3)"
@@ -54,6 +56,15 @@ _NEXT = "SELECT next_learning_s()"
 _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
+"""
+# The run's last word is that of all that it was given and that it judges, also of what several of
+# these became meanwhile.
+_JUDGED = """
+UPDATE pattern_applications a SET good = n.good
+FROM unnest($2::uuid[], $3::boolean[]) AS n(episode_id, good), patterns p
+WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.arm <> 'reported'
+  AND a.good IS DISTINCT FROM n.good
+  AND p.tenant_id = $1 AND p.id = a.pattern_id AND p.category = ANY ($4)
 """
 # What no longer counts says nothing of any pattern, whatever it did before.
 _VOID = """
@@ -187,6 +198,10 @@ class Learning:
             ]
             if no_evidence:
                 await connection.execute(_VOID, tenant_id, no_evidence)
+            if given:
+                good = [(each.id, each.judged is Outcome.SUCCESS) for each in episodes.values()]
+                told = [each for each in good if each[0] not in no_evidence]
+                await connection.execute(_JUDGED, tenant_id, *zip(*told, strict=True), _OF_RUN)
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
             asked = found if self._analyst is not None else {}
             await _write(connection, tenant_id, {} if asked else found)

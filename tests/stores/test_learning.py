@@ -228,6 +228,26 @@ async def test_what_was_evidence_and_is_none_any_more_is_void(
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [None]
 
 
+async def test_feedback_reaches_what_patterns_became_meanwhile(
+    database: Database, owner: asyncpg.Pool, cache: Cache
+) -> None:
+    (one,) = await ended(owner, metadata=given())
+    learning = Learning(database.pool, cache)
+    await learning.learn_due()
+    was = await cache.get(DEFAULT_TENANT, PATTERN)
+    other = await cache.add(DEFAULT_TENANT, was.but(id=None, name="look too"))
+    merged = await cache.merge(DEFAULT_TENANT, [PATTERN, other.key])
+    third = await cache.add(DEFAULT_TENANT, was.but(id=None, name="and look"))
+    merged = await cache.merge(DEFAULT_TENANT, [merged.key, third.key])
+    assert one.run_id is not None
+    async with database.begin(DEFAULT_TENANT) as connection:
+        said = feedback.Feedback(outcome="FAILURE")
+        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+    await learning.learn_due()
+    assert (await cache.get(DEFAULT_TENANT, merged.key)).evidence.contrary == (one.id,)
+    assert [good for _, _, good, _ in await cache.outcomes(owner)] == [False] * 3
+
+
 @pytest.mark.parametrize("later", ["archived", "consolidated"])
 async def test_what_became_old_is_evidence_still(
     database: Database, owner: asyncpg.Pool, cache: Cache, later: str
