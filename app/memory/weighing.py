@@ -78,6 +78,8 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
     evidence = validation.Evidence()
     for each in given:
         rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
+        if each.arm is Arm.REPORTED:  # nobody vouches for a lower one
+            rate = max(rate, Baseline().rate)
         evidence = evidence.after(each.good, rate, each.n)
     seconds = (lambda each: each.timed), (lambda each: each.seconds)
     tokens = (lambda each: each.counted), (lambda each: each.tokens)

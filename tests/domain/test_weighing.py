@@ -37,13 +37,27 @@ def look(state: PatternState, weighed: Weighed) -> tuple[PatternState, str | Non
     return found.state, found.reason
 
 
+def at_least(group: Group) -> float:
+    """What its applications are held against; for what somebody reports no less than a half."""
+    return max(group.baseline.rate, 0.5 if group.arm is Arm.REPORTED else 0.0)
+
+
+def test_reports_that_claim_a_low_baseline_promote_nothing_sooner() -> None:
+    low, half = Baseline("given", 0.01), Baseline("given", 0.5)
+    found = [weigh([Group(Arm.REPORTED, True, each, 5, 5)]).e_value for each in (low, half)]
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] < OPTIONS.promotion_e
+    tried = weigh([Group(Arm.TRIAL, True, low, 5, 5)])
+    assert tried.e_value > OPTIONS.promotion_e
+
+
 @given(groups)
 def test_groups_amount_to_what_their_applications_do(given_: list[Group]) -> None:
     given_ = [each for each in given_ if each.arm in APPLIED]
     found = weigh(given_)
     one_by_one = [each for each in given_ for _ in range(each.n)]
     assert found.given == Tally(sum(each.good for each in one_by_one), len(one_by_one))
-    alone = e_value((each.good, each.baseline.rate) for each in one_by_one)
+    alone = e_value((each.good, at_least(each)) for each in one_by_one)
     assert found.e_value == pytest.approx(alone, rel=1e-9)
     assert found.lately.n <= found.given.n
     assert 0 < found.baseline.rate < 1
