@@ -24,6 +24,8 @@ CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
 """What a pattern is about, and what a run that is given it reads: once that changes, what was known
 of it is not known of it any more."""
+MOST_GIVEN = 20_000
+"""Patterns of a tenant that somebody wrote."""
 _FEWEST, _MOST = 2, 20
 """That become one."""
 
@@ -37,6 +39,15 @@ async def add(
 ) -> Pattern:
     """See :meth:`app.memory.patterns.PatternCache.add`."""
     check_applicability(pattern.applicability)
+    if (
+        pattern.fingerprint is None
+        and await pattern_rows.given(connection, tenant_id) >= MOST_GIVEN
+    ):
+        raise ConflictError(
+            f"a tenant keeps {MOST_GIVEN} patterns that were given by somebody at most: change one "
+            "of those instead",
+            code="too_many",
+        )
     stored = await pattern_rows.insert(connection, tenant_id, pattern, now)
     if stored is not None:
         await pattern_rows.tell(connection, tenant_id)

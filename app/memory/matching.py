@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,10 +225,11 @@ class Matcher:
         *,
         now: datetime,
         categories: Collection[Category] | None = None,
+        most: int | None = None,
     ) -> list[Match]:
-        """All CANDIDATE patterns that apply, in the same order."""
+        """The CANDIDATE patterns that apply, all or so many, in the same order."""
         ranked = self._candidates.ranked(features, now, categories, frozenset())
-        return [match for _, match in ranked]
+        return [match for _, match in islice(ranked, most)]
 
 
 class _Group:

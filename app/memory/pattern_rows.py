@@ -68,6 +68,7 @@ VALUES ($1, coalesce($2, uuidv7()), $3, $4, 'CANDIDATE', 1, $5, $6, $7::jsonb, $
 ON CONFLICT (tenant_id, fingerprint) WHERE fingerprint IS NOT NULL DO NOTHING RETURNING id
 """
 # Without those that were erased since they were looked at.
+_GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
 _SOURCES = """
 WITH there AS (
     SELECT episode_id FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($3)
@@ -135,6 +136,12 @@ async def page(
         statement, tenant_id, list(where.states), list(where.categories), after, limit
     )
     return [row["id"] for row in rows]
+
+
+async def given(connection: asyncpg.Connection, tenant_id: UUID) -> int:
+    """How many patterns somebody wrote, and no miner found."""
+    count: int = await connection.fetchval(_GIVEN, tenant_id)
+    return count
 
 
 async def same(connection: asyncpg.Connection, tenant_id: UUID, fingerprint: str) -> UUID | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
 
 _PAGE = 100
 """Patterns in a transaction, which what comes of their runs meanwhile waits for."""
-
+_TRIED = 200  # candidates that are compared for a task
 LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 
@@ -215,7 +215,7 @@ class PatternCache:
         """
         told, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        found = matcher.candidates(told, now=self.clock(), categories=categories)
+        found = matcher.candidates(told, now=self.clock(), categories=categories, most=_TRIED)
         if len(found) < 2:
             return found
         async with acting_as(self._pool, tenant_id) as connection:

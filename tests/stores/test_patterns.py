@@ -9,10 +9,12 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from pydantic_core import to_json
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.errors import ConflictError, InvalidInputError, NotFoundError
+from app.memory import curating
 from app.memory.episode import Outcome, StorageState
 from app.memory.matchers import Matchers
 from app.memory.options import LearningOptions
@@ -765,6 +767,27 @@ class TestWhichApply:
         assert await ids(self.task) == [strategic.key]
         assert await ids(self.task, failure_signature="f") == [recovery.key]
         assert await ids(self.task | {"error_type": "Timeout"}) == [recovery.key]
+
+    async def test_of_very_many_candidates_some_are_compared(self, cache: PatternCache) -> None:
+        async with acting_as(cache._pool, TENANT) as connection:
+            document = pattern(applicability=Applicability()).document
+            await connection.execute(
+                "INSERT INTO patterns (tenant_id, name, category, document)"
+                " SELECT $1, 'p' || n, 'strategic', $2::jsonb FROM generate_series(1, 300) n",
+                TENANT,
+                to_json(document).decode(),
+            )
+        assert len(await cache.candidates(TENANT, {"task_type": "report"})) == 200
+
+    async def test_a_tenant_keeps_so_many_that_were_given(
+        self, cache: PatternCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(curating, "MOST_GIVEN", 2)
+        for number in range(2):
+            await cache.add(TENANT, pattern(f"p{number}"))
+        with pytest.raises(ConflictError, match="2 patterns that were given"):
+            await cache.add(TENANT, pattern("one more"))
+        await cache.add(TENANT, pattern("mined", fingerprint="f"))
 
     async def test_the_most_promising_candidate_comes_first_and_then_the_lot(
         self, cache: PatternCache
