@@ -10,6 +10,10 @@ from typing import Self
 Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
 
 
+class _RefusedError(Exception):
+    """Somebody spoke to a server that had hung up."""
+
+
 class Proxy:
     """Passes bytes on between its clients and a server, while the ``async with`` block lasts.
 
@@ -19,7 +23,8 @@ class Proxy:
     Attributes:
         port: to connect to, on loopback.
         answering: while it is cleared, what the server sends is kept from the clients.
-        closing: while it is cleared, clients are not told that the server has hung up.
+        closing: while it is cleared, clients are not told that the server has hung up; who says
+            something more to it is cut off then.
         cuts: connections cut so far.
     """
 
@@ -85,10 +90,12 @@ class Proxy:
         ends = (writer, upstream_writer)
         self._links.append(ends)
         try:
-            await asyncio.gather(
-                _pump(reader, upstream_writer),
-                _pump(upstream_reader, writer, self.answering, self.closing),
-            )
+            async with asyncio.TaskGroup() as pumps:
+                up = _pump(reader, upstream_writer, refused=upstream_reader.at_eof)
+                pumps.create_task(up)
+                pumps.create_task(_pump(upstream_reader, writer, self.answering, self.closing))
+        except* _RefusedError:
+            pass
         finally:
             self._links.remove(ends)
             for end in ends:
@@ -104,10 +111,13 @@ async def _pump(
     writer: StreamWriter,
     flowing: asyncio.Event = _ALWAYS,
     closing: asyncio.Event = _ALWAYS,
+    refused: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Pass on until either end is closed, and then close."""
+    """Pass on until either end is closed, or what is said is refused, and then close."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
+            if refused():
+                raise _RefusedError
             await flowing.wait()
             writer.write(data)
             await writer.drain()

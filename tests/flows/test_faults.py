@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from websockets.exceptions import InvalidStatus
 
 from app.db import migrate
 from app.db.engine import open_database
@@ -184,6 +185,16 @@ WHERE datname = current_database() AND application_name = 'bottega'
 """
 
 
+async def watched(port: int | None, run_id: str) -> list[dict[str, Any]]:
+    """All events of a run, once its server has a connection again."""
+    while True:
+        try:
+            return await watch(port, run_id)
+        except InvalidStatus as refused:
+            if refused.response.status_code != 503:
+                raise
+
+
 async def test_a_session_that_the_server_ended_fails_no_run(
     database_url: str, model: FakeModel
 ) -> None:
@@ -202,7 +213,7 @@ async def test_a_session_that_the_server_ended_fails_no_run(
         await model.received(2)
         proxy.closing.clear()
         await ask(database_url, _END_SESSIONS)
-        watching = asyncio.ensure_future(watch(api.port, run_id))
+        watching = asyncio.ensure_future(watched(api.port, run_id))
         retried = asyncio.ensure_future(worker.says("stamina.retry_scheduled"))
         gate.set()
         await asyncio.wait([watching, retried], return_when=asyncio.FIRST_COMPLETED)
