@@ -91,11 +91,14 @@ def script(busy: asyncio.Event, gate: asyncio.Event) -> dict[str, list[swarm.Ste
         "quit": [swarm.dispatches("q-1", "q-2"), text("I quit")],
         "q-1": [swarm.never],
         "q-2": [swarm.never],
-        "hasty": [swarm.dispatches("late", "b-1", "b-2"), swarm.awaits(), late],
+        "hasty": [swarm.dispatches("late"), swarm.awaits(), late],
         "late": [swarm.never],
         "lead-1": [
             calls(
-                *[("dispatch_subagent", {"prompt": prompt}) for prompt in ("c-1", "c-2", "c-3")],
+                *[
+                    ("dispatch_subagent", {"prompt": prompt})
+                    for prompt in ("b-1", "b-2", "c-1", "c-2", "c-3")
+                ],
                 ("dispatch_subagent", {"prompt": "deep", "agent": "deep"}),
             ),
             swarm.awaits(),
