@@ -62,6 +62,7 @@ class HttpProtocol(HttpToolsProtocol):
     _refusal: Response | None = None
     _in_head = False
     _in_body = False
+    _upgraded = False
     _fields = 0
     _head_bytes = 0
     _unfinished = 0
@@ -98,7 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
-        elif self._timer is None and not self._answering:
+        elif self._timer is None and not (self._answering or self._upgraded):
             self._wait()  # for what follows on the empty lines that there may be between requests
 
     # What the parser finds. An exception reaches send_400_response.
@@ -149,6 +150,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
+        if self._answering:  # both answers would mix, and the first never see the connection end
+            detail = "a WebSocket was asked for before the request before it was answered"
+            self._refuse(problem_response(400, "bad_handshake", detail))
+            return
+        self._upgraded = True
         self._stop_waiting()
         self._stop_watching()
         super().handle_websocket_upgrade()

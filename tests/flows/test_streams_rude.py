@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from pydantic_core import from_json
 from structlog.testing import capture_logs
 
 from app.api.sockets import MAX_PIECES
@@ -91,3 +92,96 @@ async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
         assert (1009).to_bytes(2) + b"more than" in await reader.read()
         writer.close()
     assert not bare.service.feed.watched()
+
+
+@pytest.fixture
+async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """An API without a worker that waits for no request longer than a moment."""
+    short = settings.model_copy(update={"request_timeout_s": 0.3})
+    async with running(short, database_url) as server:
+        yield server
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("kept_alive", [False, True], ids=["first", "kept_alive"])
+async def test_a_socket_stays_open_longer_than_a_request_may_take(
+    hasty: Running, busy: bool, kept_alive: bool
+) -> None:
+    """Whether it opens its connection or follows a request on it, idle or with frames."""
+    async with growing(hasty) as run:
+        connection = await asyncio.open_connection("127.0.0.1", hasty.port)
+        reader, writer = connection
+        if kept_alive:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await reader.readuntil(b'{"status":"ok"}')
+        writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+        await reader.readuntil(b"run.started")
+        for _ in range(5):
+            if busy:
+                await run.warn(1)
+                writer.write(b"\x89\x80" + bytes(4))
+            await _request_timeout(hasty)
+        assert not reader.at_eof()
+        await run.finish()
+        received = await asyncio.wait_for(reader.readuntil(b"run.completed"), 5)
+        assert received.count(b"\x8a\x00") == 5 * busy
+        writer.close()
+
+
+async def test_a_refused_upgrade_is_answered_and_closed(hasty: Running) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
+    writer.write(f"GET /v1/runs/1/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.startswith(b"HTTP/1.1 422 ")
+    assert from_json(answer.partition(b"\r\n\r\n")[2])["code"] == "invalid"
+    writer.close()
+
+
+async def test_an_upgrade_to_another_protocol_does_not_lift_the_request_timeout(
+    hasty: Running,
+) -> None:
+    """It is ignored, as RFC 9110 allows, so the connection stays one of HTTP."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
+    upgrade = HANDSHAKE.replace("Upgrade: websocket", "Upgrade: h2c")
+    writer.write(f"GET /healthz HTTP/1.1\r\n{upgrade}\r\n".encode())
+    await reader.readuntil(b'{"status":"ok"}')
+    writer.write(b"GET /heal")
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_an_upgrade_behind_an_unfinished_answer_closes_the_connection(
+    bare: Running,
+) -> None:
+    """Two answers would mix, and the stream would not learn that its client left."""
+    async with growing(bare) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
+        head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\n"
+        writer.write(f"GET {run.path}/events HTTP/1.1\r\n{head}\r\n".encode())
+        await reader.readuntil(b"run.started")
+        writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+        received = await asyncio.wait_for(_rest(reader), 5)
+        assert b"101 Switching" not in received
+        writer.close()
+        async with asyncio.timeout(5):
+            while bare.service.feed.watched():
+                await asyncio.sleep(0)
+
+
+async def _request_timeout(server: Running) -> None:
+    """Wait as long as the server waits for a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /")
+    assert b" 408 " in await reader.read()
+    writer.close()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """What arrives until the connection ends, however it ends."""
+    received = b""
+    try:
+        while piece := await reader.read(65_536):
+            received += piece
+    except ConnectionError:
+        pass
+    return received
