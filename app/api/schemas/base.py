@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -27,7 +28,9 @@ Name = Annotated[
 PlaceInTime = Annotated[
     AwareDatetime,
     Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
+    AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
+"""A time from a client, in UTC: PostgreSQL refuses offsets of 16 hours and more."""
 MemoryMode = Literal["off", "read", "full"]
 """What may be done with memory: nothing, be given what earlier runs taught, or add to it too."""
 
