@@ -114,7 +114,9 @@ def _workshop(
     return Workshop(
         provider_for=lambda definition: providers(
             definition["provider"] or settings.model_api
-        ).for_model(definition["model"] or settings.default_model),
+        ).for_model(
+            definition["model"] or settings.default_model, definition.get("model_patience_s")
+        ),
         tool_deps=deps,
         secrets=secrets().of,
         embedder=builtin,
@@ -126,9 +128,10 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
     """The model that analyses goals and reflects on runs, if one is to."""
     if settings.memory_model is None:
         return None
-    from app.llm.analyst import ModelAnalyst
+    from app.llm.analyst import ANALYST_PATIENCE_S, ModelAnalyst
 
-    provider = providers(settings.model_api).for_model(settings.memory_model)
+    patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
+    provider = providers(settings.model_api).for_model(settings.memory_model, patience_s)
     return ModelAnalyst(provider, settings.memory_model)
 
 
@@ -176,12 +179,13 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             bench=bench,
             taught=Taught(service.memory, service.patterns, settings.learning_options, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
+            stopping=service.stop_working,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (
             heartbeats(database.pool, lambda: bench.snapshot(len(executor.under_way()))),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
-            background(notifier.run, live_text.run, watch.run),
+            background(notifier.run, live_text.run, watch.run, executor.hand_back_waiting),
             bench.registry,
             _by_the_clock(service, egress),
             keeping(settings, database, remembering, executor.execute, analyst) as execute,
@@ -250,7 +254,7 @@ async def _models(settings: Settings) -> "AsyncIterator[Callable[[str], OpenAIPr
                 api_key=key,
                 base_url=base_url,
                 timeout_s=settings.model_timeout_s,
-                max_tries=settings.model_tries,
+                patience_s=settings.model_patience_s,
             )
             stack.push_async_callback(made.aclose)
             return made

@@ -136,6 +136,14 @@ def gated_cut(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
     return make
 
 
+def free_port() -> int:
+    """Pick a port on which nothing listens yet, for a server that is started later."""
+    with socket.socket() as picking:
+        picking.bind(("127.0.0.1", 0))
+        port: int = picking.getsockname()[1]
+        return port
+
+
 def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
     """The application that gives ``reply`` to ``request``."""
     if not isinstance(reply, Answer):
@@ -179,6 +187,7 @@ class FakeModel:
     Args:
         decide: answers what no script does; a pure function of the request's body.
         token_delay_s: seconds between the pieces of a stream; 0 sends it whole.
+        port: 0 picks one; see :func:`free_port`.
 
     Attributes:
         requests: bodies of all chat requests, in order of arrival.
@@ -194,7 +203,9 @@ class FakeModel:
         decide: Callable[[dict[str, Any]], Reply] = demo_decide,
         *,
         token_delay_s: float = 0.0,
+        port: int = 0,
     ) -> None:
+        self.port = port
         self.requests: list[dict[str, Any]] = []
         self.embedded: list[dict[str, Any]] = []
         self.disconnects = 0
@@ -237,7 +248,7 @@ class FakeModel:
         await self._until(lambda: self.disconnects >= count)
 
     async def __aenter__(self) -> Self:
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", self.port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await self._stack.enter_async_context(_serving(self._app, listener))
         return self

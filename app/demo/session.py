@@ -27,12 +27,16 @@ from app.tenants.keys import Scope
 _console = Console()
 _LONGEST = timedelta(hours=1)
 """How long a key of the demo's is good that could not be removed."""
+_PATIENCE_S = 5.0
+"""How long a person in front of the demo waits for a model that is down."""
 
 Headers = dict[str, str]
 
 
 async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
     """Serve on loopback, and be a client of that server. Answers the process's exit status."""
+    patience_s = min(_PATIENCE_S, settings.model_patience_s)
+    settings = settings.model_copy(update={"model_patience_s": patience_s})
     learns = scenario.agents is LEARNING.agents
     if learns:
         faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}

@@ -14,6 +14,8 @@ from app.errors import ModelError
 _LONGEST_TASK = 16_000
 _MOST_TOKENS = 2000
 _TIMEOUT_S = 60.0
+ANALYST_PATIENCE_S = 3.0
+"""How long its provider waits for a server that is down: runs do without it, and begin."""
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 _Lines = Annotated[list[_Line], Field(max_length=50)]

@@ -31,6 +31,7 @@ _LEAST_CHARACTERS = 1024
 _TEXTS_PER_CALL = 32
 _BYTES_PER_CALL = 262_144
 _CALLS_AT_ONCE = 4
+_LONGEST_PAUSE_S = 60.0
 _MOST_WAITING = 1024  # texts
 _LONGEST_ANSWER = 32 * 1024 * 1024
 _NOTHING = "(nothing)"  # servers refuse an empty text
@@ -203,7 +204,7 @@ class OpenAIEmbedder:
                 return answer
             if not answer.retryable or number >= self._max_tries:
                 return answer
-            await self._sleep(delay_s(number, answer, self._random_unit()))
+            await self._sleep(min(_LONGEST_PAUSE_S, delay_s(number, answer, self._random_unit())))
             number += 1
 
     async def _try(self, request: bytes, count: int) -> Vectors | ModelError:

@@ -14,10 +14,10 @@ from openai import APIStatusError
 
 from app.agents.messages import AssistantMessage, StandardMessage
 from app.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
-from app.clock import Clock, utcnow
+from app.clock import Clock, monotonic, utcnow
 from app.errors import InvalidInputError, ModelError
 from app.llm.answer import AnswerBuilder
-from app.llm.backoff import delay_s
+from app.llm.backoff import next_delay_s, out_of_patience
 from app.llm.chat import chat_completions
 from app.llm.dialect import Dialect, NewDialect
 from app.llm.door import NETWORK_ERRORS, Door
@@ -55,10 +55,12 @@ class OpenAIProvider:
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
         timeout_s: longest silence of the server, in seconds, before and within an answer.
-        max_tries: tries of one call, the first included.
+        patience_s: seconds from a call's first failure for which it is repeated while the server
+            is down, overloaded or cuts its answers; 0: it is not repeated.
         extra_body: further fields of every request, such as ``{"temperature": 0}``. By
             Responses ``{"include": []}`` is for models that have no reasoning to give.
-        clock, sleep, random_unit, new_id: time and randomness; ``random_unit`` is in [0, 1).
+        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is in seconds and never
+            goes back, ``random_unit`` is in [0, 1).
 
     Raises:
         InvalidInputError: there is no key, or an argument cannot be used.
@@ -72,23 +74,25 @@ class OpenAIProvider:
         api_key: str | None = None,
         base_url: str | None = None,
         timeout_s: float = 300.0,
-        max_tries: int = 5,
+        patience_s: float = 30.0,
         extra_body: Mapping[str, Any] | None = None,
         clock: Clock = utcnow,
+        now: Callable[[], float] = monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random_unit: Callable[[], float] = random.random,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        if timeout_s <= 0 or max_tries < 1:
-            raise InvalidInputError("timeout_s must be positive and max_tries at least 1")
+        if timeout_s <= 0 or patience_s < 0:
+            raise InvalidInputError("timeout_s must be positive and patience_s not negative")
         if api not in _DIALECTS:
             raise InvalidInputError(f"api must be one of: {', '.join(_DIALECTS)}")
         self.model = model
         self.api = api
-        self._max_tries = max_tries
+        self._patience_s = patience_s
         self._new_dialect = _DIALECTS[api]
         self._extra = dict(extra_body or {})
         self._clock = clock
+        self._now = now
         self._sleep = sleep
         self._random_unit = random_unit
         self._new_id = new_id
@@ -99,12 +103,18 @@ class OpenAIProvider:
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
 
-    def for_model(self, model: str) -> "OpenAIProvider":
-        """The same provider with another default model; it shares (and closes) the connections."""
-        if model == self.model:
+    def for_model(self, model: str, patience_s: float | None = None) -> "OpenAIProvider":
+        """Copy the provider for another default model; the copy shares (and closes) the
+        connections.
+
+        Args:
+            patience_s: ``None``: as this one has it.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        if (model, patience_s) == (self.model, self._patience_s):
             return self
         other = copy.copy(self)
-        other.model = model
+        other.model, other._patience_s = model, patience_s
         return other
 
     async def aclose(self) -> None:
@@ -136,14 +146,19 @@ class OpenAIProvider:
         """
         dialect = self._dialect(options.model or self.model)
         body = dialect.body(messages, tools, options.max_output_tokens)
-        number = 1
+        number, failed_at = 1, None
         while True:
             answer = await self._try(dialect, body, on_delta)
             if isinstance(answer, AssistantMessage):
                 return answer
-            if not answer.retryable or number >= self._max_tries:
+            if not answer.retryable or self._patience_s == 0:
                 raise answer
-            pause_s = delay_s(number, answer, self._random_unit())
+            now = self._now()
+            failed_at = now if failed_at is None else failed_at
+            left_s = failed_at + self._patience_s - now
+            pause_s = next_delay_s(number, answer, self._random_unit(), left_s)
+            if pause_s is None:
+                raise out_of_patience(number, answer, self._patience_s)
             if options.on_failed_try is not None:
                 options.on_failed_try(FailedTry(number, answer, pause_s))
             await self._sleep(pause_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ class Executor:
         bench: of asynchronous sub-agents; without it runs that use them fail.
         taught: by earlier runs, to look in for what may help.
         prompt_tokens: that a root agent's prompt is kept to.
+        stopping: set when this worker is to stop.
     """
 
     pool: asyncpg.Pool
@@ -80,6 +82,7 @@ class Executor:
     bench: Bench | None = None
     taught: Taught | None = None
     prompt_tokens: int = 20_000
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -103,6 +106,17 @@ class Executor:
         elif not entry.cancelled and not entry.task.cancelling():
             # One that is being handed back ends there.
             entry.cancelled = True
+            entry.task.cancel()
+
+    async def hand_back_waiting(self) -> None:
+        """Once this worker is to stop, hand back the runs that wait for a model that is down."""
+        await self.stopping.wait()
+        for entry in self._under_way.values():
+            self._hand_back_if_waiting(entry)
+
+    def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
+        stopping = self.stopping.is_set() and not entry.task.cancelling()
+        if stopping and entry.recorder is not None and entry.recorder.only_waits:
             entry.task.cancel()
 
     def lose(self, run: Held) -> None:
@@ -157,6 +171,7 @@ class Executor:
             budget=Budget(claim["token_budget"], claim["tokens_left"]),
             cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
             live_text=self.live_text,
+            waits=functools.partial(self._hand_back_if_waiting, entry),
         )
         entry.held = Held(tenant_id, run_id, journal.attempt)
         bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)

@@ -46,6 +46,7 @@ class JournalRecorder(Recorder):
         in_session: publications go into the run's session too.
         budget: what the run may spend.
         live_text: who shows the models' text while it comes in.
+        waits: called when a model call begins to wait for its next try.
 
     Attributes:
         tasks: of the run.
@@ -65,6 +66,7 @@ class JournalRecorder(Recorder):
         budget: Budget | None = None,
         cancelled: Collection[UUID] = (),
         live_text: LiveText | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
         self.journal = journal
         self.answer_seq: int | None = None
@@ -81,6 +83,8 @@ class JournalRecorder(Recorder):
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
         self._failed_tries: dict[Query, int] = {}
+        self._pauses: dict[Query, float] = {}  # of each model call: when its last one ends
+        self._waits = waits
         self._in_session = in_session
         self._published: dict[Query, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
@@ -165,7 +169,7 @@ class JournalRecorder(Recorder):
         beside = {"beside": True} if query.task and not query.tool_call else {}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         started = self.tasks.add(query, EventType.LLM_STARTED, about | beside | memory)
-        began = monotonic()
+        began = self._pauses[query] = monotonic()
         try:
             with self._overheard(query, started):
                 message = await invoke()
@@ -175,6 +179,7 @@ class JournalRecorder(Recorder):
             raise
         finally:
             tries = self._failed_tries.pop(query, 0) + 1
+            del self._pauses[query]
         self.tasks.add(
             query,
             EventType.LLM_COMPLETED,
@@ -245,6 +250,14 @@ class JournalRecorder(Recorder):
                 "retry_in_ms": round(failed.delay_s * 1000),
             },
         )
+        self._pauses[query] = monotonic() + failed.delay_s
+        self._waits()
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether all model calls of the run are between two tries, at least one."""
+        now = monotonic()
+        return bool(self._pauses) and all(now < ends for ends in self._pauses.values())
 
     async def tool_call(
         self,

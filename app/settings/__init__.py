@@ -84,9 +84,15 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     model_timeout_s: Annotated[
         float, Field(gt=0, description="Longest silence on a model's stream, in seconds.")
     ] = 120.0
-    model_tries: Annotated[
-        int, Field(ge=1, le=20, description="Tries of one model call before it fails.")
-    ] = 4
+    model_patience_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=604800,
+            description="Seconds that a run waits for a model that is down, from a call's first "
+            "failure; 0: not at all. Agents may have their own.",
+        ),
+    ] = 600.0
     demo_latency_ms: Annotated[
         float, Field(ge=0, le=60_000, description="How long the demo model takes to answer.")
     ] = 250.0

@@ -19,7 +19,7 @@ async def bottega(
 ) -> AsyncIterator[Running]:
     """API and worker in this process, asking the fake model over a socket."""
     configured = settings.model_copy(
-        update={"openai_base_url": model.base_url, "model_tries": 2, "drain_grace_s": 0.0}
+        update={"openai_base_url": model.base_url, "model_patience_s": 10.0, "drain_grace_s": 0.0}
     )
     async with running(configured, database_url, worker=True) as server:
         yield server

@@ -27,7 +27,7 @@ async def until(bottega: Running, **expected: int) -> None:
 @pytest.fixture
 def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
     def change(**changes: Any) -> Settings:
-        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_tries": 1}
+        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_patience_s": 0.0}
         return settings.model_copy(update=changed | changes)
 
     return change

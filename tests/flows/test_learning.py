@@ -89,7 +89,7 @@ async def test_a_model_that_is_down_leaves_the_run_completed_and_is_asked_again(
 
     model.decide = decide
     configured = settings.model_copy(
-        update={"openai_base_url": model.base_url, "model_tries": 1, "memory_model": THINKER}
+        update={"openai_base_url": model.base_url, "model_patience_s": 0.0, "memory_model": THINKER}
     )
     async with running(configured, database_url, worker=True) as bottega:
         await define(bottega.client)

@@ -58,7 +58,7 @@ def signing(settings: Settings, model: FakeModel) -> Settings:
     return settings.model_copy(
         update={
             "openai_base_url": model.base_url,
-            "model_tries": 1,
+            "model_patience_s": 0.0,
             "drain_grace_s": 0.0,
             "webhook_secret": Settings(_env_file=None, webhook_secret=SECRET).webhook_secret,
             "egress_allow": ["127.0.0.1"],

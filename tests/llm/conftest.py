@@ -35,19 +35,26 @@ class Asking:
     """A provider with what it waited for, instead of waiting, and what it reported.
 
     Attributes:
+        time: seconds on its clock, which only its waiting moves.
         slept: seconds, one entry per wait.
         failed: the failed tries that were reported.
         deltas: text as it came.
     """
 
     def __init__(self, base_url: str, **options: Any) -> None:
+        self.time = 0.0
         self.slept: list[float] = []
         self.failed: list[FailedTry] = []
         self.deltas: list[str] = []
         options.setdefault("random_unit", lambda: 0.5)
-        options.setdefault("max_tries", 3)
+        options.setdefault("patience_s", 600.0)
+        options.setdefault("sleep", self._sleep)
         self.provider = OpenAIProvider(
-            "some-model", api_key=KEY, base_url=base_url, sleep=self._sleep, **options
+            "some-model",
+            api_key=KEY,
+            base_url=base_url,
+            now=lambda: self.time,
+            **options,
         )
 
     async def __call__(
@@ -63,6 +70,7 @@ class Asking:
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+        self.time += seconds
 
 
 @asynccontextmanager

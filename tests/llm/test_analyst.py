@@ -19,7 +19,7 @@ async def model() -> AsyncIterator[FakeModel]:
 
 @pytest.fixture
 async def analyst(model: FakeModel) -> AsyncIterator[ModelAnalyst]:
-    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, max_tries=1)
+    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
     yield ModelAnalyst(provider, "thinker")
     await provider.aclose()
 

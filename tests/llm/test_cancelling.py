@@ -141,7 +141,7 @@ async def test_each_event_loop_has_its_own_connections(model: FakeModel) -> None
 
 async def test_closing_fails_calls_that_are_still_going_on(model: FakeModel) -> None:
     model.script(gated_within(asyncio.Event(), ANSWER, events=2))
-    async with provider_for(model, max_tries=1) as asking:
+    async with provider_for(model, patience_s=0) as asking:
         task = asyncio.ensure_future(asking("hi"))
         await model.received()
         await asking.provider.aclose()

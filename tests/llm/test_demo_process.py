@@ -61,7 +61,7 @@ async def test_it_answers_then_stops() -> None:
 
 async def test_it_stops_with_a_stream_still_open() -> None:
     async with demo_model(token_delay_ms=600_000) as url:
-        provider = OpenAIProvider("demo", api_key="none", base_url=url, max_tries=1)
+        provider = OpenAIProvider("demo", api_key="none", base_url=url, patience_s=0)
         heard = asyncio.Event()
         task = asyncio.ensure_future(
             provider.invoke([HumanMessage(content="hello")], on_delta=lambda _: heard.set())

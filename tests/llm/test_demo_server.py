@@ -107,7 +107,7 @@ async def test_the_fake_model_shows_a_script_that_fails() -> None:
         raise LookupError("no such line")
 
     async def use() -> None:
-        async with FakeModel(decide) as model, provider_for(model, max_tries=1) as asking:
+        async with FakeModel(decide) as model, provider_for(model, patience_s=0) as asking:
             with pytest.raises(ModelError):
                 await asking("hi")
 

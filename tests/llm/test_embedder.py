@@ -257,7 +257,7 @@ async def test_what_passes_is_tried_again(model: FakeModel) -> None:
     )
 
     assert (await embedder.embed(["a"])).shape == (1, 768)
-    assert slept == [7.25, 0.5]
+    assert slept == [7.25, 0.75]
     await embedder.aclose()
 
 

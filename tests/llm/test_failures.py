@@ -18,6 +18,7 @@ from tests.fake_model import (
     Reply,
     chunk,
     cut,
+    free_port,
     gated,
     gated_within,
     hang_up,
@@ -62,17 +63,19 @@ async def test_a_broken_stream_is_tried_again(
     assert model.requests[0] == model.requests[1]
 
 
-async def test_a_broken_stream_is_never_a_short_answer(model: FakeModel, asking: Asking) -> None:
+async def test_a_broken_stream_is_never_a_short_answer(model: FakeModel) -> None:
     model.script(*[cut(GOOD, events=3)] * 3)
 
-    with pytest.raises(ModelError) as caught:
-        await asking("hi")
+    async with provider_for(model, patience_s=1.0) as asking:
+        with pytest.raises(ModelError) as caught:
+            await asking("hi")
 
-    assert caught.value.code == "model_stream_broken"
-    assert caught.value.retryable
-    assert len(model.requests) == 3
-    assert len(asking.failed) == 2
-    assert "".join(asking.deltas) == "one two" * 3
+        assert caught.value.code == "model_unavailable"
+        assert "broke off" in caught.value.detail
+        assert caught.value.retryable
+        assert len(model.requests) == 3
+        assert [item.error.code for item in asking.failed] == ["model_stream_broken"] * 2
+        assert "".join(asking.deltas) == "one two" * 3
 
 
 async def test_what_breaks_after_the_reason_to_stop_costs_only_the_usage(
@@ -93,24 +96,81 @@ async def test_server_errors_then_success(model: FakeModel, asking: Asking) -> N
     assert [item.number for item in asking.failed] == [1, 2]
 
 
-async def test_backoff_grows_and_is_random_over_its_whole_width(model: FakeModel) -> None:
-    for unit, expected in ((0.0, [0.0] * 7), (1.0, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0])):
-        model.script(*[http_error(500)] * 8)
-        async with provider_for(model, max_tries=8, random_unit=lambda unit=unit: unit) as asking:
-            with pytest.raises(ModelError):
-                await asking("hi")
-            assert asking.slept == expected
+async def test_pauses_double_up_to_half_a_minute_and_their_second_half_is_random(
+    model: FakeModel,
+) -> None:
+    doubled = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    for unit, share in ((0.0, 0.5), (1.0, 1.0)):
+        model.script(*[http_error(500)] * len(doubled), GOOD)
+        async with provider_for(model, random_unit=lambda unit=unit: unit) as asking:
+            await asking("hi")
+            assert asking.slept == [share * pause for pause in doubled]
+
+
+@pytest.mark.parametrize("headers", [{}, {"retry-after": "0"}], ids=["no wish", "at once"])
+async def test_patience_ends_with_a_last_try_and_after_a_bounded_number_of_them(
+    model: FakeModel, headers: dict[str, str]
+) -> None:
+    model.decide = lambda request: http_error(429, headers)
+    async with provider_for(model, patience_s=600.0, random_unit=lambda: 0.0) as asking:
+        with pytest.raises(ModelError, match="model_patience_s") as caught:
+            await asking("hi")
+    assert caught.value.code == "model_unavailable"
+    assert "gets more requests than it allows" in caught.value.detail
+    assert asking.time == pytest.approx(600.0)
+    assert asking.slept[-1] <= 15.0
+    assert len(asking.slept) == len(asking.failed) <= 48
+    assert len(model.requests) == len(asking.failed) + 1
+
+
+async def test_patience_begins_with_the_first_failure(model: FakeModel) -> None:
+    model.script(http_error(500), GOOD)
+    async with provider_for(model, patience_s=1.0) as asking:
+        asking.time = 1000.0
+        await asking("hi")
+        model.script(http_error(500), GOOD)
+        asking.time = 2000.0
+        await asking("hi")
+
+
+async def test_without_patience_a_call_is_made_once_and_its_error_kept(model: FakeModel) -> None:
+    model.script(http_error(429, {"retry-after": "0"}), GOOD)
+    async with provider_for(model) as asking:
+        impatient = asking.provider.for_model("some-model", 0.0)
+        with pytest.raises(ModelError) as caught:
+            await impatient.invoke([HumanMessage(content="hi")])
+        assert caught.value.code == "model_rate_limited"
+        assert (await asking("hi")).content == "one two three"
+
+
+async def test_a_server_that_comes_back_after_nine_seconds_is_found() -> None:
+    """Nothing listens on the port until nine seconds have passed on the caller's clock."""
+    model = FakeModel(port=free_port())
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def sleep(seconds: float) -> None:
+            asking.time += seconds
+            if asking.time >= 9.0 and not model.base_url:
+                await stack.enter_async_context(model)
+
+        asking = Asking(f"http://127.0.0.1:{model.port}/v1", sleep=sleep)
+        stack.push_async_callback(asking.provider.aclose)
+        model.script(GOOD)
+        assert (await asking("hi")).content == "one two three"
+        assert {item.error.code for item in asking.failed} == {"model_unavailable"}
+        assert 9.0 <= asking.time <= 30.0
 
 
 @pytest.mark.parametrize(
     ("headers", "waits"),
     [
+        ({"retry-after": "0"}, 0.0),
         ({"retry-after": "2"}, 2.0),
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after": "Sat, 21 Nov 2026 12:00:10 GMT"}, 10.0),
         ({"retry-after": "Sat, 21 Nov 2026 11:59:00 GMT"}, 0.0),
         ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
-        ({"retry-after": "86400"}, 60.0),
+        ({"retry-after": "120"}, 120.0),
     ],
 )
 async def test_retry_after_is_honoured(
@@ -132,13 +192,16 @@ async def test_a_retry_after_that_says_nothing(model: FakeModel, value: str) -> 
         assert asking.slept == [0.5]
 
 
-async def test_the_last_error_says_when_to_come_back(model: FakeModel) -> None:
+async def test_a_server_that_asks_for_more_time_than_there_is_fails_the_call_at_once(
+    model: FakeModel, asking: Asking
+) -> None:
     model.script(http_error(429, {"retry-after": "3600"}))
-    async with provider_for(model, max_tries=1) as asking:
-        with pytest.raises(ModelError) as caught:
-            await asking("hi")
+    with pytest.raises(ModelError, match="asks to wait 3600 s") as caught:
+        await asking("hi")
+    assert caught.value.code == "model_unavailable"
     assert caught.value.retry_after_s == 3600
     assert caught.value.retryable
+    assert asking.slept == []
 
 
 REFUSALS = {
@@ -211,7 +274,7 @@ async def test_an_error_within_the_stream(
     model: FakeModel, event: dict[str, Any], code: str | None, retryable: bool
 ) -> None:
     model.script(sse(chunk("one "), event))
-    async with provider_for(model, max_tries=1) as asking:
+    async with provider_for(model, patience_s=0) as asking:
         with pytest.raises(ModelError) as caught:
             await asking("hi")
     assert caught.value.code == (code or "model_quota_exhausted")
@@ -242,7 +305,7 @@ async def test_a_server_that_hangs_up_at_once(model: FakeModel, asking: Asking) 
 async def test_no_server_at_all() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
-        asking = Asking(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        asking = Asking(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", patience_s=1.0)
         with pytest.raises(ModelError, match="cannot reach") as caught:
             await asking("hi")
         await asking.provider.aclose()
@@ -254,7 +317,7 @@ async def test_no_server_at_all() -> None:
 async def test_silence_is_a_timeout(model: FakeModel, late: bool) -> None:
     gate = asyncio.Event()
     model.script(gated_within(gate, GOOD, events=2) if late else gated(gate, GOOD))
-    async with provider_for(model, timeout_s=0.25, max_tries=1) as asking:
+    async with provider_for(model, timeout_s=0.25, patience_s=0) as asking:
         with pytest.raises(ModelError, match=r"too long") as caught:
             await asking("hi")
     assert caught.value.code == "model_timeout"
@@ -264,7 +327,7 @@ async def test_silence_is_a_timeout(model: FakeModel, late: bool) -> None:
 
 async def test_another_protocol() -> None:
     async with _raw_server(b"SSH-2.0-OpenSSH_9.9\r\n") as url:
-        asking = Asking(url, max_tries=1)
+        asking = Asking(url, patience_s=0)
         with pytest.raises(ModelError) as caught:
             await asking("hi")
         await asking.provider.aclose()
@@ -283,7 +346,7 @@ async def test_another_protocol() -> None:
 )
 async def test_no_error_shows_the_key(model: FakeModel, reply: Reply) -> None:
     model.script(reply)
-    async with provider_for(model, max_tries=1) as asking:
+    async with provider_for(model, patience_s=0) as asking:
         with pytest.raises(ModelError) as caught:
             await asking("hi")
         assert KEY not in repr(asking.provider)
@@ -325,7 +388,7 @@ async def test_a_listener_that_fails_is_no_failure_of_the_model(
         {"base_url": "localhost:8000/v1"},
         {"base_url": "ftp://example.org/v1"},
         {"timeout_s": 0},
-        {"max_tries": 0},
+        {"patience_s": -1},
         {"extra_body": {"stream": False}},
         {"extra_body": {"stop": object()}},
     ],

@@ -72,17 +72,17 @@ async def test_a_broken_stream_is_tried_again(
     assert model.requests[0] == model.requests[1]
 
 
-async def test_a_broken_stream_is_never_a_short_answer(
-    model: FakeResponses, asking: Asking
-) -> None:
+async def test_a_broken_stream_is_never_a_short_answer(model: FakeResponses) -> None:
     model.script(*[stream(*EVENTS[:-1])] * 3)
 
-    with pytest.raises(ModelError) as caught:
-        await asking("hi")
+    async with provider_for(model, api="responses", patience_s=1.0) as asking:
+        with pytest.raises(ModelError) as caught:
+            await asking("hi")
 
-    assert caught.value.code == "model_stream_broken"
-    assert caught.value.retryable
-    assert "".join(asking.deltas) == "one two three" * 3
+        assert caught.value.code == "model_unavailable"
+        assert caught.value.retryable
+        assert [item.error.code for item in asking.failed] == ["model_stream_broken"] * 2
+        assert "".join(asking.deltas) == "one two three" * 3
 
 
 async def test_what_breaks_after_the_end_costs_nothing(
@@ -133,7 +133,7 @@ async def test_an_error_within_the_answer(
     model: FakeResponses, reply: Reply, code: str, retryable: bool
 ) -> None:
     model.script(reply)
-    async with provider_for(model, api="responses", max_tries=1) as asking:
+    async with provider_for(model, api="responses", patience_s=0) as asking:
         with pytest.raises(ModelError) as caught:
             await asking("hi")
     assert caught.value.code == code
@@ -175,7 +175,7 @@ async def test_retry_after_is_honoured(model: FakeResponses) -> None:
     model.script(http_error(429, {"retry-after": "2"}), http_error(503), GOOD)
     async with provider_for(model, api="responses", random_unit=lambda: 0.0) as asking:
         assert (await asking("hi")).content
-    assert asking.slept == [2.0, 0.0]
+    assert asking.slept == [2.0, 0.5]
     assert [item.error.code for item in asking.failed] == [
         "model_rate_limited",
         "model_unavailable",
@@ -221,7 +221,7 @@ async def test_cancelling_closes_the_stream_at_the_server(
 )
 async def test_no_error_shows_the_key(model: FakeResponses, reply: Reply) -> None:
     model.script(reply)
-    async with provider_for(model, api="responses", max_tries=1) as asking:
+    async with provider_for(model, api="responses", patience_s=0) as asking:
         with pytest.raises(ModelError) as caught:
             await asking("hi")
         assert KEY not in repr(asking.provider)

@@ -55,7 +55,7 @@ async def model() -> AsyncIterator[FakeModel]:
 @pytest.fixture
 async def thinking(database: Database, cache: Cache, model: FakeModel) -> AsyncIterator[Learning]:
     """Learns by a model."""
-    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, max_tries=1)
+    provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
     analyst = ModelAnalyst(provider, "thinker")
     yield Learning(database.pool, cache, analyst=analyst)
     await provider.aclose()

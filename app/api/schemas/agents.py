@@ -190,6 +190,16 @@ class AgentContent(Body):
         Literal["chat_completions", "responses"] | None,
         Field(description="Which API of the model's server it speaks; null: the server's default."),
     ] = None
+    model_patience_s: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=604_800,
+            allow_inf_nan=False,
+            description="Seconds that its runs wait for a model that is down, 0: not at all; null: "
+            "the server's default. A run's own deadline holds meanwhile.",
+        ),
+    ] = None
     max_iterations: Annotated[
         int, Field(ge=1, le=100, description="Model calls of one query, at most."), WHOLE
     ] = 15
@@ -271,6 +281,7 @@ class Agent(Answer):
     system_message: str
     model: str | None
     provider: Literal["chat_completions", "responses"] | None
+    model_patience_s: float | None = None
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None
