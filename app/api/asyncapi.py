@@ -14,7 +14,7 @@ from app.api.schemas.base import Answer
 from app.api.schemas.runs import Event
 from app.api.tickets import VALID_S
 from app.api.watch import WatchQuery
-from app.api.websocket import CLOSES, SUBPROTOCOL
+from app.api.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from app.events.frames import LLM_DELTA
 from app.events.types import EventType
 
@@ -205,6 +205,7 @@ def _described() -> str:
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
         f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
         "frame `cancel` the scope `run` (else an `error` frame with the code `insufficient_scope`)."
+        f" Pings: {PING_LIMIT}."
     )
 
 

@@ -19,6 +19,9 @@ from app.api.middleware import refuse
 from app.clock import monotonic
 from app.tenants.ratelimit import Decision, Rate, RateLimits
 
+TURN = "bottega.turn"
+"""Extension of a WebSocket's scope: ``await turn()`` returns when its tenant may ask for more; it
+is missing where nothing is limited."""
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
@@ -26,7 +29,7 @@ class LimitTenants:
     """Refuses with 429, and tells on every answer what is left.
 
     Args:
-        per_s: requests (and frames from WebSockets) of a tenant per second, in the long run.
+        per_s: requests (and ``cancel`` frames) of a tenant per second, in the long run.
         streams: of a tenant, at a time: WebSockets, server-sent events, and who waits for a run.
     """
 
@@ -76,19 +79,17 @@ class LimitTenants:
             await self._stream(tenant, scope, receive, told)
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
-        async def unhurried() -> Message:
-            """A frame counts as a request. Too many wait, at last in the client."""
-            message = await receive()
-            while message["type"] == "websocket.receive":
+        async def turn() -> None:
+            while True:
                 decision = self.limits.take(tenant)
                 if decision.allowed:
-                    break
+                    return
                 await asyncio.sleep(decision.retry_after_s)
-            return message
 
+        scope.setdefault("extensions", {})[TURN] = turn
         self.open[tenant] += 1
         try:
-            await self.app(scope, unhurried, send)
+            await self.app(scope, receive, send)
         finally:
             self.open[tenant] -= 1
             if not self.open[tenant]:

@@ -2,7 +2,7 @@
 
 A way to be rid of a client that does not read: a closing handshake waits until it has read all that
 was sent before. And a way to send many frames at once: a system call for each of a thousand
-subscribers costs more than all the rest.
+subscribers costs more than all the rest. And a bound on pings.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,29 @@ from websockets.http11 import Response
 from app.api.edge import DROP, raw_answer
 from app.api.errors import problem_response
 from app.api.headers import for_path
+from app.tenants.ratelimit import Rate, decide
 
 SEND = "bottega.send"
 """Extension of a WebSocket's scope: ``await send(texts)``; texts are UTF-8, a frame each."""
+MAY_PING = "bottega.may_ping"
+"""Extension of a WebSocket's scope: ``may_ping()`` counts a frame of the client as a ping. It
+returns false if that is one too many; nothing more is read of the client then."""
+TOO_MANY_PINGS = "bottega.too_many_pings"
+"""Extension that the application sets: called once, when the client sent too many pings."""
+PINGS_PER_S, PING_BURST = 1.0, 20
 ABORT_AFTER_S = 5.0
 MAX_PIECES = 100
+_PINGS = Rate(PINGS_PER_S, PING_BURST)
+_SLICE_BYTES = 1024
+"""Frames are read so many bytes at a time: too many pings are noticed before all are parsed."""
 _NO_HANDSHAKE = "bad_handshake", "this cannot be read as the opening of a WebSocket"
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """WebSockets, with ``drop(code, reason)`` and ``send(texts)`` in the scope."""
+    """WebSockets, with ``drop(code, reason)``, ``send(texts)`` and ``may_ping()`` in the scope."""
 
-    _pong = b""
+    _paid_at = 0.0
+    _deaf = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -40,6 +51,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         extensions: Any = self.scope["extensions"]
         extensions[DROP] = self._drop
         extensions[SEND] = self._send
+        extensions[MAY_PING] = self._may_ping
         self.app = self._with_refusals(self.app)
         await super().run_asgi()
 
@@ -54,7 +66,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return wrapped
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self._deaf:
+                return
+            super().data_received(data[start : start + _SLICE_BYTES])
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # It cannot even be read as a handshake: uvicorn would leave it open without an answer.
             unreadable = problem_response(400, *_NO_HANDSHAKE)
@@ -72,18 +87,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer, but while the client reads nothing keep the newest answer only."""
-        pong = b"".join(self.conn.data_to_send())
-        if self.writable.is_set():
-            self.transport.write(pong)
-        else:
-            self._pong = pong or self._pong  # empty: it was among the last
+        if self._may_ping():
+            super().handle_ping()
 
-    def resume_writing(self) -> None:
-        pong, self._pong = self._pong, b""
-        if pong and not (self.close_sent or self.transport.is_closing()):
-            self.transport.write(pong)
-        super().resume_writing()
+    def handle_pong(self, event: Frame) -> None:
+        """Count a pong as a ping: the server sends no pings, so nobody asked for it."""
+        self._may_ping()
+
+    def _may_ping(self) -> bool:
+        if self._deaf:
+            return False
+        decision = decide(_PINGS, self._paid_at, self.loop.time())
+        self._paid_at = decision.paid_at
+        if not decision.allowed:
+            self._deaf = True
+            extensions: Any = self.scope["extensions"]
+            extensions.get(TOO_MANY_PINGS, self.transport.abort)()
+        return decision.allowed
 
     async def _send(self, texts: Iterable[bytes]) -> None:
         """Send frames once there is room for them.

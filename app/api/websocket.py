@@ -15,7 +15,8 @@ from uvicorn.protocols.utils import ClientDisconnected
 from app.api.auth import Principal
 from app.api.edge import DROP
 from app.api.errors import database_unavailable, field_problem, for_error, problem_response
-from app.api.sockets import SEND
+from app.api.limits import TURN
+from app.api.sockets import MAY_PING, PING_BURST, PINGS_PER_S, SEND, TOO_MANY_PINGS
 from app.api.watch import WatchQuery
 from app.container import Service
 from app.errors import BottegaError, InvalidInputError
@@ -34,9 +35,15 @@ CLOSES = {
     STOPPING: "the server stops, come back with the seq in the reason",
     BROKEN: "an error of the server, come back with the seq in the reason",
     REVOKED: "the key was revoked or has expired, or one is needed by now",
-    SLOW: "the client reads too slowly, it may come back with the seq in the reason",
+    SLOW: "the client reads too slowly or sends too many pings, "
+    "it may come back with the seq in the reason",
     DELETED: "the run was deleted, there is nothing to come back for",
 }
+PING_LIMIT = (
+    f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
+    "beyond that it is closed with 4008. Frames that the server does not know, and WebSocket pings "
+    "and pongs, count as pings; cancel frames count as requests instead"
+)
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
 
 
@@ -46,7 +53,7 @@ async def watch(socket: WebSocket, run_id: str) -> None:
 
     A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
     and ``{"type": "cancel"}``, which needs the scope ``run`` and with a ``task_id`` ends that task
-    alone.
+    alone. Every frame but ``cancel`` counts as a ping.
     """
     with contextlib.suppress(ClientDisconnected):  # while it was being let in, or refused
         await _watch(socket, run_id)
@@ -94,6 +101,7 @@ async def _serve(
     settings = service.settings
     subscriber = Subscriber(tail, query.after, query.only, settings.heartbeat_s)
     sending = _Sender(socket, subscriber, settings.slow_reader_s)
+    socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
         asyncio.ensure_future(sending.send_all()),
         asyncio.ensure_future(_read_frames(socket, service, sight, subscriber)),
@@ -127,8 +135,15 @@ class _Sender:
 
     def revoke(self) -> None:
         """What there is from now on is not for this client any more."""
+        self._break_off(REVOKED, "key revoked, expired or missing")
+
+    def refuse_pings(self) -> None:
+        """End: the client sends more pings than it may."""
+        self._break_off(SLOW, "too many pings")
+
+    def _break_off(self, code: int, why: str) -> None:
         self._subscriber.stop()
-        self._drop(REVOKED, f"key revoked, expired or missing; resume after={self._place}")
+        self._drop(code, f"{why}; resume after={self._place}")
 
     async def send_all(self) -> None:
         """Return when the socket is closed, or was dropped."""
@@ -166,24 +181,32 @@ async def _read_frames(
             message = await socket.receive()
             if message["type"] == "websocket.disconnect" or subscriber.stopped:
                 return
-            frame = _frame(message.get("text"))
-            answer = await _answer(frame, service, socket.state.principal, sight)
+            answer = await _answer(_frame(message.get("text")), socket, service, sight)
+            if answer is None:
+                return
             await socket.send_text(answer)
 
 
 async def _answer(
-    frame: dict[str, Any], service: Service, principal: Principal, sight: Sight
-) -> str:
+    frame: dict[str, Any], socket: WebSocket, service: Service, sight: Sight
+) -> str | None:
+    """Answer one frame; ``None`` if it was one ping too many."""
+    extensions = socket.scope["extensions"]
     match frame:
-        case {"type": "ping", **others} if not others:
-            return '{"type":"pong"}'
         case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
+            if TURN in extensions:
+                await extensions[TURN]()
+            principal: Principal = socket.state.principal
             try:
                 principal.need("run")
                 await _cancel(service, sight, others.get("task_id"), principal.actor)
             except Exception as error:
                 return _error(error)
             return '{"type":"cancel.accepted"}'
+        case _ if not extensions[MAY_PING]():
+            return None
+        case {"type": "ping", **others} if not others:
+            return '{"type":"pong"}'
     return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
 
 

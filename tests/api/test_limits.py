@@ -11,6 +11,7 @@ import websockets
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.limits import LimitTenants
+from app.api.sockets import PING_BURST
 from app.settings import Settings
 from tests.service import Running, running
 from tests.tenants import Holder, holder
@@ -165,9 +166,9 @@ async def test_one_stream_more_is_refused_and_a_closed_one_makes_room(
             assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(("per_s", "pongs"), [(1e6, 10), (0.001, 0)])
-async def test_frames_count_as_requests_and_wait(
-    settings: Settings, database_url: str, per_s: float, pongs: int
+@pytest.mark.parametrize(("per_s", "cancelled"), [(1e6, True), (0.001, False)])
+async def test_a_cancel_frame_counts_as_a_request_and_waits_and_pings_do_not(
+    settings: Settings, database_url: str, per_s: float, cancelled: bool
 ) -> None:
     somebody = await holder(database_url)
     async with running(settings, database_url) as server:
@@ -176,11 +177,15 @@ async def test_frames_count_as_requests_and_wait(
     async with running(limited, database_url) as server:
         url = f"ws://127.0.0.1:{server.port}/v1/runs/{run}/ws"
         async with websockets.connect(url, additional_headers=somebody.headers) as socket:
-            for _ in range(10):
+            for _ in range(PING_BURST):
                 await socket.send('{"type":"ping"}')
-            received = 0
-            while received < pongs:
-                received += "pong" in str(await socket.recv())
+            received: list[str] = []
+            while sum("pong" in frame for frame in received) < PING_BURST:
+                received.append(str(await socket.recv()))
+            await socket.send('{"type":"cancel"}')
+            if cancelled:
+                while not any("cancel.accepted" in frame for frame in received):
+                    received.append(str(await socket.recv()))
             server.service.feed.close()
-            left = [frame async for frame in socket]
-        assert received + sum("pong" in str(frame) for frame in left) == pongs
+            received += [str(frame) async for frame in socket]
+        assert any("cancel.accepted" in frame for frame in received) == cancelled

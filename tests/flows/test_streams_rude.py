@@ -7,9 +7,8 @@ import pytest
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from app.api.sockets import MAX_PIECES
+from app.api.sockets import MAX_PIECES, PING_BURST
 from app.settings import Settings
-from tests.flows.test_streams_slow import narrow
 from tests.growing import growing
 from tests.service import Running, running
 
@@ -63,22 +62,64 @@ async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> N
         assert logs == []
 
 
-async def test_pings_of_who_does_not_read_are_not_all_answered(bare: Running) -> None:
-    """Their pongs would wait in the server's memory."""
-    pings = 50_000
+JSON_PING = b'{"type":"ping"}'
+
+
+def masked(opcode: int, payload: bytes = b"") -> bytes:
+    """A client's frame, masked with zeros."""
+    return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
+
+
+PING, PONG, TEXT, BINARY = 0x9, 0xA, 0x1, 0x2
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        masked(PING),
+        masked(PING, b"x" * 125),
+        masked(PONG),
+        masked(TEXT, JSON_PING),
+        masked(TEXT),
+        masked(TEXT, b"[]"),
+        masked(TEXT, b'{"type":"cancel","and":1}'),
+        masked(BINARY, JSON_PING),
+    ],
+    ids=["ping", "full_ping", "pong", "json_ping", "empty", "array", "unknown", "binary"],
+)
+async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: bytes) -> None:
+    """Whatever frame it is; what follows is not read any more, and the run is not watched."""
     async with growing(bare) as run:
-        reader, writer = await asyncio.open_connection(sock=narrow(bare.port), limit=1024)
+        reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
         await reader.readuntil(b"run.started")
-        for _ in range(pings // 100):
-            writer.write((b"\x89\xe4" + bytes(4) + b"x" * 100) * 100)
-            await writer.drain()
-        writer.write(b"\x88\x80" + bytes(4))
-        while bare.service.feed.watched():
-            await asyncio.sleep(0)
-        received = await reader.read(-1)
-        pongs = received.count(b"\x8a\x64" + b"x" * 100)
-        assert 0 < pongs < pings / 2
+        writer.write(frame * 10_000)
+        reason = b"too many pings; resume after=%d" % run.seq
+        received = await asyncio.wait_for(reader.readuntil(reason), 5)
+        assert (4008).to_bytes(2) + reason in received
+        async with asyncio.timeout(5):
+            while bare.service.feed.watched():
+                await asyncio.sleep(0)
+        answers = sum(map(received.count, (b'"pong"', b'"error"', b"\x8a\x00", b"\x8a\x7d")))
+        answered = 0 if frame == masked(PONG) else PING_BURST
+        assert answered <= answers <= answered + 1024 // len(frame)
+        writer.close()
+
+
+async def test_a_cancel_frame_is_not_delayed_by_pings(bare: Running) -> None:
+    """It has its turn though the socket may not ping any more."""
+    async with growing(bare) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
+        writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+        await reader.readuntil(b"run.started")
+        writer.write(masked(PING) * 10 + masked(TEXT, JSON_PING) * (PING_BURST - 10))
+        cancel = masked(TEXT, b'{"type":"cancel"}')
+        writer.write(cancel * 30)
+        received = b""
+        async with asyncio.timeout(5):
+            while received.count(b"cancel.accepted") < 30:
+                received += await reader.read(65_536)
+        assert received.count(b'"pong"') == PING_BURST - 10
         writer.close()
 
 
