@@ -1,5 +1,6 @@
 """Routes of agents."""
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -9,11 +10,20 @@ from app.api.definitions import definition_router
 from app.api.schemas.agents import Agent, AgentContent, NewAgent
 from app.definitions.agents import refuse_circle
 from app.definitions.store import AGENTS
+from app.tools.http import HttpToolDefinition
+from app.tools.patterns import check_patterns
 
 
 async def _prepare(
     tx: AsyncConnection, tenant: UUID, name: str, body: AgentContent
 ) -> dict[str, Any]:
+    patterns = {
+        f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
+        for index, tool in enumerate(body.tools)
+        if isinstance(tool, HttpToolDefinition)
+    }
+    if any(patterns.values()):
+        await asyncio.to_thread(check_patterns, patterns)
     children = [] if body.subagents is None else body.subagents.names
     await refuse_circle(tx, tenant, name, children)
     return body.model_dump(exclude={"name"})

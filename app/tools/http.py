@@ -1,5 +1,6 @@
 """Tools that are HTTP requests, defined by users (spec page 5, Agent, Tools)."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -156,6 +157,12 @@ class HttpToolDefinition(BaseModel):
         return self
 
     @property
+    def patterns(self) -> Mapping[str, str]:
+        """The patterns of its arguments, by JSON Pointer into it."""
+        found = _schema(self.parameters).patterns
+        return {f"/parameters{pointer}": pattern for pointer, pattern in found.items()}
+
+    @property
     def repeatable(self) -> bool:
         """Whether a call may be made again after a crash."""
         if self.idempotent is not None:
@@ -219,7 +226,7 @@ class HttpTool(ToolBase):
         """Send the request. Any answer but 2xx is an ERROR with the start of what it said."""
         clean = self._known.value
         try:
-            url, content = self._request(tool_call.arguments)
+            url, content = await self._request(tool_call.arguments)
             headers, sent = self._headers(content)
             clean = partial(_clean, (Redactor(sent), self._known))
             reply = await self._egress.request(
@@ -246,9 +253,12 @@ class HttpTool(ToolBase):
             ),
         )
 
-    def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
+    async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
         """URL and body of a call."""
-        self._arguments.check(arguments)
+        if self._arguments.patterns:
+            await asyncio.to_thread(self._arguments.check, arguments)
+        else:
+            self._arguments.check(arguments)
         rest = {key: arguments[key] for key in arguments if key not in self._template.names}
         if self.definition.method in _IN_QUERY:
             return self._template.fill(arguments, rest), None

@@ -1,30 +1,35 @@
 """Arguments of a tool, checked against a JSON Schema that a user wrote. Pure.
 
 A user's schema must not cost the service anything: it is bounded in size, ``$ref`` leads only
-within it and never round in a circle, patterns are matched in linear time (by the regex engine of
-pydantic-core), and a keyword that would not be obeyed is refused.
+within it and never round in a circle, patterns are bounded by :mod:`app.tools.patterns`, and a
+keyword that would not be obeyed is refused.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 import jsonschema
-from pydantic_core import SchemaError, SchemaValidator, core_schema
-from pydantic_core import ValidationError as PatternError
 
 from app.errors import InvalidInputError
 from app.tools.json_values import count_values, depth_of
+from app.tools.patterns import compiled
+from app.tools.sized_cache import sized_cache
 
 MAX_DEPTH = 16
 MAX_VALUES = 1000
 MAX_WORK = 100_000
 """Values of a schema times values of the arguments it checks."""
+MAX_MATCHING = 4_000_000
+"""States of patterns times bytes that a call matches with them: some 0.2 s at most."""
 
-_LONGEST_PATTERN = 1000
+_SCHEMA_BYTES = 20
+"""Of a schema at work, for each character of its text."""
+_MOST_CACHED_BYTES = 64_000_000
+_left_to_match: ContextVar[int] = ContextVar("left_to_match")
 _LONGEST_PROBLEM = 300
 _MOST_PROBLEMS = 5
 
@@ -54,6 +59,8 @@ class ArgumentSchema:
     Attributes:
         schema: as the model is shown it; arguments it does not name are refused unless it says
             otherwise by ``additionalProperties``.
+        patterns: its patterns by JSON Pointer into it; not checked yet, see
+            :func:`app.tools.patterns.check_patterns`.
 
     Raises:
         InvalidInputError: it is no such schema, or beyond the bounds.
@@ -66,7 +73,9 @@ class ArgumentSchema:
             raise InvalidInputError("the parameters must be a schema of type 'object'")
         _check_bounds(self.schema)
         _check_form(self.schema)
-        inlined = _Inlined(self.schema).schema
+        inlining = _Inlined(self.schema)
+        inlined = inlining.schema
+        self.patterns: Mapping[str, str] = inlining.patterns
         self._size = count_values(inlined)
         self._validator = _Validator(inlined)
 
@@ -83,9 +92,12 @@ class ArgumentSchema:
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check a call's arguments.
 
+        With patterns it may take 0.2 s, and more the first time, when it compiles them.
+
         Raises:
             InvalidInputError: says what is wrong, for the model to mend.
         """
+        _left_to_match.set(MAX_MATCHING)
         if count_values(arguments) * self._size > MAX_WORK:
             raise InvalidInputError("invalid arguments: too many values")
         try:
@@ -97,7 +109,7 @@ class ArgumentSchema:
             raise InvalidInputError(f"invalid arguments: {'; '.join(problems)}")
 
 
-@lru_cache(maxsize=256)
+@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: _SCHEMA_BYTES * len(text))
 def argument_schema(text: str) -> ArgumentSchema:
     """The same from JSON text; kept, since runs build their tools from one text again and again."""
     return ArgumentSchema(json.loads(text))
@@ -133,20 +145,26 @@ class _Inlined:
         self._left = MAX_VALUES
         self._open: list[tuple[str, ...]] = []
         self._known: dict[tuple[str, ...], Schema] = {}
-        self.schema = self._of(root)
+        self.patterns: dict[str, str] = {}
+        self.schema = self._of(root, "")
 
-    def _of(self, schema: Schema) -> Schema:
+    def _of(self, schema: Schema, place: str) -> Schema:
         self._spend(1)
         if isinstance(schema, bool):
             return schema
         inlined: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword in _ONE:
-                inlined[keyword] = self._of(value)
+                inlined[keyword] = self._of(value, f"{place}/{keyword}")
             elif keyword in _MANY:
-                inlined[keyword] = [self._of(item) for item in value]
+                inlined[keyword] = [
+                    self._of(item, f"{place}/{keyword}/{index}") for index, item in enumerate(value)
+                ]
             elif keyword in _NAMED:
-                inlined[keyword] = {name: self._of(item) for name, item in value.items()}
+                inlined[keyword] = {
+                    name: self._of(item, f"{place}/{keyword}/{_escaped(name)}")
+                    for name, item in value.items()
+                }
             elif keyword in _RULES:
                 self._spend(count_values(value))
                 inlined[keyword] = value
@@ -158,7 +176,7 @@ class _Inlined:
             ):
                 raise InvalidInputError(f"the schema keyword '{keyword[:60]}' is not supported")
         if "pattern" in inlined:
-            _matcher(inlined["pattern"])
+            self.patterns[f"{place}/pattern"] = inlined["pattern"]
         if "$ref" in schema:
             target = self._target(schema["$ref"])
             inlined["allOf"] = [*inlined.get("allOf", ()), target]
@@ -180,7 +198,7 @@ class _Inlined:
             self._known[path] = self._found(path)
         self._open.append(path)
         try:
-            return self._of(self._known[path])
+            return self._of(self._known[path], "".join(f"/{_escaped(name)}" for name in path))
         finally:
             self._open.pop()
 
@@ -194,27 +212,23 @@ class _Inlined:
         return place
 
 
-@lru_cache(maxsize=1024)
-def _matcher(pattern: str) -> SchemaValidator:
-    if len(pattern) > _LONGEST_PATTERN:
-        raise InvalidInputError(f"a pattern is longer than {_LONGEST_PATTERN} characters")
-    try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
-    except SchemaError:
-        raise InvalidInputError(
-            f"the pattern {pattern[:100]!r} is not supported: it must be a regular expression "
-            "without look-around and back-references"
-        ) from None
+def _escaped(name: str) -> str:
+    """Return a step of a JSON Pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _matches(
     validator: Any, pattern: str, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(instance, str):
-        try:
-            _matcher(pattern).validate_python(instance)
-        except PatternError:
-            yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+    if not isinstance(instance, str):
+        return
+    wanted = compiled(pattern)
+    left = _left_to_match.get() - wanted.size.states * len(instance.encode(errors="replace"))
+    if left < 0:
+        raise InvalidInputError("invalid arguments: too much text to be matched with patterns")
+    _left_to_match.set(left)
+    if not wanted.found_in(instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def _unique(

@@ -69,6 +69,17 @@ async def test_or_to_the_body(web: RawServer, egress: Egress, method: str) -> No
     assert web.requests[1].body == b"{}"
 
 
+async def test_arguments_are_matched_with_patterns(web: RawServer, egress: Egress) -> None:
+    one = {"properties": {"id": {"pattern": "^[0-9]{1,3}$"}}, "required": ["id"]}
+    tool = made(egress, web.url("/{id}"), parameters=one)
+    await result_of(tool, id="12")
+    assert "does not match" in await error_of(tool, id="1234")
+    assert [request.line for request in web.requests] == ["GET /12 HTTP/1.1"]
+    bomb = {"properties": {"id": {"pattern": "(a{99}){99}"}}, "required": ["id"]}
+    stored = made(egress, web.url("/{id}"), parameters=bomb)  # by a version without these bounds
+    assert "repeat less" in await error_of(stored, id="a")
+
+
 async def test_without_other_parameters_there_is_no_body(web: RawServer, egress: Egress) -> None:
     only_id = {"properties": {"id": {"type": "string"}}, "required": ["id"]}
     await result_of(made(egress, web.url("/{id}"), method="POST", parameters=only_id), id="1")

@@ -1,0 +1,83 @@
+"""Agents whose tools have costly patterns: refused at once, compiled beside other requests."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.api.test_bad_input import GOOD, problem
+
+UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+
+
+def agent(*tools: list[str]) -> dict[str, Any]:
+    """An agent whose tools have these patterns."""
+    made = [
+        {
+            "type": "http",
+            "name": f"tool{number}",
+            "description": "x",
+            "method": "POST",
+            "url": "https://api.example.com/",
+            "parameters": {
+                "properties": {str(index): {"pattern": each} for index, each in enumerate(patterns)}
+            },
+        }
+        for number, patterns in enumerate(tools)
+    ]
+    return GOOD | {"tools": made}
+
+
+async def longest_gap(until: asyncio.Task[Any]) -> float:
+    """Return the longest time of this process's in which the event loop did nothing else."""
+    longest, last = 0.0, time.process_time()
+    while not until.done():
+        await asyncio.sleep(0)
+        longest, last = max(longest, (now := time.process_time()) - last), now
+    return longest
+
+
+def bomb(start: int, count: int) -> list[str]:
+    return [f"{start + number}z\\w{{90}}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("tools", "pointer"),
+    [
+        ([bomb(0, 100)], "/tools/0/parameters/properties/8/pattern"),
+        ([bomb(0, 50), bomb(50, 50)], "/tools/0/parameters/properties/8/pattern"),
+        ([["a"] * 50] * 4 + [["a"]], "/tools/4/parameters/properties/0/pattern"),
+        ([["a", "(a{40}){40}"]], "/tools/0/parameters/properties/1/pattern"),
+    ],
+)
+async def test_too_large_patterns_are_refused_at_once(
+    client: httpx2.AsyncClient, tools: list[list[str]], pointer: str
+) -> None:
+    sent = asyncio.ensure_future(client.post("/v1/agents", json=agent(*tools)))
+    assert await longest_gap(sent) < 0.2
+    body = problem(await sent, 422)
+    assert body["code"] == "pattern_too_large"
+    assert [error["pointer"] for error in body["errors"]] == [pointer]
+    assert (await client.get("/v1/agents")).json()["items"] == []
+
+
+async def test_others_are_answered_while_patterns_are_compiled(client: httpx2.AsyncClient) -> None:
+    """Compiling one takes 0.02 s and holds the interpreter; between two of them others run."""
+    patterns = bomb(900, 8)
+    sent = asyncio.ensure_future(client.post("/v1/agents", json=agent(patterns)))
+    began = time.process_time()
+    gap = await longest_gap(sent)
+    assert (await sent).status_code == 201, (await sent).text
+    assert gap < (time.process_time() - began) / 2
+
+
+async def test_a_usual_pattern_is_taken_in_each_of_many_tools(client: httpx2.AsyncClient) -> None:
+    body = agent(*[[UUID, r"^[\w.-]{1,64}$"]] * 40)
+    assert (await client.post("/v1/agents", json=body)).status_code == 201
+    stored = (await client.get("/v1/agents/a")).json()
+    assert stored["tools"][39]["parameters"] == body["tools"][39]["parameters"]
+    broken = {name: value for name, value in agent(["("]).items() if name != "name"}
+    error = problem(await client.put("/v1/agents/a", json=broken), 422)["errors"][0]
+    assert error["pointer"] == "/tools/0/parameters/properties/0/pattern"

@@ -1,0 +1,133 @@
+"""Patterns that users write: measured without compiling, and refused before they cost anything."""
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidInputError
+from app.tools.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
+from app.tools.sized_cache import sized_cache
+
+UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+
+
+def check(*tools: list[str]) -> None:
+    check_patterns(
+        {
+            str(tool): {f"/{tool}/{index}": pattern for index, pattern in enumerate(patterns)}
+            for tool, patterns in enumerate(tools)
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(UUID, r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$", r"^[\w.+-]{1,64}@[a-z0-9.-]{1,190}$"),
+        *(r"^\p{L}{1,40}$", "^(?i:[a-z]{1,10}-){1,99}$", "a{1000}", "[]{9}]{10}", "", "(|a)"),
+        *(r"\{1000}{1000}", r"[\]{1000}]{1000}", "[[:alpha:]{99}]{99}", r"\x{41}{99}", "x|^$"),
+    ],
+)
+def test_usual_patterns_are_taken(pattern: str) -> None:
+    check([pattern])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("a{1001}", "(a{101}){10}", "(?:(?:a{11}){10}){10}", "a{2}{501}", "(?P<n>a{101}){10}"),
+        *("((a|b{101})c){10}", "(a{0101}){0000000000010}", "(a{ 101 }){ 9 , 10 }", "(a{1001,})?"),
+        *(
+            r"(\b{101}){10}",
+            "(^{101}){10}",
+            r"(\){101}){10}",
+            "([^]a]{101}){10}",
+            "(?i)(a{999}){2}",
+        ),
+        *("([[a]b]{101}){10}", "(){1001}", "a" * 1001, r"\w{900}", r"\w{450}", "[--a]{1001}"),
+    ],
+)
+def test_a_pattern_that_grows_too_large_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        check(["a"], ["a", pattern])
+    assert (caught.value.code, caught.value.pointer) == ("pattern_too_large", "/1/1")
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)", r"(a)\1", "(", "[", "{3}", "a{,", "(?x) a", "\\"])
+def test_a_pattern_that_is_not_supported_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidInputError, match="not supported") as caught:
+        check([pattern])
+    assert (caught.value.code, caught.value.pointer) == ("invalid", "/0/0")
+
+
+@pytest.mark.parametrize(
+    ("tools", "pointer"),
+    [
+        ([["a"] * 50] * 4, None),
+        ([["a"], ["a"] * 51], "/1/50"),
+        ([["a"] * 50] * 4 + [["b"]], "/4/0"),
+        ([[r"\w{90}"] * 50] * 4, None),
+        ([[rf"{number}z\w{{90}}" for number in range(10)]], "/0/8"),
+    ],
+)
+def test_an_agent_has_so_many_patterns(tools: list[list[str]], pointer: str | None) -> None:
+    if pointer is None:
+        check(*tools)
+        return
+    began = time.process_time()
+    with pytest.raises(InvalidInputError) as caught:
+        check(*tools)
+    assert (caught.value.code, caught.value.pointer) == ("pattern_too_large", pointer)
+    assert time.process_time() - began < 0.05  # nothing was compiled
+
+
+_LEAVES = st.sampled_from(["a", r"\w", r"\d", ".", "[^a-f]", r"[\w-]", "^", r"\b", "é", r"\p{L}"])
+
+
+def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    counts = st.integers(1, 40)
+    groups = st.sampled_from(["({})", "(?:{})", "(?i:{})"])
+    return st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map("|".join),
+        st.tuples(groups, inner, counts).map(
+            lambda it: it[0].replace("{}", it[1]) + f"{{{it[2]}}}"
+        ),
+    )
+
+
+@given(st.recursive(_LEAVES, _grown, max_leaves=8))
+def test_the_engine_takes_what_was_measured_as_small(pattern: str) -> None:
+    """The engine refuses beyond 10 MB: a measure that is too small would let that happen."""
+    size = size_of(pattern)
+    if size.repeats <= 1000 and size.bytes <= 4_000_000:
+        compiled(pattern)
+
+
+@given(st.text("a1{},\\[]^-()|?*wpx:< ", max_size=40))
+def test_whatever_is_measured_ends(pattern: str) -> None:
+    with suppress(InvalidInputError):
+        check([pattern])
+
+
+def test_the_cache_is_bounded_by_bytes() -> None:
+    made: list[str] = []
+
+    @sized_cache(10, size=lambda text, _: len(text))
+    def upper(text: str) -> str:
+        made.append(text)
+        return text.upper()
+
+    def use(*texts: str) -> list[Any]:
+        made.clear()
+        assert [upper(text) for text in texts] == [text.upper() for text in texts]
+        return list(made)
+
+    assert use("aaaa", "bbbb", "aaaa") == ["aaaa", "bbbb"]
+    assert use("cccc", "aaaa", "bbbb") == ["cccc", "bbbb"]
+    assert use("d" * 11, "d" * 11) == ["d" * 11] * 2
+    assert MOST_CACHED_BYTES <= 64_000_000
