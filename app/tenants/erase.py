@@ -42,6 +42,7 @@ from app.db.tables import (
     session_memory,
     sessions,
     tenants,
+    waiting_runs,
     ws_tickets,
 )
 from app.errors import NotFoundError
@@ -65,7 +66,8 @@ _OF_RUNS = [
     if "run_id" in table.c and table is not episodes and table is not session_memory
 ]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
-_OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c]
+# The count of waiting runs follows from the runs: it is removed with the tenant itself.
+_OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c and table is not waiting_runs]
 # What is removed was paid for all the same.
 _SPENT = text("""
     SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
@@ -169,6 +171,8 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
         try:
             async with begin() as tx:
                 if tenant_id != DEFAULT_TENANT:
+                    counted = waiting_runs.c.tenant_id == tenant_id
+                    await _delete(tx, waiting_runs, counted, removed)
                     await _delete(tx, tenants, tenants.c.id == tenant_id, removed)
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}

@@ -89,6 +89,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
         ),
         "memory_indexes (tenant_id) SELECT tenant_id",
+        "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",
         (
             "patterns (tenant_id, id, name, category, document)"
             " SELECT tenant_id, id, 'x', 'domain', '{}'"
@@ -220,7 +221,10 @@ async def test_the_default_tenant_is_emptied_and_stays(
     )
     assert (status, said) == (0, "")
     left = await counts(database_url, "default")
-    assert {table: count for table, count in left.items() if count} == {"audit_log": 2}
+    assert {table: count for table, count in left.items() if count} == {
+        "audit_log": 2,
+        "waiting_runs": 1,
+    }
     assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
     # Nobody is let in without a key now, though there is none.
     assert (await service.client.get("/v1/agents")).status_code == 401

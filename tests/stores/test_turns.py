@@ -25,10 +25,12 @@ NEW: dict[str, Any] = {
 }
 
 
-async def accept(connection: asyncpg.Connection, tenant: UUID, priority: int = 5) -> UUID:
+async def accept(
+    connection: asyncpg.Connection, tenant: UUID, priority: int = 5, session: str | None = None
+) -> UUID:
     """Accept a run of a tenant; its id."""
     await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
-    new = to_json({**NEW, "priority": priority}).decode()
+    new = to_json({**NEW, "priority": priority, "session_id": session}).decode()
     answer = from_json(
         await connection.fetchval("SELECT accept_run($1, $2, '[]', '[]', '[]')", tenant, new)
     )

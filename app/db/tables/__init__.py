@@ -31,6 +31,7 @@ from app.db.tables.runs import (
     runs,
     schedules,
     tasks,
+    waiting_runs,
     webhooks,
 )
 from app.db.tables.sessions import session_memory, sessions
@@ -81,6 +82,7 @@ __all__ = [
     "tasks",
     "tenants",
     "token_usage",
+    "waiting_runs",
     "webhooks",
     "worker_tenants",
     "workers",

@@ -112,6 +112,15 @@ Index(
     postgresql_where=text("metadata <> '{}'::jsonb"),
 )
 
+# How many runs of a tenant wait for a place: the sum of its parts. Triggers keep it.
+waiting_runs = Table(
+    "waiting_runs",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("part", BigInteger, Identity(always=True), primary_key=True),
+    Column("runs", Integer, nullable=False),
+)
+
 _RUN = (["tenant_id", "run_id"], ["runs.tenant_id", "runs.id"])
 
 tasks = Table(
