@@ -14,7 +14,7 @@ import asyncpg
 import httpx2
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.llm.demo_model.conversation import Answer
+from app.llm.demo_model.conversation import Answer, read
 from tests.fake_model import Reply, calls, gated, response, text
 
 Step = Answer | Callable[[dict[str, Any]], Reply]
@@ -25,8 +25,9 @@ FINAL = ("completed", "failed", "timeout", "cancelled")
 
 def prompt_of(request: dict[str, Any]) -> str:
     """The first line that the agent of a request was asked."""
-    asked = next(each for each in request["messages"] if each["role"] == "user")
-    return str(asked["content"]).split("\n")[0]
+    first = next(i for i, each in enumerate(request["messages"]) if each["role"] == "user")
+    asked = read(request | {"messages": request["messages"][: first + 1]}).asked
+    return asked.split("\n")[0]
 
 
 def step_of(request: dict[str, Any]) -> int:

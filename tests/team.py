@@ -5,6 +5,7 @@ from typing import Any
 import httpx2
 
 from app.demo.scenarios import SOFTWARE
+from app.llm.demo_model.conversation import read
 
 RUN = SOFTWARE.run
 CALLS = 7
@@ -38,17 +39,17 @@ async def start(client: httpx2.AsyncClient, **changes: Any) -> str:
 
 
 def systems(request: dict[str, Any]) -> list[str]:
-    """The system messages of a model request, from the first message up to the first other."""
-    found = []
-    for message in request["messages"]:
-        if message["role"] != "system":
-            break
-        found.append(message["content"])
-    return found
+    """What the agent of a model request was told: its own system message, how its sub-agents
+    depend on each other, and each piece of context that opens the turn of its query."""
+    conversation = read(request)
+    (system,) = conversation.system
+    awareness = system.removeprefix(conversation.own).strip()
+    told = [conversation.own, *([awareness] if awareness else [])]
+    return told + [piece[0].strip() for piece in conversation.context]
 
 
 def asked_of(request: dict[str, Any]) -> str:
     """Which of the team's agents a model request is of, told by its own system message."""
-    own = request["messages"][0]["content"]
+    own = read(request).own
     name: str = next(agent["name"] for agent in SOFTWARE.agents if agent["system_message"] == own)
     return name

@@ -56,7 +56,10 @@ class QueryLoop:
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
         self._messages: Sequence[StandardMessage] = ()
-        self._options = ModelOptions(on_failed_try=partial(query.recorder.model_try_failed, query))
+        self._options = ModelOptions(
+            on_failed_try=partial(query.recorder.model_try_failed, query),
+            asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
+        )
 
     async def run(self) -> AssistantResponse:
         """Run the query.

@@ -6,12 +6,18 @@ encoding kept on a message safe to reuse at every later model call.
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr
 
 from app.clock import utcnow
 from app.graph.rendering import as_text
+
+T = TypeVar("T")
+
+SHARED_MEMORY = "shared_memory"
+WORKING_MEMORY = "working_memory"
+_CONTEXT = (SHARED_MEMORY, WORKING_MEMORY)
 
 
 class ToolStatus(StrEnum):
@@ -104,14 +110,14 @@ class Message(BaseModel):
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    _encoded: tuple[str, bytes] | None = PrivateAttr(default=None)
+    _encoded: tuple[str, Any] | None = PrivateAttr(default=None)
 
-    def encoded(self, dialect: str, encode: Callable[[Self], bytes]) -> bytes:
+    def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
         """The wire form of this message in ``dialect``, computed once and kept."""
         # Past the attribute access of private fields, which costs 5 µs per message and call.
         private = self.__pydantic_private__
         assert private is not None
-        cached: tuple[str, bytes] | None = private["_encoded"]
+        cached: tuple[str, T] | None = private["_encoded"]
         if cached is None or cached[0] != dialect:
             private["_encoded"] = cached = (dialect, encode(self))
         return cached[1]
@@ -124,6 +130,11 @@ class Message(BaseModel):
 
 class SystemMessage(Message):
     role: Literal["system"] = "system"
+
+    @property
+    def is_context(self) -> bool:
+        """Whether it is data that a query was given, and no instruction: memory of some kind."""
+        return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 
 class HumanMessage(Message):

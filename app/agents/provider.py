@@ -45,11 +45,15 @@ class ModelOptions:
         model: name of the model; ``None`` takes the provider's own default.
         on_failed_try: told of each failed try before the next one.
         max_output_tokens: that the model may produce; ``None``: as it likes.
+        asked: the user's message that began the query. What the query was given as context goes
+            into its turn, so that the start of the prompt stays the same from call to call.
+            ``None``: the newest one.
     """
 
     model: str | None = None
     on_failed_try: Callable[[FailedTry], None] | None = None
     max_output_tokens: int | None = None
+    asked: StandardMessage | None = None
 
 
 class LLMProvider(Protocol):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Protocol
 
-from app.agents.messages import HumanMessage, StandardMessage, SystemMessage
+from app.agents.messages import SHARED_MEMORY, HumanMessage, StandardMessage, SystemMessage
 from app.agents.recording import Query
-from app.agents.sharing import AWARENESS, SHARED, shared_message
+from app.agents.sharing import AWARENESS, shared_message
 from app.errors import InvalidInputError
 from app.graph.shared_memory import MemoryItem
 
@@ -158,7 +158,7 @@ def _after_shared(history: Sequence[StandardMessage]) -> int:
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(
-            (AWARENESS, SHARED)
+            (AWARENESS, SHARED_MEMORY)
         ):
             place = index + 1
     return place

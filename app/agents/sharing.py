@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from hashlib import sha256
 from unicodedata import normalize
 
-from app.agents.messages import StandardMessage, SystemMessage
+from app.agents.messages import SHARED_MEMORY, StandardMessage, SystemMessage
 from app.agents.recording import Query
 from app.graph.shared_memory import MemoryItem
 
 AWARENESS = "orchestrator_awareness"
-SHARED = "shared_memory"
 
 _SHORT = 8
 # Cyrillic, Greek and others' letters that look like a to f, in lower case.
@@ -53,7 +52,7 @@ def shared_message(item: MemoryItem) -> SystemMessage:
             f"<shared-context-{mark}>{item.content}</shared-context-{mark}>"
         ),
         metadata={
-            SHARED: True,
+            SHARED_MEMORY: True,
             "shared_memory_source": item.source_id,
             "shared_memory_version": item.version,
         },
@@ -116,7 +115,7 @@ async def publish_answer(
 
 
 def _is_shared(message: StandardMessage) -> bool:
-    return isinstance(message, SystemMessage) and SHARED in message.metadata
+    return isinstance(message, SystemMessage) and SHARED_MEMORY in message.metadata
 
 
 def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:

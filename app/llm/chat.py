@@ -9,7 +9,8 @@ from app.agents.provider import ToolSchema
 from app.llm.answer import AnswerBuilder, PartialCall, decode_arguments
 from app.llm.dialect import Dialect
 from app.llm.failures import Reporter
-from app.llm.wire import encode_head, encode_json, function_of, tool_outputs
+from app.llm.turns import Piece, piece_of
+from app.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
 
 KEY = "chat"
 
@@ -29,6 +30,7 @@ def chat_completions(model: str, extra: Mapping[str, Any]) -> Dialect:
         head=encode_head(fields, OWN_FIELDS, extra) + b',"messages":[',
         messages_key=KEY,
         encode_message=encode_message,
+        spoken=b'{"role":"%b","content":"%b"}',
         tools_key=KEY,
         encode_tool=encode_tool,
         most_key=b"max_completion_tokens",
@@ -36,24 +38,13 @@ def chat_completions(model: str, extra: Mapping[str, Any]) -> Dialect:
     )
 
 
-def encode_message(message: StandardMessage) -> bytes:
-    """One message; a :class:`ToolMessage` of several results gives several, joined by commas.
+def encode_message(message: StandardMessage) -> Piece:
+    """One message; a :class:`ToolMessage` of several results gives several items.
 
     Raises:
         HistoryError: a tool message without results, which answers no call.
     """
-    if isinstance(message, ToolMessage):
-        return b",".join(
-            [
-                encode_json({"role": "tool", "tool_call_id": call_id, "content": text})
-                for call_id, text in tool_outputs(message)
-            ]
-        )
-    wire: dict[str, Any] = {"role": message.role, "content": message.content}
-    if isinstance(message, AssistantMessage) and message.tool_calls:
-        wire["content"] = message.content or None
-        wire["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return encode_json(wire)
+    return piece_of(message, _items)
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -65,8 +56,23 @@ def encode_tool(schema: ToolSchema) -> bytes:
     return encode_json({"type": "function", "function": function})
 
 
+def _items(message: AssistantMessage | ToolMessage) -> bytes:
+    if isinstance(message, ToolMessage):
+        return b",".join(
+            [
+                encode_json({"role": "tool", "tool_call_id": strict_id(call_id), "content": text})
+                for call_id, text in tool_outputs(message)
+            ]
+        )
+    wire: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.tool_calls:
+        wire["content"] = message.content or None
+        wire["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return encode_json(wire)
+
+
 def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": function_of(call)}
+    return {"id": strict_id(call.id), "type": "function", "function": function_of(call)}
 
 
 class ChatAnswer(AnswerBuilder):

@@ -11,6 +11,7 @@ from app.agents.messages import StandardMessage
 from app.agents.provider import ToolSchema
 from app.llm.answer import AnswerBuilder
 from app.llm.failures import Reporter
+from app.llm.turns import Piece, arranged
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Dialect:
         path: of the endpoint, below the base URL.
         head: the body up to its messages, the opening bracket of their list included.
         messages_key: under it a message keeps its encoding; another one replaces it.
-        encode_message: one message; several items are joined by commas.
+        encode_message: one message.
+        spoken: an item that is text: of a role, and the inside of a JSON string.
         tools_key: under it a tool keeps its encoding.
         encode_tool: one tool.
         most_key: the field that bounds how many tokens the model produces.
@@ -31,7 +33,8 @@ class Dialect:
     path: str
     head: bytes
     messages_key: str
-    encode_message: Callable[[StandardMessage], bytes]
+    encode_message: Callable[[StandardMessage], Piece]
+    spoken: bytes
     tools_key: str
     encode_tool: Callable[[ToolSchema], bytes]
     most_key: bytes
@@ -42,17 +45,21 @@ class Dialect:
         messages: Iterable[StandardMessage],
         tools: Iterable[ToolSchema],
         most: int | None = None,
+        asked: StandardMessage | None = None,
     ) -> bytes:
         """The whole body of a request.
 
         Args:
             most: tokens that the model may produce; ``None``: as it likes.
+            asked: the message whose turn context opens; see :class:`ModelOptions`.
 
         Raises:
             HistoryError: a message that cannot be sent.
         """
         key, encode = self.messages_key, self.encode_message
-        items = b",".join([message.encoded(key, encode) for message in messages])
+        pieces = [message.encoded(key, encode) for message in messages]
+        piece = None if asked is None else asked.encoded(key, encode)
+        items = b",".join(arranged(pieces, piece, self.spoken))
         schemas = b",".join([self._tool(schema) for schema in tools])
         end = b'],"tools":[%b]' % schemas if schemas else b"]"
         end += b"}" if most is None else b',"%b":%d}' % (self.most_key, most)

@@ -145,7 +145,7 @@ class OpenAIProvider:
             HistoryError: a message cannot be sent.
         """
         dialect = self._dialect(options.model or self.model)
-        body = dialect.body(messages, tools, options.max_output_tokens)
+        body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
         number, failed_at = 1, None
         while True:
             answer = await self._try(dialect, body, on_delta)

@@ -12,6 +12,7 @@ from app.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from app.agents.provider import ToolSchema
 from app.llm.dialect import Dialect
 from app.llm.responses_answer import REPLAY, ResponsesAnswer
+from app.llm.turns import Piece, piece_of
 from app.llm.wire import encode_head, encode_json, function_of, tool_outputs
 
 KEY = "responses"
@@ -48,6 +49,7 @@ def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
         head=encode_head(fields, OWN_FIELDS, extra) + b',"input":[',
         messages_key=f"{KEY} {model}",  # only the model that reasoned can read its reasoning
         encode_message=partial(encode_message, model=model),
+        spoken=b'{"type":"message","role":"%b","content":"%b"}',
         tools_key=KEY,
         encode_tool=encode_tool,
         most_key=b"max_output_tokens",
@@ -55,13 +57,13 @@ def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
     )
 
 
-def encode_message(message: StandardMessage, *, model: str) -> bytes:
-    """The items of one message, joined by commas.
+def encode_message(message: StandardMessage, *, model: str) -> Piece:
+    """One message, of which a model's or a tool's may be several items.
 
     Raises:
         HistoryError: a tool message without results, which answers no call.
     """
-    return b",".join([encode_json(item) for item in _items(message, model)])
+    return piece_of(message, partial(_items, model=model))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -76,16 +78,16 @@ def encode_tool(schema: ToolSchema) -> bytes:
     )
 
 
-def _items(message: StandardMessage, model: str) -> list[dict[str, Any]]:
+def _items(message: AssistantMessage | ToolMessage, *, model: str) -> bytes:
     if isinstance(message, ToolMessage):
-        return [
+        items: list[dict[str, Any]] = [
             {"type": "function_call_output", "call_id": call_id, "output": text}
             for call_id, text in tool_outputs(message)
         ]
-    spoken = {"type": "message", "role": message.role, "content": message.content}
-    if isinstance(message, AssistantMessage):
-        return _answer_items(message, spoken, _output(message, model))
-    return [spoken]
+    else:
+        spoken = {"type": "message", "role": "assistant", "content": message.content}
+        items = _answer_items(message, spoken, _output(message, model))
+    return b",".join([encode_json(item) for item in items])
 
 
 def _output(message: AssistantMessage, model: str) -> list[dict[str, Any]]:

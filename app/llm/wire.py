@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from hashlib import md5
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
 from app.agents.messages import ToolCall, ToolMessage
 from app.errors import HistoryError, InvalidInputError
+from app.llm.stand_ins import EMPTY
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_NAME = 64
+_STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
 def encode_json(value: Any) -> bytes:
@@ -50,6 +53,18 @@ def function_of(call: ToolCall) -> dict[str, str]:
     return {"name": name, "arguments": encode_json(call.arguments).decode()}
 
 
+def strict_id(call_id: str) -> str:
+    """The id of a tool call as every chat template takes it, the same for the same id.
+
+    Mistral's take nine letters or digits only, be the id of the server's own making or not
+    (github.com/vllm-project/vllm/issues/9019). An id of Kimi's says which function was called, and
+    stays: its template puts it into the prompt.
+    """
+    if _STRICT_ID.fullmatch(call_id):
+        return call_id
+    return md5(call_id.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:9]
+
+
 def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
     """What the model reads of each result: the id of its call, and the text.
 
@@ -62,8 +77,13 @@ def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
     # The content is what the model reads; only where one message holds several results does it
     # not say which text belongs to which.
     if len(results) == 1 and message.content:
-        return [(results[0].tool_call_id, message.content)]
-    return [(result.tool_call_id, result.text) for result in results]
+        texts = [message.content]
+    else:
+        texts = [result.text for result in results]
+    return [
+        (result.tool_call_id, text if text.strip() else EMPTY)
+        for result, text in zip(results, texts, strict=True)
+    ]
 
 
 def without_lone_surrogates(value: Any) -> Any:

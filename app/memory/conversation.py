@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from app.agents.messages import (
+    SHARED_MEMORY,
     AssistantMessage,
     StandardMessage,
     SystemMessage,
@@ -15,7 +16,7 @@ from app.agents.messages import (
     ToolStatus,
 )
 from app.agents.provider import ToolSchema
-from app.agents.sharing import AWARENESS, SHARED
+from app.agents.sharing import AWARENESS
 from app.graph.rendering import as_text
 from app.memory.summaries import TokenCounter, summary_of
 
@@ -125,7 +126,7 @@ def head_of(history: Sequence[StandardMessage]) -> int:
     its sub-agents, and shared context."""
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
-            index == 0 or AWARENESS in message.metadata or SHARED in message.metadata
+            index == 0 or AWARENESS in message.metadata or SHARED_MEMORY in message.metadata
         )
         if not is_own:
             return index

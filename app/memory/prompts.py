@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
-from app.agents.messages import StandardMessage, SystemMessage, ToolCall, ToolMessage, ToolResult
+from app.agents.messages import (
+    WORKING_MEMORY,
+    StandardMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+)
 from app.agents.provider import ToolSchema
 from app.agents.recording import Query
 from app.agents.sharing import fence
@@ -302,7 +309,7 @@ class RunMemory:
             body = "\n".join(parts)
             mark = fence(body)
             content = f"{_TEXT}\n<working-memory-{mark}>\n{body}\n</working-memory-{mark}>"
-            self._notes[parts] = SystemMessage(content=content, metadata={"working_memory": True})
+            self._notes[parts] = SystemMessage(content=content, metadata={WORKING_MEMORY: True})
         return self._notes[parts]
 
     def _fitting(self) -> SystemMessage | None:

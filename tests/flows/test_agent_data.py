@@ -9,6 +9,7 @@ from app.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.fake_responses import FakeResponses
 from tests.service import Running, running
+from tests.team import systems
 
 PLUGIN = """
 from app.agents import AgentEvent, HumanMessage
@@ -171,7 +172,7 @@ async def test_recall_brings_what_lies_further_up(bottega: Running, model: FakeM
     )
     run_id = answer.json()["id"]
     assert answer.json()["status"] == "completed"
-    given = [message["content"] for message in model.requests[-1]["messages"]]
+    given = systems(model.requests[-1])
     assert "A summary." in given[1]
     assert "invoice within thirty" in given[2]
     items = (await bottega.client.get(f"/v1/runs/{run_id}/context/last")).json()["items"]
@@ -201,5 +202,5 @@ async def test_a_plugin_s_hooks_reach_agents_of_the_service(
         await create(bottega, "solo", metadata={"team": "crew"})
         model.script(text("done"))
         assert (await ask(bottega, "solo"))["output"] == "done"
-    assert model.requests[0]["messages"][-1]["content"] == "from the plugin of crew"
+    assert model.requests[0]["messages"][-1]["content"] == "x\n\nfrom the plugin of crew"
     sys.modules.pop("shop_plugin", None)

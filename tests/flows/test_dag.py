@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.llm.demo_model.conversation import read
 from tests.fake_model import FakeModel, Reply, gated, http_error, text
 from tests.service import Running
 from tests.team import define_graph, systems
@@ -14,7 +15,7 @@ DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
 
 def named(request: dict[str, Any]) -> str:
     """Which agent a request is of: each says in its system message who it is."""
-    return str(request["messages"][0]["content"]).removeprefix("You are ").removesuffix(".")
+    return read(request).own.removeprefix("You are ").removesuffix(".")
 
 
 def says(**replies: Reply) -> Any:
@@ -43,7 +44,8 @@ async def test_every_agent_is_asked_once_its_predecessors_have_answered(
     assert named(model.requests[0]) == "a"
     assert named(model.requests[3]) == "d"
     for request in model.requests:
-        assert request["messages"][-1] == {"role": "user", "content": "The question."}
+        assert [message["role"] for message in request["messages"]] == ["system", "user"]
+        assert request["messages"][-1]["content"].split("\n\n")[-1] == "The question."
     context = [message.split("\n")[0] for message in systems(asked["d"])[1:]]
     assert context == ["Shared context from b:", "Shared context from c:"]
     assert run["usage"]["model_calls"] == 4

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from app.llm.stand_ins import GO_ON
 from app.runs import queue
 from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
@@ -137,7 +138,8 @@ async def test_messages_as_input_reach_the_model_in_order(
     )
     assert answer.json()["status"] == "completed"
     assert answer.json()["input"] == messages
-    assert model.requests[0]["messages"][1:] == messages
+    begun = {"role": "user", "content": GO_ON}  # every template wants a user to speak first
+    assert model.requests[0]["messages"][1:] == [begun, *messages]
 
 
 async def test_a_run_keeps_the_versions_it_pinned(bottega: Running, model: FakeModel) -> None:

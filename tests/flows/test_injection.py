@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.llm.demo_model.conversation import read
 from app.settings import Settings
 from tests.domain.test_injection import HOSTILE, RENDERED
 from tests.fake_model import FakeModel, Reply, calls, text
@@ -36,11 +37,12 @@ def shape(request: dict[str, Any]) -> list[str]:
 def shared_with(request: dict[str, Any]) -> dict[str, str]:
     """What was shared in a request by its source; each piece within a fence of its own."""
     found = {}
-    for message in request["messages"]:
-        if message["role"] == "system" and message["content"].startswith("Shared context"):
-            piece = RENDERED.fullmatch(message["content"])
+    for context in read(request).context:
+        text = context[0].removesuffix("\n\n")
+        if text.startswith("Shared context"):
+            piece = RENDERED.fullmatch(text)
             assert piece is not None
-            assert message["content"].count(f"</shared-context-{piece['mark']}>") == 1
+            assert text.count(f"</shared-context-{piece['mark']}>") == 1
             found[piece["source"]] = piece["content"]
     return found
 
@@ -57,12 +59,12 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
     model.decide = decide
     update = {"openai_base_url": model.base_url, "egress_allow": ["127.0.0.1"]}
     look = {"type": "http", "name": "look", "description": ALL, "url": web.url()}
-    read = {"type": "builtin", "name": "read_shared_memory"}
+    reader = {"type": "builtin", "name": "read_shared_memory"}
     run = {"mode": "dag", "graph": "g", "input": "go", "session_id": "s"}
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await create(bottega, "a", tools=[look])
         await create(bottega, "b")
-        await create(bottega, "c", recall={"mode": "semantic", "k": 3}, tools=[read])
+        await create(bottega, "c", recall={"mode": "semantic", "k": 3}, tools=[reader])
         edges = [
             {"source": "a", "target": "b", "policy": "full_history"},
             {"source": "b", "target": "c", "policy": "tool_results"},
@@ -87,23 +89,24 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
         ["system", "user"],
         ["system", "user", "assistant", "tool"],
     )
-    remembered = by_agent["b"][-1]["messages"].pop(2)  # what the runs before taught
-    mark = re.search("<working-memory-([0-9a-f]+)>\n", remembered["content"])
+    remembered = by_agent["b"][-1]["messages"][1]["content"]  # what the runs before taught
+    mark = re.search("<working-memory-([0-9a-f]+)>\n", remembered)
     assert mark is not None
-    assert remembered["content"].count(f"</working-memory-{mark[1]}>") == 1
-    assert remembered["content"].endswith(f"\n</working-memory-{mark[1]}>")
+    assert remembered.count(f"</working-memory-{mark[1]}>") == 1
+    assert remembered.endswith(f"\n</working-memory-{mark[1]}>\n\ngo")
     for request in by_agent["b"]:
-        assert shape(request) == ["system", "system", "user"]
+        assert shape(request) == ["system", "user"]
         assert shared_with(request)["a"].startswith(f"{ALL}\n\nConversation:\n")
     for request in by_agent["c"]:
-        assert shape(request) == ["system", "system", "system", "user"]
+        assert shape(request) == ["system", "user"]
         assert shared_with(request) == {"a": ALL, "b": ALL}
     for request in model.requests:
         own, *_, asked = [
             each for each in request["messages"] if each["role"] in ("system", "user")
         ]
         assert own["content"] == f"You are {named(request)}."
-        assert asked["content"] == "go"
+        assert read(request).asked == "go"
+        assert asked["content"].endswith("go")
         assert [each["function"]["name"] for each in request.get("tools", ())] in (
             ["look"],
             ["read_shared_memory"],

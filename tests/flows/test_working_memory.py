@@ -10,7 +10,7 @@ from app.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.service import Running, running
-from tests.team import define, start
+from tests.team import define, start, systems
 
 
 async def known(bottega: Running, run_id: str) -> dict[str, Any]:
@@ -177,9 +177,7 @@ async def test_what_earlier_runs_taught_is_a_section_of_it(
     given = found["text"]["retrieved"]
     assert given.startswith(f"episode:{episode_id_of(UUID(runs[0]))}: [SUCCESS")
     assert "Todos." in given
-    note = model.requests[-1]["messages"][1]
-    assert note["role"] == "system"
-    assert given in note["content"]
+    assert given in systems(model.requests[-1])[1]
 
 
 async def test_answers_of_a_tool_that_is_called_as_its_own_are_results_too(

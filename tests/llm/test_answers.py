@@ -18,6 +18,7 @@ from app.agents.messages import (
 )
 from app.agents.provider import ToolSchema
 from app.errors import HistoryError, ModelError
+from app.llm.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 
@@ -84,7 +85,9 @@ async def test_the_request_holds_the_conversation(model: FakeModel, asking: Aski
             )
         ),
         ToolMessage(tool_results=(result, failed)),
+        AssistantMessage(content="3"),
         AssistantMessage(content=""),
+        "and now?",
         tools=[ToolSchema("add", "Adds.", SCHEMA)],
         model="other-model",
     )
@@ -99,7 +102,7 @@ async def test_the_request_holds_the_conversation(model: FakeModel, asking: Aski
             "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA},
         }
     ]
-    system, user, assistant, first, second, empty = request["messages"]
+    system, user, assistant, first, second, answer, more = request["messages"]
     assert system == {"role": "system", "content": "Sei un aiuto. ✓"}
     assert user == {"role": "user", "content": "1 + 2?"}
     assert assistant["content"] is None
@@ -107,9 +110,11 @@ async def test_the_request_holds_the_conversation(model: FakeModel, asking: Aski
         {"a": 1, "b": 2},
         {},
     ]
-    assert first == {"role": "tool", "tool_call_id": "c1", "content": '{"sum":3}'}
-    assert second == {"role": "tool", "tool_call_id": "c2", "content": "Error: no numbers"}
-    assert empty == {"role": "assistant", "content": ""}
+    ids = [call["id"] for call in assistant["tool_calls"]]
+    assert first == {"role": "tool", "tool_call_id": ids[0], "content": '{"sum":3}'}
+    assert second == {"role": "tool", "tool_call_id": ids[1], "content": "Error: no numbers"}
+    assert answer == {"role": "assistant", "content": "3"}
+    assert more == {"role": "user", "content": "and now?"}
 
 
 async def test_without_tools_the_request_has_none(model: FakeModel, asking: Asking) -> None:
@@ -123,12 +128,16 @@ async def test_extra_fields_ride_along(model: FakeModel) -> None:
     assert model.requests[0]["temperature"] == 0
 
 
+def encoded_again(message: HumanMessage) -> Piece:
+    raise AssertionError("encoded twice")
+
+
 async def test_each_message_is_encoded_once(model: FakeModel, asking: Asking) -> None:
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    encoded = message.encoded("chat", lambda _: pytest.fail("encoded twice"))
-    assert json.loads(encoded) == model.requests[0]["messages"][0]
+    _, text = message.encoded("chat", encoded_again)
+    assert text.decode() == model.requests[0]["messages"][0]["content"]
     assert json.loads(tool.encodings["chat"]) == model.requests[0]["tools"][0]
 
 

@@ -281,7 +281,7 @@ class TestTask:
         assert "/subagent/x" in text
 
     def test_it_cites_what_was_shared_with_it(self) -> None:
-        text = self.answer(TASK, shared("market", "Lettuce sells.")).text
+        text = self.answer(f"{shared('market', 'Lettuce sells.')}\n\n{TASK}").text
         assert 'market said: "Lettuce sells"' in text
 
     def test_a_role_in_a_software_team_is_kept(self) -> None:

@@ -22,6 +22,7 @@ from app.agents.provider import ToolSchema
 from app.errors import HistoryError, InvalidInputError
 from app.llm.openai_provider import OpenAIProvider
 from app.llm.responses_answer import REPLAY
+from app.llm.turns import Piece
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for
 
@@ -73,6 +74,7 @@ async def test_the_request_holds_the_conversation(model: FakeResponses, asking: 
         AssistantMessage(content="3"),
         "and now?",
         AssistantMessage(content=""),
+        "please",
         tools=[ADD],
         model="other-model",
     )
@@ -87,8 +89,7 @@ async def test_the_request_holds_the_conversation(model: FakeResponses, asking: 
         {"type": "function_call_output", "call_id": "c1", "output": '{"sum":3}'},
         {"type": "function_call_output", "call_id": "c2", "output": "Error: no sum"},
         {"type": "message", "role": "assistant", "content": "3"},
-        {"type": "message", "role": "user", "content": "and now?"},
-        {"type": "message", "role": "assistant", "content": ""},
+        {"type": "message", "role": "user", "content": "and now?\n\nplease"},
     ]
     tool = {"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA}
     assert request == {
@@ -135,12 +136,17 @@ def test_wrong_settings_are_found_at_once(options: dict[str, Any]) -> None:
         OpenAIProvider("m", **({"api": "responses", "api_key": KEY} | options))
 
 
+def encoded_again(message: HumanMessage) -> Piece:
+    raise AssertionError("encoded twice")
+
+
 async def test_each_message_is_encoded_once(model: FakeResponses, asking: Asking) -> None:
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    encoded = message.encoded("responses some-model", lambda _: pytest.fail("encoded twice"))
-    assert json.loads(encoded) == model.requests[0]["input"][0]
+    key = "responses some-model"
+    _, text = message.encoded(key, encoded_again)
+    assert text.decode() == model.requests[0]["input"][0]["content"]
     assert json.loads(tool.encodings["responses"]) == model.requests[0]["tools"][0]
 
 
@@ -249,7 +255,7 @@ async def test_reasoning_that_nobody_could_read_is_dropped(
 @pytest.mark.parametrize(
     ("change", "sent"),
     [
-        ({"tool_calls": ()}, ["message"]),
+        ({"tool_calls": ()}, []),
         ({"tool_calls": (), "content": "mine"}, ["message"]),
         ({"content": "mine"}, ["message", "reasoning", "function_call"]),
         (

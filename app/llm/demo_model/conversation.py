@@ -7,12 +7,16 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from app.llm.stand_ins import GO_ON
+
 _POLICY = re.compile(r"call the tool '([^']+)'")
 _PART = " (your part: "
 _FOLDER = re.compile(r"\n\n[^\n]*(/subagent/[\w-]+)[^\n]*\Z")
-_SHARED = re.compile(
-    r"\AShared context from (?P<source>[^\n]+):\n<shared-context-(?P<mark>[^>\s]+)>"
-    r"(?P<content>.*)</shared-context-(?P=mark)>\s*\Z",
+_COORDINATES = re.compile(r"\n\n(?=You are coordinating sub-agents with dependencies\.\n)")
+_CONTEXT = re.compile(
+    r"(?:Shared context from (?P<source>[^\n]+):|Working memory: [^\n]+)\n"
+    r"<(?P<mark>(?:shared-context|working-memory)-[^>\s]+)>"
+    r"(?P<content>.*?)</(?P=mark)>(?:\n\n|\Z)",
     re.DOTALL,
 )
 
@@ -79,8 +83,9 @@ class Conversation:
     """A request, read.
 
     Attributes:
-        own: the model's own system message.
+        own: the model's own system message, without what it is told of its sub-agents.
         system: all system messages, the own one included.
+        context: what it was given to know beside the request, each piece whole.
         asked: what the user wants now, without the hint at this agent's part in it.
         part: that hint, or empty.
         folder: this agent's own, if it is an asynchronous task; else empty.
@@ -90,6 +95,7 @@ class Conversation:
 
     own: str
     system: tuple[str, ...]
+    context: tuple[re.Match[str], ...]
     asked: str
     part: str
     folder: str
@@ -100,8 +106,11 @@ class Conversation:
     @property
     def sources(self) -> tuple[Source, ...]:
         """What other agents shared, in the order given."""
-        found = (_SHARED.match(text) for text in self.system)
-        return tuple(Source(m["source"], m["content"].strip("\n")) for m in found if m)
+        return tuple(
+            Source(piece["source"], piece["content"].strip("\n"))
+            for piece in self.context
+            if piece["source"]
+        )
 
 
 def read(request: dict[str, Any]) -> Conversation:
@@ -109,11 +118,13 @@ def read(request: dict[str, Any]) -> Conversation:
     messages: list[dict[str, Any]] = request["messages"]
     system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
     start, asked, demanded = _current(messages)
+    asked, context = _without_context(asked)
     asked, folder = _without_folder(asked)
     asked, part = _without_part(asked)
     return Conversation(
-        own=system[0] if system else "",
+        own=_COORDINATES.split(system[0])[0] if system else "",
         system=system,
+        context=context,
         asked=asked,
         part=part,
         folder=folder,
@@ -121,6 +132,16 @@ def read(request: dict[str, Any]) -> Conversation:
         outcomes=_outcomes(messages[start:]),
         tools=tuple(map(_tool, request.get("tools") or ())),
     )
+
+
+def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
+    """The request, and the pieces of context that open its turn."""
+    found: list[re.Match[str]] = []
+    end = 0
+    while piece := _CONTEXT.match(asked, end):
+        found.append(piece)
+        end = piece.end()
+    return asked[end:], tuple(found)
 
 
 def with_part(asked: str, name: str) -> str:
@@ -152,6 +173,8 @@ def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, .
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
             text = text_of(messages[index])
+            if text == GO_ON and index:
+                continue
             if not (names := _POLICY.findall(text)) or index == 0:
                 return index, text, tuple(demanded)
             demanded += names

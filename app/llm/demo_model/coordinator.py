@@ -41,8 +41,8 @@ def order(conversation: Conversation) -> list[str]:
 def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
     """An order of its own: as it was told that earlier runs went well, else a guess, which is the
     same for the same request."""
-    for text in conversation.system[1:]:
-        for found in _LEARNT.finditer(text):
+    for piece in conversation.context:
+        for found in _LEARNT.finditer(piece["content"]):
             steps = [step.strip().removeprefix("call ") for step in found[1].split("→")]
             if sorted(steps) == sorted(names):
                 return steps

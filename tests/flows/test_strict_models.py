@@ -1,0 +1,120 @@
+"""Whole runs on models whose servers refuse what strict vendors refuse."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.demo.scenarios import SOFTWARE
+from app.llm.demo_model.decide import decide as demo_decide
+from app.settings import Settings
+from tests import swarm
+from tests.fake_model import Reply, gated
+from tests.flows.test_processes import client_of, environment
+from tests.llm.vendors.strict import StrictModel
+from tests.processes import command
+from tests.service import Running, running, watch
+from tests.team import CALLS, asked_of, define, start, systems
+
+TOOLS = [{"type": "builtin", "name": name} for name in ("calculator", "current_time")]
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[StrictModel]:
+    async with StrictModel() as model:
+        yield model
+
+
+@pytest.fixture
+async def bottega(
+    settings: Settings, database_url: str, model: StrictModel
+) -> AsyncIterator[Running]:
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url, worker=True) as server:
+        yield server
+
+
+async def ended(bottega: Running, **body: Any) -> dict[str, Any]:
+    run: dict[str, Any] = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    return run
+
+
+async def test_a_plain_agent_runs_twice_with_default_settings(
+    bottega: Running, model: StrictModel
+) -> None:
+    """The second run is given what the first one taught."""
+    agent = {"name": "one", "system_message": "You are one.", "tools": TOOLS}
+    assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    for _ in range(2):
+        run = await ended(bottega, agent="one", input="What is 17 * 23, and what time is it?")
+        assert run["status"] == "completed", (run, model.refusals)
+    first, second = model.requests[0], model.requests[2]
+    assert len(model.requests) == 4
+    assert systems(first) == ["You are one."]
+    own, known = systems(second)
+    assert own == "You are one."
+    assert "17 * 23" in known
+    prefix = second["messages"]
+    assert model.requests[3]["messages"][: len(prefix)] == prefix
+
+
+async def test_a_team_runs_with_graph_tools_and_memory(
+    bottega: Running, model: StrictModel
+) -> None:
+    for agent in SOFTWARE.agents:
+        body = agent | {"tools": TOOLS}
+        assert (await bottega.client.post("/v1/agents", json=body)).status_code == 201
+    assert (await bottega.client.post("/v1/graphs", json=SOFTWARE.graph)).status_code == 201
+    for _ in range(2):
+        run = await ended(bottega, **SOFTWARE.run, session_id="s")
+        assert run["status"] == "completed", (run, model.refusals)
+    assert len(model.requests) == 2 * CALLS
+    first = systems(next(r for r in model.requests if asked_of(r) == "implementer"))
+    assert [text.split(":")[0] for text in first[1:]] == [
+        "Shared context from requirements",
+        "Shared context from designer",
+    ]
+
+
+async def test_asynchronous_sub_agents_run(bottega: Running, model: StrictModel) -> None:
+    model.decide = swarm.plays(
+        {"root": [swarm.dispatches("a", "b"), swarm.awaits(), swarm.reports]}
+    )
+    await swarm.coordinator(bottega.client)
+    run_id = await swarm.start(bottega.client)
+    frames = await watch(bottega.port, run_id)
+    assert frames[-1]["type"] == "run.completed", model.refusals
+    assert not model.refusals
+
+
+async def test_after_a_crash_the_same_prompt_is_sent_again(
+    database_url: str, model: StrictModel
+) -> None:
+    gate = asyncio.Event()
+    cut = CALLS + 6  # in the second run, with what the first one taught
+
+    def decide(request: dict[str, Any]) -> Reply:
+        answer = demo_decide(request)
+        return gated(gate, answer) if len(model.requests) == cut else answer
+
+    model.decide = decide
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await define(client)
+        async with command("worker", **with_model) as victim:
+            await watch(api.port, await start(client))
+            run_id = await start(client)
+            await model.received(cut)
+            victim.kill()
+            await victim.process.wait()
+        gate.set()
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+    assert frames[-1]["type"] == "run.completed", model.refusals
+    assert not model.refusals
+    assert model.requests[cut] == model.requests[cut - 1]
+    assert len(model.requests) == 2 * CALLS + 1

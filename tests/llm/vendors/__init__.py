@@ -1,0 +1,1 @@
+"""Servers that refuse what vendors refuse, over a real socket."""
