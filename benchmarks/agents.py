@@ -68,7 +68,7 @@ class Scripted:
         done = sum(isinstance(message, ToolMessage) for message in messages)
         if done < self.steps:
             call = ToolCall(id=f"c{done}", name="lookup", arguments={"query": "more"})
-            return AssistantMessage(tool_calls=(call,), usage=Usage(input_tokens=1))
+            return AssistantMessage(tool_calls=(call,), usage=Usage(input=1))
         return AssistantMessage(content="done")
 
 

@@ -66,7 +66,7 @@ class Latency:
         number = number_in(messages[-1].content)
         if on_delta := options.get("on_delta"):
             on_delta(f"child {number}")
-        usage = Usage(input_tokens=50, output_tokens=5)
+        usage = Usage(input=50, output=5)
         return AssistantMessage(content=f"child {number}", usage=usage)
 
 

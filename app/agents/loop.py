@@ -195,7 +195,7 @@ class QueryLoop:
             message = await query.recorder.model_call(query, self._invoke)
         except ModelError as error:
             raise QueryFailed(error.detail, error.code) from error
-        query.usage += AgentUsage(tokens=message.usage, model_calls=1)
+        query.usage += AgentUsage.of(message.usage, model_calls=1)
         if query.task is not None:
             query.task.spent(message.usage)
         return with_distinct_ids(message)

@@ -26,43 +26,59 @@ class ToolStatus(StrEnum):
 
 
 class Usage(BaseModel):
-    """Tokens of one model call, as the provider reported them. Adds up with ``+``."""
+    """Tokens of model calls. Adds up with ``+``.
+
+    Attributes:
+        cached: the part of the input that the server had already.
+        reasoning: the part of the output that the model thought.
+        estimated: whether we counted any part of it, since the server did not report it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    estimated: bool = False
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cached=self.cached + other.cached,
+            reasoning=self.reasoning + other.reasoning,
+            estimated=self.estimated or other.estimated,
         )
 
     @property
     def total_tokens(self) -> int:
         """Input plus output; cached and reasoning tokens are parts of those."""
-        return self.input_tokens + self.output_tokens
+        return self.input + self.output
 
 
-class AgentUsage(BaseModel):
+class AgentUsage(Usage):
     """What an agent spent so far, its sub-agents included."""
 
-    model_config = ConfigDict(frozen=True)
-
-    tokens: Usage = Usage()
     model_calls: int = 0
     tool_calls: int = 0
 
-    def __add__(self, other: "AgentUsage") -> "AgentUsage":
-        return AgentUsage(
-            tokens=self.tokens + other.tokens,
-            model_calls=self.model_calls + other.model_calls,
-            tool_calls=self.tool_calls + other.tool_calls,
+    @classmethod
+    def of(cls, tokens: Usage, *, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
+        """Make it of tokens and the calls that took them."""
+        return cls(**dict(tokens), model_calls=model_calls, tool_calls=tool_calls)
+
+    @property
+    def tokens(self) -> Usage:
+        """The tokens alone."""
+        return Usage(**{name: getattr(self, name) for name in Usage.model_fields})
+
+    def __add__(self, other: Usage) -> "AgentUsage":
+        calls = other if isinstance(other, AgentUsage) else AgentUsage()
+        return AgentUsage.of(
+            super().__add__(other),
+            model_calls=self.model_calls + calls.model_calls,
+            tool_calls=self.tool_calls + calls.tool_calls,
         )
 
 

@@ -11,12 +11,12 @@ import app
 from app.api.auth import TICKET
 from app.api.openapi import SCHEME
 from app.api.schemas.base import Answer
-from app.api.schemas.runs import Event
+from app.api.schemas.runs import AgentUsage, Event, Usage
 from app.api.tickets import VALID_S
 from app.api.watch import WatchQuery
 from app.api.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from app.events.frames import LLM_DELTA
-from app.events.types import EventType
+from app.events.types import FINAL_EVENT_TYPES, EventType
 
 router = APIRouter(tags=["operations"])
 
@@ -160,7 +160,7 @@ async def asyncapi() -> dict[str, Any]:
 
 def document() -> dict[str, Any]:
     """The AsyncAPI 3.0 document of this version."""
-    models: tuple[type[BaseModel], ...] = (Event, *_SENT, *_RECEIVED)
+    models: tuple[type[BaseModel], ...] = (Event, Usage, AgentUsage, *_SENT, *_RECEIVED)
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF
     )
@@ -234,6 +234,12 @@ def _message(model: type[BaseModel]) -> dict[str, Any]:
 def _event_message(kind: EventType) -> dict[str, Any]:
     """A stored event: the envelope, with the data of its type."""
     fields: dict[str, Any] = {name: {} for name in DATA[kind].split()}
+    of_calls = Usage if kind == EventType.LLM_COMPLETED else AgentUsage
+    for name, model in (("usage", of_calls), ("token_usage", Usage)):
+        if name in fields:
+            fields[name] = {"$ref": _REF.format(model=model.__name__)}
+    if kind in FINAL_EVENT_TYPES:  # a run that no worker ended says nothing of what it spent
+        fields["usage"] = {"anyOf": [fields["usage"], {"type": "null"}]}
     data = {"type": "object", "properties": fields}
     narrowed = {"properties": {"type": {"const": str(kind)}, "data": data}}
     return {"payload": {"allOf": [{"$ref": _REF.format(model="Event")}, narrowed]}}

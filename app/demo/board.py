@@ -186,7 +186,7 @@ def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
             line.state = f"[italic]…{escape(' '.join(line.text.split())[-_SHOWN:])}[/]"
         case "llm.completed":
             usage = data["usage"]
-            line.tokens += usage["input_tokens"] + usage["output_tokens"]
+            line.tokens += usage["input"] + usage["output"]
             line.state = "reads the answer"
         case "llm.failed":
             line.state = f"[yellow]model failed: {escape(data['error']['code'])}[/]"

@@ -215,10 +215,10 @@ def _usage(reported: Any, read: str, written: str) -> Usage:
     if not isinstance(reported, dict):
         return Usage()
     return Usage(
-        input_tokens=_count(reported, f"{read}_tokens"),
-        output_tokens=_count(reported, f"{written}_tokens"),
-        cached_tokens=_count(reported.get(f"{read}_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_count(reported.get(f"{written}_tokens_details"), "reasoning_tokens"),
+        input=_count(reported, f"{read}_tokens"),
+        output=_count(reported, f"{written}_tokens"),
+        cached=_count(reported.get(f"{read}_tokens_details"), "cached_tokens"),
+        reasoning=_count(reported.get(f"{written}_tokens_details"), "reasoning_tokens"),
     )
 
 

@@ -23,6 +23,7 @@ from app.llm.dialect import Dialect, NewDialect
 from app.llm.door import NETWORK_ERRORS, Door
 from app.llm.responses import responses
 from app.llm.sse import SSESplitter
+from app.llm.usage import with_usage
 
 Api = Literal["chat_completions", "responses"]
 
@@ -150,7 +151,7 @@ class OpenAIProvider:
         while True:
             answer = await self._try(dialect, body, on_delta)
             if isinstance(answer, AssistantMessage):
-                return answer
+                return with_usage(answer, len(body))
             if not answer.retryable or self._patience_s == 0:
                 raise answer
             now = self._now()

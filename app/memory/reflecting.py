@@ -134,7 +134,7 @@ def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
     if Category(given["category"]) in OF_RUN:
         good = episode.judged is Outcome.SUCCESS
     resources = episode.execution.get("resources") or {}
-    tokens = [resources.get(name) for name in ("input_tokens", "output_tokens")]
+    usage = _usage(resources)
     at = given.get("at")
     return Application(
         pattern_id=UUID(given["id"]),
@@ -147,7 +147,7 @@ def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
         good=good,
         features=episode.metadata.get("features") or {},
         duration_s=episode.execution.get("duration_s"),
-        tokens=sum(each for each in tokens if each is not None) if any(tokens) else None,
+        tokens=sum(usage.values()) or None,
     )
 
 
@@ -194,13 +194,23 @@ def _insights(
     return [cut(text, LONGEST) for text in said[:MOST]]
 
 
+def _usage(resources: Mapping[str, Any]) -> dict[str, int]:
+    """Read the tokens that an episode took; clients may have written anything there."""
+    usage = resources.get("usage")
+    reported = usage if isinstance(usage, dict) else {}
+    names = ("input", "output")
+    return {name: reported[name] for name in names if isinstance(reported.get(name), int)}
+
+
 def _performance(episode: Episode, calls: Sequence[Call]) -> dict[str, Any]:
     resources = episode.execution.get("resources") or {}
     known = {
         name: resources[name]
-        for name in ("model_calls", "tool_calls", "input_tokens", "output_tokens", "retries")
+        for name in ("model_calls", "tool_calls", "retries")
         if isinstance(resources.get(name), int | float)
     }
+    if usage := _usage(resources):
+        known["usage"] = usage
     duration_s = episode.execution.get("duration_s")
     if isinstance(duration_s, int | float):
         known["duration_s"] = duration_s

@@ -8,10 +8,11 @@ same text always has the same summary, so that a resumed run has the same prompt
 import re
 from collections.abc import Callable, Iterator
 
+from app.agents.tokens import BYTES_PER_TOKEN, estimated_tokens, size_of
+
 TokenCounter = Callable[[str], int]
 """How many tokens a text has; never negative, and more for more text."""
 
-BYTES_PER_TOKEN = 4
 MAX_READ = 32_768
 MIN_READ = 2_048
 """Characters of a text that are looked at, as many as the summary is long but no more and no less:
@@ -45,11 +46,6 @@ _TROUBLE = (
 _TELLING = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
 
 
-def estimated_tokens(text: str) -> int:
-    """How many tokens a text has, at 4 bytes of UTF-8 each, rounded up."""
-    return -(-_bytes(text) // BYTES_PER_TOKEN)
-
-
 def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -> str:
     """The text itself if it has at most ``tokens`` tokens by ``count``, else the most telling
     pieces of it that fit. Never longer than that. Of a long text only the first and the last
@@ -69,16 +65,12 @@ def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -
 
 def cut(text: str, room: int) -> str:
     """As much of the beginning of a text as takes ``room`` bytes of UTF-8; marked if it is cut."""
-    if _bytes(text) <= room:
+    if size_of(text) <= room:
         return text
     if room < _GAP_BYTES:
         return ""
     kept = text[:room].encode("utf-8", "surrogatepass")[: room - _GAP_BYTES]
     return kept.decode("utf-8", "ignore").rstrip() + GAP
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _ends(text: str, most: int) -> str:
@@ -117,15 +109,15 @@ def _extract(pieces: list[str], room: int) -> str:
         return ""
     last = len(pieces) - 1
     chosen = {0: cut(pieces[0], room // 2 if last else room)}
-    left = room - _bytes(chosen[0])
+    left = room - size_of(chosen[0])
     if last and (end := cut(pieces[last], left // 2 - _JOINT_BYTES)):
         chosen[last] = end
-        left -= _bytes(end) + _JOINT_BYTES
+        left -= size_of(end) + _JOINT_BYTES
     weights = _weights(pieces)
     for index in sorted(range(1, last), key=weights.__getitem__, reverse=True):
         if left < _SHORTEST:
             break
-        size = _bytes(pieces[index]) + _JOINT_BYTES
+        size = size_of(pieces[index]) + _JOINT_BYTES
         if size <= left:
             chosen[index] = pieces[index]
             left -= size

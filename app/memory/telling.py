@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
+from app.agents.messages import Usage
 from app.events.types import EventType, RunStatus
 from app.graph.rendering import as_text
 from app.memory.episode import (
@@ -128,7 +129,7 @@ class Telling:
         self._steps = 0
         self._asked: dict[tuple[Any, ...], Any] = {}
         self._tools: Counter[str] = Counter()
-        self._tokens = Counter[str]()
+        self._usage = Usage()
         self._model_calls = 0
         self._retries = 0
         self._errors: dict[str, None] = {}
@@ -148,9 +149,7 @@ class Telling:
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
-                self._tokens.update(
-                    input=data["usage"]["input_tokens"], output=data["usage"]["output_tokens"]
-                )
+                self._usage += Usage.model_validate(data["usage"])
             case EventType.LLM_FAILED:
                 self._retries += "try" in data
                 self._erred(data["error"], None)
@@ -343,8 +342,7 @@ class Telling:
         resources = {
             "model_calls": self._model_calls,
             "tool_calls": self._tools.total(),
-            "input_tokens": self._tokens["input"],
-            "output_tokens": self._tokens["output"],
+            "usage": self._usage.model_dump(),
             "tasks": len(self._tasks),
             "retries": self._retries,
             "steps": self._steps,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from app.agents.tokens import estimated_tokens
 from app.memory.archive import Archive, Listener
 from app.memory.sections import Budgets, Entry, Key, Kind, Part, Section, label_of
-from app.memory.summaries import TokenCounter, estimated_tokens, summary_of
+from app.memory.summaries import TokenCounter, summary_of
 from app.memory.variables import KIND_IN, Place, Scope, Variable, VariableKind, jsonable, text_of
 
 _DESCRIPTION = ("note", "description")

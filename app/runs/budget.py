@@ -21,7 +21,7 @@ class Budget:
         """Refuse another model call once all is spent.
 
         Raises:
-            BudgetExhaustedError: ``budget_exhausted``, or ``tokens_per_day``.
+            BudgetExhaustedError: one of them is spent.
         """
         if self.of_run is not None and spent >= self.of_run:
             raise BudgetExhaustedError(
@@ -29,6 +29,5 @@ class Budget:
             )
         if self.of_day is not None and spent >= self.of_day:
             raise BudgetExhaustedError(
-                "the tokens of this day (UTC) are spent: start the run again tomorrow",
-                code="tokens_per_day",
+                "the tokens of this day (UTC) are spent: start the run again tomorrow"
             )

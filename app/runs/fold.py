@@ -113,7 +113,7 @@ def was_taught(recalled: Mapping[str, Any]) -> bool:
 
 def usage_of(message: AssistantMessage) -> AgentUsage:
     """What a model call cost."""
-    return AgentUsage(tokens=message.usage, model_calls=1, tool_calls=len(message.tool_calls))
+    return AgentUsage.of(message.usage, model_calls=1, tool_calls=len(message.tool_calls))
 
 
 _ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version")

@@ -233,8 +233,7 @@ def _outcome(task: _Task, ended: Event) -> Outcome:
 
 
 def _spent(ended: Event) -> Usage:
-    usage = ended.data["token_usage"]
-    return Usage(input_tokens=usage["input"], output_tokens=usage["output"])
+    return Usage.model_validate(ended.data["token_usage"])
 
 
 def _publication(task: _Task, published: Event) -> Publication:

@@ -77,7 +77,7 @@ class JournalRecorder(Recorder):
         self._budget = budget or Budget()
         self.accounts = (
             Account("the run's token_budget", self._budget.of_run),
-            Account("what the tenant may spend today", self._budget.of_day, code="tokens_per_day"),
+            Account("what the tenant may spend today", self._budget.of_day),
         )
         self.tasks = Tasks(journal, task_root, cancelled)
         self._live_text = live_text

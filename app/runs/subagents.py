@@ -13,6 +13,7 @@ import asyncpg
 from pydantic_core import from_json
 
 from app.agents.current import current_call
+from app.agents.messages import AgentUsage
 from app.clock import monotonic
 from app.db.engine import acting_as
 from app.events.types import Event, EventType
@@ -39,8 +40,7 @@ WITH RECURSIVE up AS (
 )
 SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
        e.data ->> 'stop_reason' AS stop_reason,
-       coalesce((t.usage #>> '{tokens,input_tokens}')::bigint, 0) AS input,
-       coalesce((t.usage #>> '{tokens,output_tokens}')::bigint, 0) AS output_tokens
+       coalesce(t.usage, '{}') AS usage
 FROM tasks t LEFT JOIN run_events e
   ON e.tenant_id = t.tenant_id AND e.run_id = t.run_id AND e.seq = t.answer_seq
 WHERE t.tenant_id = $1 AND t.run_id = $2
@@ -311,6 +311,6 @@ async def _look_up(
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]
         view["duration_ms"] = row["duration_ms"] or 0
-        view["token_usage"] = {"input": row["input"], "output": row["output_tokens"]}
+        view["token_usage"] = AgentUsage.model_validate_json(row["usage"]).tokens.model_dump()
         found[row["id"]] = view
     return found

@@ -57,7 +57,7 @@ class TakenUp:
             EventType.SUBAGENT_STATUS_CHANGED,
             {"attempt": past.attempt, "from": SubagentStatus.QUEUED, "to": moved},
         )
-        usage = {"input": past.spent.input_tokens, "output": past.spent.output_tokens}
+        usage = past.spent.model_dump()
         data = {"duration_ms": duration_ms, "token_usage": usage, "error": error}
         self._write(task_id, EventType.SUBAGENT_CANCELLED, data)
         self._row(task_id, moved, error=error, duration_ms=duration_ms)

@@ -16,13 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.agents.history import with_distinct_ids
 from app.agents.messages import AssistantMessage, ToolCall
+from app.agents.tokens import tokens_in
 from app.definitions import store
 from app.events.types import EventType
 from app.memory.following import SOURCE
 from app.memory.goals import analyse
 from app.memory.prompts import RECALL
 from app.memory.sections import Budgets, Part
-from app.memory.summaries import BYTES_PER_TOKEN, summary_of
+from app.memory.summaries import summary_of
 from app.memory.tools import SET_PLAN, plan_of
 from app.memory.variables import Scope
 from app.memory.working import Retrieved, WorkingMemory
@@ -76,8 +77,8 @@ ORDER BY e.seq DESC LIMIT 1
 """).columns(arguments=JSONB)
 _SPENT = text("""
 SELECT count(*) AS calls, CAST(coalesce(sum(
-    CAST(e.data #>> '{usage,input_tokens}' AS bigint)
-  + CAST(e.data #>> '{usage,output_tokens}' AS bigint)), 0) AS bigint) AS tokens
+    CAST(e.data #>> '{usage,input}' AS bigint)
+  + CAST(e.data #>> '{usage,output}' AS bigint)), 0) AS bigint) AS tokens
 FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.completed'
 """)
@@ -165,7 +166,7 @@ def fold_working(
                 "reference": f"m{number}",
                 "name": each.name,
                 "seq": each.seq,
-                "tokens": -(-each.size // BYTES_PER_TOKEN),
+                "tokens": tokens_in(each.size),
                 "failed": each.failed,
                 "excerpt": summary_of(each.text or "", _EXCERPT_TOKENS),
             }

@@ -13,7 +13,7 @@ from app.subagents.states import SubagentStatus
 if TYPE_CHECKING:
     from app.subagents.scheduler import SubagentScheduler
 
-_NO_TOKENS = ("budget_exhausted", "tokens_per_day")
+_NO_TOKENS = "budget_exhausted"
 """To fail for want of tokens says nothing of a kind of task."""
 
 
@@ -42,7 +42,7 @@ class Circuits:
         elif (
             handle.suspended
             or handle.status is SubagentStatus.CANCELLED
-            or handle.error_code in _NO_TOKENS
+            or handle.error_code == _NO_TOKENS
         ):
             if (probe := self.breakers.dropped(kind, handle)) is not None:
                 self._let_go([probe])

@@ -30,14 +30,12 @@ class Account:
     Attributes:
         name: in texts.
         reserved: by model calls that are under way.
-        code: of the error when it is used up.
     """
 
     name: str
     limit: int | None = None
     spent: int = 0
     reserved: int = 0
-    code: str = "budget_exhausted"
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -96,7 +94,6 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
             raise BudgetExhaustedError(
                 f"{account.name} is used up: {account.spent} of {account.limit} tokens are spent, "
                 f"and the next model call takes about {sent}",
-                code=account.code,
             )
         left = account.limit - account.spent - account.reserved - sent
         if left < free:

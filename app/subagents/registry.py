@@ -256,7 +256,7 @@ class SubagentRegistry:
         usage = handle.token_usage
         data: dict[str, Any] = {
             "duration_ms": handle.fixed_duration_ms,
-            "token_usage": {"input": usage.input_tokens, "output": usage.output_tokens},
+            "token_usage": usage.model_dump(),
         }
         if handle.status is SubagentStatus.COMPLETED:
             data["stop_reason"] = handle.stop_reason

@@ -55,7 +55,6 @@ def as_id(text: str) -> UUID | None:
 
 
 def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str, Any]:
-    usage = handle.token_usage
     view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
     if longest_partial and handle.partial_output and handle.final_output is None:
         view["partial_output"] = handle.partial_output[-longest_partial:]
@@ -66,5 +65,5 @@ def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str,
     if handle.error is not None:
         view["error"] = handle.error
     view["duration_ms"] = handle.duration_ms(now)
-    view["token_usage"] = {"input": usage.input_tokens, "output": usage.output_tokens}
+    view["token_usage"] = handle.token_usage.model_dump()
     return view

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
+from app.agents.tokens import estimated_tokens
 from app.events.types import EventType, RunStatus
 from app.memory.episode import Episode, Outcome
 from app.memory.goals import analyse
 from app.memory.options import LearningOptions
 from app.memory.pattern import Features
 from app.memory.signature import failure_signature
-from app.memory.summaries import estimated_tokens
 from app.memory.telling import TOOL_ERROR, About, Telling
 from app.runs.giving import MOST_EPISODES, Lot, Taught, episode_event, patterns_for, told
 from app.runs.memory import may_help
@@ -87,7 +87,7 @@ class _Run:
         """A call of the model: what it was given is in every prompt."""
         self.calls += 1
         read = PROMPT_TOKENS + sum(map(estimated_tokens, self.texts))
-        usage = {"input_tokens": read, "output_tokens": 40}
+        usage = {"input": read, "output": 40}
         self.tokens += read + 40
         self.telling.hear(EventType.LLM_COMPLETED, None, LEAD, {"usage": usage})
 

@@ -164,7 +164,7 @@ def _episodes(rows: list[dict[str, Any]], many: Many) -> Iterator[tuple[Any, ...
             "plan": [f"step {n}: look it up, check it, write it down" for n in range(4)],
             "adaptations": [],
             "duration_s": 41.5,
-            "resources": {"input_tokens": 12_000, "output_tokens": 900, "model_calls": 7},
+            "resources": {"usage": {"input": 12_000, "output": 900}, "model_calls": 7},
         }
     )
     for number in range(len(many)):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage, tool
+from app.agents.tokens import estimated_tokens
 from app.memory.conversation import schema_tokens, tokens_of
 from app.memory.prompts import RunMemory
-from app.memory.summaries import estimated_tokens
 from app.memory.working import Retrieved, WorkingMemory
 
 CALLS = 200

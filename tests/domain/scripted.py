@@ -23,6 +23,11 @@ from app.agents.provider import ModelOptions, OnDelta
 Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callable[..., Any]
 
 
+def tokens(read: int, written: int) -> dict[str, Any]:
+    """Usage as it goes over the wire."""
+    return Usage(input=read, output=written).model_dump()
+
+
 class ScriptedModel:
     """Gives one answer per call: text, tool calls, a whole message, an error to raise, or a
     function of the messages that returns one of those.
@@ -68,7 +73,7 @@ class ScriptedModel:
         return texts(self.requests[-1])
 
 
-COST = Usage(input_tokens=10, output_tokens=5)
+COST = Usage(input=10, output=5)
 
 
 def agent(*answers: Answer, **config: Any) -> BaseAgent:

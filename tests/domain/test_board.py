@@ -94,7 +94,7 @@ def test_it_runs_and_streams_and_ends_with_its_time_and_tokens(run: Run) -> None
     run("llm.delta", "market", call=1, attempt=1, offset=0, text="Lettuce sells")
     assert "…Lettuce sells" in run.drawn()[1]
     run.later(2.5)
-    run("llm.completed", "market", usage={"input_tokens": 20, "output_tokens": 1})
+    run("llm.completed", "market", usage={"input": 20, "output": 1})
     run("agent.completed", "market", output="x", usage={})
     assert "✓" not in run.drawn()[1]
     run.move("market", "streaming", "completed")
@@ -209,7 +209,7 @@ def test_a_blocking_sub_agent_has_a_line_as_before(run: Run) -> None:
     assert run("agent.started", "designer", depth=1) == "designer starts"
     run("memory.injected", "designer", source="requirements", version=1)
     assert "← requirements v1" in run.drawn()[1]
-    run("llm.completed", "designer", usage={"input_tokens": 5, "output_tokens": 2})
+    run("llm.completed", "designer", usage={"input": 5, "output": 2})
     run.later(1)
     ended = run("agent.completed", "designer", output="x", usage={})
     assert ended == "designer answered (1.0 s, 7 tokens)"

@@ -10,7 +10,7 @@ from app.runs.retry import carry_over
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 RUN = UUID("01a1fdb7-6ff4-7105-ba5d-4c99da8e1434")
-USAGE: dict[str, Any] = {"tokens": {"input_tokens": 3, "output_tokens": 4}}
+USAGE: dict[str, Any] = {"input": 3, "output": 4}
 
 
 class Log:
@@ -34,7 +34,7 @@ class Log:
         self.add(task, EventType.LLM_STARTED, call=call, attempt=1)
         made = [{"id": f"{call}-{i}", "name": name} for i, name in enumerate(calls)]
         message = {"content": "so", "tool_calls": made}
-        usage = USAGE["tokens"]
+        usage = USAGE
         self.add(task, EventType.LLM_COMPLETED, call=call, attempt=1, message=message, usage=usage)
 
     def fails(self, task: UUID | None) -> None:

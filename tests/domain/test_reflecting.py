@@ -39,7 +39,7 @@ def episode(*given: dict[str, Any], **changes: Any) -> Episode:
     metadata = {"agents": [], "patterns": list(given), "features": {"domain": "d"}}
     known = {
         "metadata": metadata,
-        "execution": {"duration_s": 2.0, "resources": {"input_tokens": 7, "output_tokens": 3}},
+        "execution": {"duration_s": 2.0, "resources": {"usage": {"input": 7, "output": 3}}},
         "result": {"output": "all", "error": None},
     }
     return stored(trace, **{**known, **changes})
@@ -57,8 +57,7 @@ def test_rules_say_what_failed_what_helped_and_what_it_cost() -> None:
     )
     assert found.patterns == ({"uses": ["slow", "look", "look", "look", "look"]},)
     assert found.performance == {
-        "input_tokens": 7,
-        "output_tokens": 3,
+        "usage": {"input": 7, "output": 3},
         "duration_s": 2.0,
         "failed_calls": 1,
     }

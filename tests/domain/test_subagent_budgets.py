@@ -13,7 +13,7 @@ from app.subagents.ledger import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserve
 from app.subagents.limits import SubagentLimits
 from app.subagents.states import SubagentStatus
 from app.subagents.swarm import Swarm
-from tests.domain.scripted import Notes, call
+from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (
     Heard,
     Model,
@@ -32,7 +32,7 @@ from tests.domain.virtual import run_virtual
 
 
 def spends(tokens: int, answer: str = "done", **message: Any) -> AssistantMessage:
-    usage = Usage(input_tokens=tokens - 10, output_tokens=10)
+    usage = Usage(input=tokens - 10, output=10)
     return AssistantMessage(content=answer, usage=usage, **message)
 
 
@@ -60,7 +60,7 @@ def test_a_budget_that_is_gone_in_mid_flight_ends_the_task_and_not_its_parent() 
             greedy, modest = results(lead.conversation_history)[-1]["tasks"]
             assert greedy["status"] == "failed"
             assert "is used up: 4900 of 5000 tokens" in greedy["error"]
-            assert greedy["token_usage"] == {"input": 4880, "output": 20}  # failed, yet counted
+            assert greedy["token_usage"] == tokens(4880, 20)  # failed, yet counted
             assert modest["final_output"] == "fine"
             (failed,) = heard.data("failed")
             assert failed["error"]["code"] == "budget_exhausted"
@@ -125,7 +125,7 @@ def test_what_is_below_a_task_spends_from_its_budget_too() -> None:
             (task,) = results(lead.conversation_history)[-1]["tasks"]
             assert task["status"] == "failed"
             assert "is used up" in task["error"]
-            assert task["token_usage"] == {"input": 20, "output": 10}  # its own calls
+            assert task["token_usage"] == tokens(20, 10)  # its own calls
 
     run_virtual(run())
 

@@ -25,7 +25,7 @@ from app.subagents.prompt_guard import PromptGuard
 from app.subagents.registry import SubagentRegistry
 from app.subagents.swarm import Swarm
 from app.subagents.tools import use_async_subagents
-from tests.domain.scripted import Notes, agent, call
+from tests.domain.scripted import Notes, agent, call, tokens
 from tests.domain.subagents import (
     Heard,
     Model,
@@ -237,7 +237,7 @@ class TestEnds:
         )
         task, heard = self.task(model)
         assert (task["status"], task["error"]) == ("failed", "the model is gone")
-        assert task["token_usage"] == {"input": 10, "output": 5}
+        assert task["token_usage"] == tokens(10, 5)
         assert heard.data("failed")[0]["token_usage"] == task["token_usage"]
         assert heard.of("completed") == ["b"]
 

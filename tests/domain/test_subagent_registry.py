@@ -452,17 +452,17 @@ class TestRestoring:
                 root = by_hand(where)
                 top = put(where, root, "top")
                 below = by_hand(where, owner=top)
-                usage = AgentUsage(tokens=Usage(input_tokens=70, output_tokens=30), model_calls=2)
+                usage = AgentUsage(input=70, output=30, model_calls=2)
                 past = self.past(
                     outcome=Outcome(S.COMPLETED, output="R"),
                     duration_ms=1234,
-                    spent=Usage(input_tokens=40),
+                    spent=Usage(input=40),
                     usage=usage,
                 )
                 handle = where.restore(below, past, Job(), task_id=id_of(below, "r"), place=(1, 0))
                 accounts = (handle.account, below.account, top.account, root.account)
                 assert [account.spent for account in accounts] == [100] * 4
-                assert handle.token_usage == Usage(input_tokens=40)
+                assert handle.token_usage == Usage(input=40)
                 assert (handle.final_output, handle.duration_ms(99)) == ("R", 1234)
                 assert where.active_count + where.queued_count == 1
                 assert await where.wait_for_completion([handle], timeout=9)

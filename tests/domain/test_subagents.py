@@ -169,7 +169,7 @@ class TestUsage:
         lead = team(ask("child"), ask("child"), "done", child=child, stateless=stateless)
         response = await lead.execute_query_async("go")
         assert response.usage.model_calls == lead.usage.model_calls == 5
-        assert response.usage.tokens.input_tokens == 50
+        assert response.usage.tokens.input == 50
         assert response.usage.tool_calls == 2
 
     async def test_a_failed_one_is_charged_too_and_through_all_levels(self) -> None:

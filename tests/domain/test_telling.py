@@ -59,7 +59,7 @@ def tell(
 
 
 def test_all_of_a_run_is_told() -> None:
-    usage = {"input_tokens": 10, "output_tokens": 2}
+    usage = {"input": 10, "output": 2}
     said = (EventType.LLM_COMPLETED, None, "boss", {"usage": usage})
     told = tell(said, *tool("pay", 1), answer(), metadata={"tags": ["a", "a", 3, " "]})
     assert told["id"] == episode_id_of(RUN)
@@ -71,7 +71,7 @@ def test_all_of_a_run_is_told() -> None:
     assert told["metadata"]["tools_used"] == ["pay"]
     assert told["execution"]["duration_s"] == 1.5
     resources = told["execution"]["resources"]
-    assert (resources["model_calls"], resources["input_tokens"], resources["tasks"]) == (1, 10, 1)
+    assert (resources["model_calls"], resources["usage"]["input"], resources["tasks"]) == (1, 10, 1)
     assert [step.get("tool") for step in told["bodies"]["trace"]] == ["pay", None]
     assert told["summary"]["task"] == "Pay invoice 17."
     assert "finance boss a" in told["summary"]["steps"]

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.agents.tokens import estimated_tokens
 from app.memory.sections import Budgets, Part
-from app.memory.summaries import estimated_tokens
 from app.memory.working import Retrieved, WorkingMemory
 
 words = st.text(alphabet=st.characters(), max_size=30)

@@ -24,10 +24,10 @@ from app.agents import (
 )
 from app.agents.history import check_history
 from app.agents.subagent import copy_of, fresh_copy
+from app.agents.tokens import estimated_tokens
 from app.memory.conversation import schema_tokens, tokens_of
 from app.memory.prompts import RECALL, RunMemory
 from app.memory.sections import Budgets
-from app.memory.summaries import estimated_tokens
 from app.memory.working import Retrieved, WorkingMemory
 from tests.domain.scripted import (
     Notes,

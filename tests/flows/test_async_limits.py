@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.agents import Usage
 from app.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, http_error, text
@@ -61,7 +62,7 @@ async def test_a_task_s_own_time_and_tokens(bottega: Running, model: FakeModel) 
     assert "used up" in poor["error"]
     (failed,), (late,) = of(frames, "subagent.failed"), of(frames, "subagent.timeout")
     assert (failed["error"]["code"], late["error"]["code"]) == ("budget_exhausted", "timeout")
-    assert failed["token_usage"] == {"input": 0, "output": 0}
+    assert failed["token_usage"] == Usage().model_dump()
     tasks = await swarm.tasks_of(bottega.client, frames[0]["run_id"])
     assert {task["timeout_ms"] for task in tasks} == {500}
     assert {task["error"]["code"] for task in tasks} == {"budget_exhausted", "timeout"}
@@ -84,9 +85,9 @@ async def test_a_run_s_tokens_are_its_tasks_too(bottega: Running, model: FakeMod
     assert "the run's token_budget is used up" in failed["error"]["message"]
     assert failed["token_usage"]["output"] > 0
     run = (await bottega.client.get(f"/v1/runs/{frames[0]['run_id']}")).json()
-    spent = run["usage"]["tokens"]
+    spent = run["usage"]
     paid = await bottega.owner.fetchval("SELECT tokens FROM token_usage")
-    assert paid == spent["input_tokens"] + spent["output_tokens"]
+    assert paid == spent["input"] + spent["output"]
     if frames[-1]["type"] == "run.completed":
         swarm.assert_whole(frames)
         assert run["output"].startswith("failed: the run's token_budget is used up")
@@ -109,7 +110,7 @@ async def test_tokens_of_the_day_are_the_tasks_too(
         frames = await play(bottega, model, script)
     (failed,) = of(frames, "subagent.failed")
     assert "what the tenant may spend today" in failed["error"]["message"]
-    assert failed["error"]["code"] == "tokens_per_day"
+    assert failed["error"]["code"] == "budget_exhausted"
 
 
 async def test_tasks_nest_as_deep_as_they_may(bottega: Running, model: FakeModel) -> None:

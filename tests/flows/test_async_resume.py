@@ -247,7 +247,7 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     # What the finished ones spent is the run's, too.
     answers = [f["data"]["usage"] for f in frames if f["type"] == "llm.completed"]
     of_all = {key: sum(usage[key] for usage in answers) for key in answers[0]}
-    assert run["usage"]["tokens"] == of_all
+    assert of_all.items() <= run["usage"].items()
     assert run["usage"]["model_calls"] == len(answers)
 
 

@@ -5,7 +5,7 @@ import asyncio
 from app.llm.stand_ins import GO_ON
 from app.runs import queue
 from app.settings import Settings
-from tests.fake_model import FakeModel, calls, gated, http_error, text
+from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.service import Running, running
 from tests.team import define, start
 
@@ -192,3 +192,45 @@ async def test_a_run_that_waits_too_long_ends_without_having_started(
     assert frames[-1]["data"]["error"]["code"] == run["error"]["code"] == "queue_timeout"
     assert (run["status"], run["attempts"]) == ("timeout", [])
     assert len(model.requests) == 7
+
+
+async def test_what_a_server_does_not_report_is_estimated_and_counts(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    unreported = sse(chunk("x" * 400, finish_reason="stop"))
+    call = {"id": "1", "function": {"name": "requirements", "arguments": '{"query": "x"}'}}
+    asks = sse(chunk(tool_calls=[call], finish_reason="tool_calls"))
+    model.script(asks, unreported, unreported)
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    (task,) = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    usages = [frame["data"]["usage"] for frame in frames if frame["type"] == "llm.completed"]
+    assert [usage["estimated"] for usage in usages] == [True] * 3
+    assert [usage["output"] for usage in usages[1:]] == [100, 100]
+    sums = {name: sum(usage[name] for usage in usages) for name in ("input", "output")}
+    assert run["usage"] == {
+        **sums, "cached": 0, "reasoning": 0, "estimated": True, "model_calls": 3, "tool_calls": 1
+    }  # fmt: skip
+    assert task["usage"] == usages[1] | {"model_calls": 1, "tool_calls": 0}
+
+    model.script(asks)
+    budget = sum(usage["input"] + usage["output"] for usage in usages[:2])
+    run_id = await start(bottega.client, token_budget=budget)
+    model.decide = lambda request: unreported
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert (run["status"], run["error"]["code"]) == ("failed", "budget_exhausted")
+
+
+async def test_a_sum_is_estimated_as_soon_as_one_part_is(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(calls(("requirements", {"query": "x"})), sse(chunk("R", finish_reason="stop")))
+    run_id = await start(bottega.client)
+    frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
+    usages = [frame["data"]["usage"] for frame in frames if frame["type"] == "llm.completed"]
+    assert [usage["estimated"] for usage in usages[:3]] == [False, True, False]
+    assert frames[-1]["data"]["usage"]["estimated"] is True

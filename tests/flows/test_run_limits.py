@@ -94,8 +94,8 @@ async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
         refused = await bottega.client.post("/v1/runs", json={"agent": "a", "input": "x"})
         assert (refused.status_code, refused.json()["code"]) == (429, "tokens_per_day")
         assert 0 < int(refused.headers["retry-after"]) <= 86_400
-        spent = frames[-1]["data"]["usage"]["tokens"]
-        total = spent["input_tokens"] + spent["output_tokens"]
+        spent = frames[-1]["data"]["usage"]
+        total = spent["input"] + spent["output"]
         assert await bottega.owner.fetchval("SELECT tokens FROM token_usage") == total > 0
         # Yesterday's do not count.
         await bottega.owner.execute("UPDATE token_usage SET day = day - 1")
@@ -117,7 +117,7 @@ async def test_a_run_makes_no_call_beyond_what_is_left_of_the_day(
                 await api.frames(f"/v1/runs/{run_id}/ws")
                 ends[run_id] = (await api.client.get(f"/v1/runs/{run_id}")).json()
     codes = {run["error"]["code"] for run in ends.values() if run["error"]}
-    assert codes <= {"tokens_per_day"}
+    assert codes <= {"budget_exhausted"}
     assert ends[early]["status"] == "completed"
 
 

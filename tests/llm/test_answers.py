@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from app.agents.messages import (
     AssistantMessage,
@@ -277,17 +278,26 @@ async def test_usage_with_its_details(model: FakeModel, asking: Asking) -> None:
 
     answer = await asking("hi")
 
-    assert answer.usage == Usage(
-        input_tokens=100, output_tokens=20, cached_tokens=64, reasoning_tokens=12
-    )
+    assert answer.usage == Usage(input=100, output=20, cached=64, reasoning=12)
 
 
-@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}])
-async def test_usage_that_is_missing_or_odd_counts_nothing(
+@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}, {"prompt_tokens": 0}])
+async def test_usage_that_is_missing_or_odd_is_estimated_from_what_was_sent_and_received(
     model: FakeModel, asking: Asking, usage: Any
 ) -> None:
-    model.script(sse(chunk("hi", finish_reason="stop"), {"choices": [], "usage": usage}))
-    assert (await asking("hi")).usage == Usage()
+    model.script(sse(chunk("è" * 8, finish_reason="stop"), {"choices": [], "usage": usage}))
+    found = (await asking("x" * 1000)).usage
+    sent = len(to_json(model.requests[0]))
+    assert found == Usage(input=-(-sent // 4), output=4, estimated=True)
+
+
+async def test_only_the_part_of_the_usage_that_is_missing_is_estimated(
+    model: FakeModel, asking: Asking
+) -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 7}}
+    add = chunk(tool_calls=[piece(0, "x", "add", '{"a":1}')], finish_reason="tool_calls")
+    model.script(sse(add, usage))
+    assert (await asking("hi")).usage == Usage(input=7, output=3, estimated=True)
 
 
 async def test_a_refusal_is_the_answer(model: FakeModel, asking: Asking) -> None:
@@ -354,7 +364,7 @@ async def test_a_server_that_does_not_stream(model: FakeModel, asking: Asking) -
 
     assert answer.content == "hello"
     assert [call.name for call in answer.tool_calls] == ["add", "sub"]
-    assert answer.usage == Usage(input_tokens=3, output_tokens=4)
+    assert answer.usage == Usage(input=3, output=4)
 
 
 async def test_a_compressed_answer(model: FakeModel, asking: Asking) -> None:

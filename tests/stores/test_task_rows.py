@@ -19,7 +19,7 @@ from tests.stores.test_neighbours import claimed
 Row = Mapping[str, Any]
 WHO = {"parent_id": None, "agent": "a", "depth": 0}
 GIVEN = {"mode": "async", "priority": 2, "timeout_ms": 9000, "attempt": 1, "metadata": {"k": [1]}}
-SPENT = {"input_tokens": 3}
+SPENT = {"input": 3}
 
 
 class Steps:

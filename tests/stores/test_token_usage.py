@@ -15,7 +15,7 @@ ANSWERED = {
     "parent_task_id": None,
     "agent": "a",
     "depth": None,
-    "data": {"call": 1, "usage": {"input_tokens": 70, "output_tokens": 30}},
+    "data": {"call": 1, "usage": {"input": 70, "output": 30}},
 }
 GIVEN_UP = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "tokens": 0}
 

@@ -205,6 +205,26 @@ class Webhook(Answer):
     ended_at: datetime | None
 
 
+class Usage(Answer):
+    """Tokens of model calls."""
+
+    input: int
+    output: int
+    cached: Annotated[int, Field(description="The part of the input that the server had already.")]
+    reasoning: Annotated[int, Field(description="The part of the output that the model thought.")]
+    estimated: Annotated[
+        bool,
+        Field(description="A server did not report some of it: we counted 4 bytes as a token."),
+    ]
+
+
+class AgentUsage(Usage):
+    """What an agent spent, its sub-agents included."""
+
+    model_calls: int
+    tool_calls: int
+
+
 class Run(Answer):
     """A run."""
 
@@ -218,7 +238,7 @@ class Run(Answer):
     output: Annotated[Any, Field(description="The final answer; null while there is none.")]
     stop_reason: str | None
     error: Failure | None
-    usage: dict[str, Any] | None
+    usage: AgentUsage | None
     attempts: list[Attempt]
     priority: int
     timeout_s: float
@@ -269,7 +289,7 @@ class Task(Answer):
     ]
     output: str | None
     error: Failure | None
-    usage: dict[str, Any] | None
+    usage: AgentUsage | None
     duration_ms: Annotated[
         int | None, Field(description="Of a dispatched task that is over: how long it ran.")
     ]
@@ -305,7 +325,7 @@ class Message(Answer):
     ]
     content: str
     tool_calls: list[MessageCall] = Field(default_factory=list)
-    usage: Annotated[dict[str, int] | None, Field(description="Tokens of a model's answer.")] = None
+    usage: Annotated[Usage | None, Field(description="Of a model's answer.")] = None
     tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
     name: Annotated[str | None, Field(description="The tool's.")] = None
     status: Annotated[Literal["success", "error"] | None, Field(description="The tool's.")] = None
