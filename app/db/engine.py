@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -30,7 +31,19 @@ APP_ROLE = "bottega_app"
 SYSTEM_ROLE = "bottega_system"
 """Sees all tenants; for the operator's commands."""
 
-_ACT_AS = text("SELECT set_config('bottega.tenant', :tenant, true)")
+_BE_APP = f"set_config('role', '{APP_ROLE}', true)"
+"""In each transaction of a tenant: a pooler may run it on a session that acts as another role."""
+_NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
+_ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
+_NOT_AS_ASKED = "BT010"
+"""SQLSTATE for a session that did not take its start-up parameters; the message is its role."""
+_CHECK = f"""
+DO $$ BEGIN
+    IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
+        RAISE EXCEPTION USING ERRCODE = '{_NOT_AS_ASKED}', MESSAGE = current_user;
+    END IF;
+END $$
+"""
 
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
@@ -118,15 +131,21 @@ class Database:
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """From here on the transaction is this tenant's."""
+    """From here on the transaction is this tenant's, and bound by the policies."""
     await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
+
+
+async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """Name the tenant for functions that ask for it, and leave the transaction its role."""
+    await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
 
 
 @asynccontextmanager
 async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
     """The same as :meth:`Database.begin` on a pool of the driver's."""
     async with pool.acquire() as connection, connection.transaction():
-        await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant_id))
+        query = f"SELECT {_BE_APP}, set_config('bottega.tenant', $1, true)"
+        await connection.execute(query, str(tenant_id))
         yield connection
 
 
@@ -145,10 +164,14 @@ async def connect(
 
     See :func:`open_database` for the errors.
     """
+    session = _session(role, limits or {})
     try:
-        return await asyncpg.connect(
-            url, command_timeout=longest_s, server_settings=_session(role, limits or {})
-        )
+        connection = await asyncpg.connect(url, command_timeout=longest_s, server_settings=session)
+        try:
+            await _check_session(connection, session)
+        except BaseException:
+            connection.terminate()
+            raise
     except asyncpg.InvalidParameterValueError:
         raise UnavailableError(
             f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
@@ -168,6 +191,43 @@ async def connect(
             f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
             code="database_unavailable",
         ) from error
+    return connection
+
+
+async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
+    """Check that a new session took its start-up parameters, in one round trip.
+
+    The answer is an error or nothing, since a statement with parameters or rows is prepared, and
+    what ignores start-up parameters may not carry prepared statements either.
+
+    Args:
+        asked: what :func:`_session` gives.
+
+    Raises:
+        UnavailableError: ``startup_parameters_ignored``.
+    """
+    settings = [name for name in asked if name.startswith("bottega.")]
+    found = [f"current_setting('{name}', true)" for name in settings]
+    wanted = [f"'{asked[name]}'" for name in settings]  # numbers, none of them from a request
+    if (role := asked.get("role")) is not None:
+        found.append("current_user::text")
+        wanted.append(f"'{role}'")
+    if not wanted:
+        return
+    try:
+        await connection.execute(_CHECK.format(", ".join(found), ", ".join(wanted)))
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _NOT_AS_ASKED:
+            raise
+        kept = f" with the settings {', '.join(settings)}" if settings else ""
+        raise UnavailableError(
+            f"a session in DATABASE_URL did not take its start-up parameters: it acts as the role "
+            f"{error.args[0]}, and should act as {role}{kept}. "
+            "Something on the way ignores them, such as PgBouncer with ignore_startup_parameters. "
+            "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
+            "itself",
+            code="startup_parameters_ignored",
+        ) from None
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
@@ -214,6 +274,7 @@ async def open_database(
         pool_timeout=patience_s,
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    session = _session(APP_ROLE, limits)
     try:
         # Opened by hand first: a pool's own error would not say what to mend.
         await (await connect(url, limits=limits)).close()
@@ -223,7 +284,8 @@ async def open_database(
             max_size=pool_size,
             command_timeout=_LONGEST_STATEMENT_S,
             reset=_keep_state,
-            server_settings=_session(APP_ROLE, limits),
+            init=partial(_check_session, asked=session),
+            server_settings=session,
         ) as pool:
             each = max(1, pool_size // 2)
             yield Database(url, limits, engine, pool, each, patience_s)

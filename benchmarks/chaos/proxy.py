@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+Greet = Callable[[StreamReader, StreamWriter], Awaitable[bytes]]
 
 
 class _RefusedError(Exception):
@@ -19,6 +20,7 @@ class Proxy:
 
     Args:
         dial: opens a connection to the server.
+        greet: reads what a client says first; what it returns goes to the server instead.
 
     Attributes:
         port: to connect to, on loopback.
@@ -28,7 +30,7 @@ class Proxy:
         cuts: connections cut so far.
     """
 
-    def __init__(self, dial: Dial) -> None:
+    def __init__(self, dial: Dial, greet: Greet | None = None) -> None:
         self.port = 0
         self.answering = asyncio.Event()
         self.answering.set()
@@ -36,6 +38,7 @@ class Proxy:
         self.closing.set()
         self.cuts = 0
         self._dial = dial
+        self._greet = greet
         self._links: list[tuple[StreamWriter, StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,6 +93,8 @@ class Proxy:
         ends = (writer, upstream_writer)
         self._links.append(ends)
         try:
+            if self._greet is not None:
+                upstream_writer.write(await self._greet(reader, writer))
             async with asyncio.TaskGroup() as pumps:
                 up = _pump(reader, upstream_writer, refused=upstream_reader.at_eof)
                 pumps.create_task(up)

@@ -1,0 +1,91 @@
+"""Starts that must be refused."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
+
+import asyncpg
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import APP_ROLE, acting_as, open_database
+from app.tenants import operator
+from tests.pooler import ignoring
+
+
+async def refused(*arguments: str, **environment: str) -> str:
+    """The error of a ``bottega …`` command that must end by itself with status 1."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "app.cli", *arguments),
+        env={**os.environ, "COLUMNS": "1000", **environment},
+        stderr=PIPE,
+    )
+    _, error = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1, error.decode()
+    return error.decode()
+
+
+@pytest.mark.parametrize("arguments", [("serve", "--port", "0"), ("worker",)], ids=lambda a: a[0])
+async def test_a_pooler_that_ignores_start_up_parameters_is_refused(
+    database_url: str, arguments: tuple[str, ...]
+) -> None:
+    """Else the service would run as the login, which row-level security may not bind."""
+    login_only = ("user", "database").__contains__
+    async with ignoring(database_url, lambda name: not login_only(name)) as url:
+        error = await refused(*arguments, DATABASE_URL=url)
+    assert "acts as the role postgres, and should act as bottega_app" in error
+
+
+async def test_a_pooler_that_ignores_the_limits_of_tenants_is_refused(database_url: str) -> None:
+    async with ignoring(database_url, lambda name: name.startswith("bottega.")) as url:
+        error = await refused("worker", DATABASE_URL=url)
+    assert "bottega.concurrent_runs" in error
+
+
+async def test_the_operator_s_commands_are_refused_there_too(database_url: str) -> None:
+    async with ignoring(database_url, "role".__eq__) as url:
+        with pytest.raises(Exception, match="should act as bottega_system"):
+            await operator.list_keys(url)
+
+
+async def test_a_later_session_without_its_start_up_parameters_is_not_used(
+    database_url: str,
+) -> None:
+    """The pools open sessions at any time, and the pooler may have come meanwhile."""
+    ignored = False
+    async with (
+        ignoring(database_url, lambda name: ignored and name == "role") as url,
+        open_database(url, pool_size=2) as database,
+    ):
+        async with database.pool.acquire():
+            ignored = True
+            with pytest.raises(Exception, match="should act as bottega_app"):
+                await database.pool.fetchval("SELECT 1")
+        with pytest.raises(Exception, match="should act as bottega_app"):
+            async with database.begin(DEFAULT_TENANT):
+                pass
+
+
+async def test_a_tenant_s_transaction_acts_as_the_application_in_any_session(
+    database_url: str,
+) -> None:
+    """A pooler may move it to a session that acts as its login. Afterwards that one does again."""
+    role = "SELECT current_user"
+    login = "SET SESSION AUTHORIZATION DEFAULT; SET ROLE NONE"
+    async with open_database(database_url, pool_size=1) as database:
+        async with database.pool.acquire() as session:
+            await session.execute(login)
+        async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+            assert await connection.fetchval(role) == APP_ROLE
+        assert await database.pool.fetchval(role) == "postgres"
+
+        async with database.engine.connect() as session:
+            raw = await session.get_raw_connection()
+            driver: asyncpg.Connection = raw.driver_connection
+            await driver.execute(login)
+        async with database.begin(DEFAULT_TENANT) as tx:
+            assert (await tx.exec_driver_sql(role)).scalar() == APP_ROLE
+        async with database.engine.connect() as session:
+            assert (await session.exec_driver_sql(role)).scalar() == "postgres"
