@@ -76,7 +76,9 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
 
 def without_calls(message: AssistantMessage) -> AssistantMessage:
     """The message as it may stand in a history where its tool calls will not be answered."""
-    return message.model_copy(update={"tool_calls": ()}) if message.tool_calls else message
+    if not message.tool_calls:
+        return message
+    return message.model_copy(update={"tool_calls": (), "state": {}})  # which spoke of the calls
 
 
 def with_distinct_ids(message: AssistantMessage) -> AssistantMessage:

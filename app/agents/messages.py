@@ -158,9 +158,17 @@ class HumanMessage(Message):
 
 
 class AssistantMessage(Message):
+    """What a model answered.
+
+    Attributes:
+        state: what its server sent along and wants back with it, such as encrypted reasoning; only
+            the provider reads it. A copy keeps it; a message that a hook makes has none.
+    """
+
     role: Literal["assistant"] = "assistant"
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = Usage()
+    state: dict[str, Any] = Field(default_factory=dict, repr=False)
 
 
 class ToolMessage(Message):

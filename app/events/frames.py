@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from app.events.types import FINAL_EVENT_TYPES
+from app.events.types import FINAL_EVENT_TYPES, STATE, EventType, shown
 
 LLM_DELTA = "llm.delta"
 """Text of a model call while it comes in. Never stored, and so without a ``seq``."""
@@ -73,7 +73,10 @@ class Filter:
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """A frame of an event's row; ``data`` is JSON already, and stays as it is."""
+    """A frame of an event's row; ``data`` is JSON already, and stays as it is but for one field."""
+    data = row["data"].encode()
+    if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
+        data = to_json(shown(from_json(data)))
     head = to_json(
         {
             "seq": row["seq"],
@@ -86,7 +89,7 @@ def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
         }
     )
     depth = -1 if row["depth"] is None else row["depth"]
-    body = b'%s,"data":%s}' % (head[:-1], row["data"].encode())
+    body = b'%s,"data":%s}' % (head[:-1], data)
     return Frame(row["seq"], row["type"], row["agent"], depth, body)
 
 

@@ -59,6 +59,9 @@ FINAL_EVENT = {
 }
 """The one last event of a run, by the status it ends in."""
 
+STATE = "server_state"
+"""Field of ``llm.completed`` that only the log has: what goes back to the model's server."""
+
 FINAL_EVENT_TYPES = frozenset(FINAL_EVENT.values())
 
 
@@ -95,5 +98,12 @@ class Event:
             "agent": self.agent,
             "parent_task_id": self.parent_task_id,
             "at": self.at,
-            "data": self.data,
+            "data": shown(self.data),
         }
+
+
+def shown(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An event's data as clients see it."""
+    if STATE not in data:
+        return data
+    return {name: value for name, value in data.items() if name != STATE}

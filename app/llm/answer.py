@@ -4,7 +4,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from app.agents.messages import AssistantMessage, ToolCall, Usage
 from app.llm.failures import Reporter
-from app.llm.wire import without_lone_surrogates
+from app.llm.wire import encode_json, without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNNAMED = "unnamed"
@@ -23,11 +23,16 @@ MAX_CALLS = 500
 
 @dataclass(slots=True)
 class PartialCall:
-    """A tool call whose pieces are still coming in."""
+    """A tool call whose pieces are still coming in.
+
+    Attributes:
+        more: fields that only the server knows.
+    """
 
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 class AnswerBuilder(ABC):
@@ -107,11 +112,15 @@ class AnswerBuilder(ABC):
         metadata: dict[str, Any] = {"finish_reason": reason}
         if self._refused:
             metadata["refusal"] = True
+        state = self._state(calls)
+        if len(encode_json(state)) > MAX_CHARACTERS:
+            raise self._report.no_completion(f"more than {MAX_CHARACTERS} bytes beside its text")
         return AssistantMessage(
             content=text,
             tool_calls=calls,
             usage=_usage(self._usage, *self.usage_names),
-            metadata=metadata | self._own_metadata(),
+            metadata=metadata,
+            state=state,
             timestamp=now,
         )
 
@@ -141,9 +150,9 @@ class AnswerBuilder(ABC):
     def _partial_calls(self) -> Iterable[PartialCall]:
         """The tool calls, in order."""
 
-    def _own_metadata(self) -> dict[str, Any]:
-        """What the message's metadata holds besides the reason to stop."""
-        return {}
+    @abstractmethod
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        """What goes back to the server with the message; see :mod:`app.llm.opaque`."""
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []

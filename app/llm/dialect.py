@@ -27,7 +27,7 @@ class Dialect:
         tools_key: under it a tool keeps its encoding.
         encode_tool: one tool.
         most_key: the field that bounds how many tokens the model produces.
-        new_answer: makes what reads an answer.
+        new_answer: makes what reads an answer; told whether that is one to results of tools.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Dialect:
     tools_key: str
     encode_tool: Callable[[ToolSchema], bytes]
     most_key: bytes
-    new_answer: Callable[[Reporter], AnswerBuilder]
+    new_answer: Callable[[Reporter, bool], AnswerBuilder]
 
     def body(
         self,
@@ -72,5 +72,6 @@ class Dialect:
         return encoded
 
 
-NewDialect = Callable[[str, Mapping[str, Any]], Dialect]
-"""Makes the dialect for a model (its name, and further fields of every request)."""
+NewDialect = Callable[[str, Mapping[str, Any], str], Dialect]
+"""Makes the dialect for a model: its name, further fields of every request, the server's address.
+"""

@@ -7,12 +7,13 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal
 
 import httpx2
 from openai import APIStatusError
 
-from app.agents.messages import AssistantMessage, StandardMessage
+from app.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from app.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from app.clock import Clock, monotonic, utcnow
 from app.errors import InvalidInputError, ModelError
@@ -97,9 +98,10 @@ class OpenAIProvider:
         self._sleep = sleep
         self._random_unit = random_unit
         self._new_id = new_id
-        self._dialects: dict[str, Dialect] = {model: self._new_dialect(model, self._extra)}
+        self._dialects: dict[str, Dialect] = {}
         self._door = Door(api_key, base_url, timeout_s)
         self._report = self._door.report
+        self._dialect(model)  # now, so that wrong fields are found at the start
 
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
@@ -138,8 +140,8 @@ class OpenAIProvider:
 
         Returns:
             The message. Its metadata holds ``finish_reason`` (``length``: cut off),
-            ``refusal: True`` if its content is the model's refusal, and by Responses what goes
-            back to the model (:data:`~app.llm.responses_answer.REPLAY`).
+            ``refusal: True`` if its content is the model's refusal. Its ``state`` is what goes back
+            to this server with it.
 
         Raises:
             ModelError: the call failed for good.
@@ -147,9 +149,11 @@ class OpenAIProvider:
         """
         dialect = self._dialect(options.model or self.model)
         body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
+        after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
+        begin = partial(dialect.new_answer, self._report, after_results)
         number, failed_at = 1, None
         while True:
-            answer = await self._try(dialect, body, on_delta)
+            answer = await self._try(dialect.path, body, begin, on_delta)
             if isinstance(answer, AssistantMessage):
                 return with_usage(answer, len(body))
             if not answer.retryable or self._patience_s == 0:
@@ -168,21 +172,26 @@ class OpenAIProvider:
     def _dialect(self, model: str) -> Dialect:
         dialect = self._dialects.get(model)
         if dialect is None:
-            dialect = self._dialects[model] = self._new_dialect(model, self._extra)
+            dialect = self._new_dialect(model, self._extra, self._door.address)
+            self._dialects[model] = dialect
         return dialect
 
     async def _try(
-        self, dialect: Dialect, body: bytes, on_delta: OnDelta | None
+        self,
+        path: str,
+        body: bytes,
+        begin: Callable[[], AnswerBuilder],
+        on_delta: OnDelta | None,
     ) -> AssistantMessage | ModelError:
         """One try. Its error is a value: raised while the SDK's is handled, it would carry that
         along, and that one quotes the server without leaving out the key.
         """
         try:
-            response = await self._door.post(dialect.path, body)
+            response = await self._door.post(path, body)
         except NETWORK_ERRORS as error:
             return self._failure(error)
         try:
-            return await self._read(response, dialect.new_answer(self._report), on_delta)
+            return await self._read(response, begin(), on_delta)
         except ModelError as error:
             return error
         finally:

@@ -1,7 +1,7 @@
 """The Responses API, without anything kept at the server: requests as bytes.
 
-Each request holds the whole conversation (``store: false``). What the API wants back with it and a
-message has no field for is in the message's metadata, see :data:`REPLAY`.
+Each request holds the whole conversation (``store: false``). What the API wants back with a message
+is in its state, see :class:`ResponsesAnswer`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from typing import Any
 from app.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from app.agents.provider import ToolSchema
 from app.llm.dialect import Dialect
-from app.llm.responses_answer import REPLAY, ResponsesAnswer
+from app.llm.opaque import origin_of, state_for
+from app.llm.responses_answer import ResponsesAnswer
 from app.llm.turns import Piece, piece_of
 from app.llm.wire import encode_head, encode_json, function_of, tool_outputs
 
@@ -33,8 +34,8 @@ OWN_FIELDS = frozenset(
 """Fields of the body that the provider sets by itself, or that would contradict it."""
 
 
-def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
-    """The Responses API with ``model``.
+def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
+    """The Responses API with ``model`` at an address.
 
     Args:
         extra: may set ``include``: some models without reasoning refuse the one that is sent.
@@ -43,27 +44,28 @@ def responses(model: str, extra: Mapping[str, Any]) -> Dialect:
         InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
+    origin = origin_of(KEY, address, model)  # only the model that reasoned reads its reasoning
     fields = {"model": model, **include, **extra, "store": False, "stream": True}
     return Dialect(
         path="/responses",
         head=encode_head(fields, OWN_FIELDS, extra) + b',"input":[',
-        messages_key=f"{KEY} {model}",  # only the model that reasoned can read its reasoning
-        encode_message=partial(encode_message, model=model),
+        messages_key=f"{KEY} {origin}",
+        encode_message=partial(encode_message, origin=origin),
         spoken=b'{"type":"message","role":"%b","content":"%b"}',
         tools_key=KEY,
         encode_tool=encode_tool,
         most_key=b"max_output_tokens",
-        new_answer=partial(ResponsesAnswer, model=model),
+        new_answer=partial(ResponsesAnswer, origin=origin),
     )
 
 
-def encode_message(message: StandardMessage, *, model: str) -> Piece:
+def encode_message(message: StandardMessage, *, origin: str) -> Piece:
     """One message, of which a model's or a tool's may be several items.
 
     Raises:
         HistoryError: a tool message without results, which answers no call.
     """
-    return piece_of(message, partial(_items, model=model))
+    return piece_of(message, partial(_items, origin=origin))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -78,7 +80,7 @@ def encode_tool(schema: ToolSchema) -> bytes:
     )
 
 
-def _items(message: AssistantMessage | ToolMessage, *, model: str) -> bytes:
+def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
     if isinstance(message, ToolMessage):
         items: list[dict[str, Any]] = [
             {"type": "function_call_output", "call_id": call_id, "output": text}
@@ -86,16 +88,13 @@ def _items(message: AssistantMessage | ToolMessage, *, model: str) -> bytes:
         ]
     else:
         spoken = {"type": "message", "role": "assistant", "content": message.content}
-        items = _answer_items(message, spoken, _output(message, model))
+        items = _answer_items(message, spoken, _output(message, origin))
     return b",".join([encode_json(item) for item in items])
 
 
-def _output(message: AssistantMessage, model: str) -> list[dict[str, Any]]:
+def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
     """The items as the model put them, where it was this one."""
-    replay = message.metadata.get(REPLAY)
-    if not isinstance(replay, dict) or replay.get("model") != model:
-        return []
-    output: list[dict[str, Any]] = replay["output"]
+    output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
     if not message.tool_calls:  # their reasoning may not stand without them
         output = [item for item in output if item["type"] != "reasoning"]
     return output

@@ -1,26 +1,14 @@
 """The Responses API: an answer from the events of a stream."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.agents.messages import ToolCall
 from app.llm.answer import AnswerBuilder, PartialCall
 from app.llm.failures import Reporter
-from app.llm.wire import without_lone_surrogates
-
-REPLAY = "openai_responses"
-"""Key of a message's metadata: what goes back to the model that made it, as JSON.
-
-    {"model": "…", "output": [
-        {"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
-        {"type": "message", "phase": "commentary"},
-        {"type": "function_call"}]}
-
-``output`` has the order of the answer's items; text and calls themselves are the message's own.
-Reasoning is kept only with tool calls: past them the API ignores it. The key is missing if there
-is neither reasoning nor a phase.
-"""
+from app.llm.opaque import state_of
 
 _REASONS = {"max_output_tokens": "length", None: "incomplete"}
 _ENDS = frozenset({"completed", "incomplete", "failed"})
@@ -48,15 +36,25 @@ class _Item:
 class ResponsesAnswer(AnswerBuilder):
     """Takes the events of one answer, or a whole response of a server that does not stream.
 
+    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items; their texts
+    and calls are the message's own:
+
+        [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
+         {"type": "message", "phase": "commentary"},
+         {"type": "function_call"}]
+
+    Reasoning is kept only with tool calls: past them the API ignores it. There is no state without
+    reasoning or a phase.
+
     Args:
-        model: that was asked; only it can read its reasoning.
+        origin: of the answer.
     """
 
     usage_names = ("input", "output")
 
-    def __init__(self, report: Reporter, model: str) -> None:
+    def __init__(self, report: Reporter, after_results: bool, *, origin: str) -> None:
         super().__init__(report)
-        self._model = model
+        self._origin = origin
         self._items: list[_Item] = []
         self._by_key: dict[Any, _Item] = {}
 
@@ -86,7 +84,7 @@ class ResponsesAnswer(AnswerBuilder):
     def _partial_calls(self) -> Iterable[PartialCall]:
         return [item.call for item in self._in_order() if item.kind == "function_call"]
 
-    def _own_metadata(self) -> dict[str, Any]:
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
         with_calls = any(item.kind == "function_call" for item in self._items)
         output: list[dict[str, Any]] = []
         spoken: dict[str, Any] = {}
@@ -102,7 +100,7 @@ class ResponsesAnswer(AnswerBuilder):
             elif item.kind == "reasoning" and with_calls and item.body.get("encrypted_content"):
                 output.append(_reasoning(item.body))
         if any(len(item) > 1 for item in output):
-            return {REPLAY: {"model": self._model, "output": output}}
+            return state_of(self._origin, {"output": output}, {})
         return {}
 
     def _in_order(self) -> list[_Item]:
@@ -192,8 +190,7 @@ def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
     """The item as the API takes it back: some fields of an answer it refuses in a request."""
     kept = {"type": "reasoning", "summary": body.get("summary") or []}
     kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
-    cleaned: dict[str, Any] = without_lone_surrogates(kept)
-    return cleaned
+    return kept
 
 
 def _as_text(arguments: Any) -> str:

@@ -142,8 +142,8 @@ def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
         for call in message.tool_calls:
             said = as_text(call.arguments) if call.malformed is None else call.malformed
             tokens += count(call.name) + count(said) + _PER_MESSAGE
-        for kept in message.metadata.values():  # what a model wants to see again of itself
-            tokens += count(as_text(kept))
+        if message.state:  # what a model wants to see again of itself
+            tokens += count(as_text(message.state))
     return tokens
 
 

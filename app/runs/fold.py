@@ -12,7 +12,7 @@ from uuid import UUID
 
 from app.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from app.errors import ModelError
-from app.events.types import Event, EventType
+from app.events.types import STATE, Event, EventType
 from app.memory.following import SOURCE
 
 EPISODE = "episode:"
@@ -71,9 +71,7 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
             case EventType.LLM_COMPLETED:
                 if event.seq <= carried_seq:
                     folded.carried.add((event.task_id, data["call"]))
-                folded.answers[event.task_id, data["call"]] = AssistantMessage.model_validate(
-                    {**data["message"], "usage": data["usage"]}
-                )
+                folded.answers[event.task_id, data["call"]] = answer_of(data)
             case EventType.LLM_FAILED if "try" not in data:
                 error = data["error"]
                 folded.failures[event.task_id, data["call"]] = ModelError(
@@ -109,6 +107,12 @@ def was_taught(recalled: Mapping[str, Any]) -> bool:
     """Whether what was recalled is of earlier runs, and not of another agent of this one."""
     source: str = recalled["source"]
     return source.startswith(TAUGHT)
+
+
+def answer_of(data: Mapping[str, Any]) -> AssistantMessage:
+    """The model's answer that ``llm.completed`` holds."""
+    state = {"state": data[STATE]} if STATE in data else {}
+    return AssistantMessage.model_validate({**data["message"], "usage": data["usage"], **state})
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:

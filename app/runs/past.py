@@ -17,7 +17,7 @@ from app.agents.messages import (
 )
 from app.events.types import Event, EventType
 from app.graph.shared_memory import Publication
-from app.runs.fold import usage_of
+from app.runs.fold import answer_of, usage_of
 from app.subagents.children import ANONYMOUS, first_message
 from app.subagents.handle import DispatchParams, Outcome, Past
 from app.subagents.states import SubagentStatus
@@ -166,7 +166,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
         case EventType.MEMORY_PUBLISHED:
             task.published = event
         case EventType.LLM_COMPLETED:
-            message = AssistantMessage.model_validate({**data["message"], "usage": data["usage"]})
+            message = answer_of(data)
             task.said.append(message)
             task.usage += usage_of(message)
             task.paid += message.usage.total_tokens if is_paid else 0

@@ -21,7 +21,7 @@ from app.agents.subagent import SubAgentWrapper
 from app.agents.tools import ToolBase, error_result
 from app.clock import monotonic
 from app.errors import ModelError
-from app.events.types import EventType, RunStatus
+from app.events.types import STATE, EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from app.runs.budget import Budget
 from app.runs.fold import Key, usage_of
@@ -187,8 +187,9 @@ class JournalRecorder(Recorder):
                 **about,
                 "try": tries,
                 "message": message.model_dump(
-                    mode="json", exclude_defaults=True, exclude={"usage", "timestamp"}
+                    mode="json", exclude_defaults=True, exclude={"usage", "timestamp", "state"}
                 ),
+                **({STATE: message.state} if message.state else {}),
                 "usage": message.usage.model_dump(),
                 "duration_ms": round((monotonic() - began) * 1000),
             },

@@ -12,6 +12,7 @@ from app.settings import Settings
 from tests import swarm
 from tests.fake_model import Reply, gated
 from tests.flows.test_processes import client_of, environment
+from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulModel
 from tests.llm.vendors.strict import StrictModel
 from tests.processes import command
 from tests.service import Running, running, watch
@@ -118,3 +119,34 @@ async def test_after_a_crash_the_same_prompt_is_sent_again(
     assert not model.refusals
     assert model.requests[cut] == model.requests[cut - 1]
     assert len(model.requests) == 2 * CALLS + 1
+
+
+@pytest.mark.parametrize("vendor", [DeepSeek, Gemini, OpenRouter])
+async def test_a_team_on_a_server_that_wants_its_state_back_survives_a_restart(
+    settings: Settings, database_url: str, vendor: type[StatefulModel]
+) -> None:
+    gate = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Any:
+        answer = demo_decide(request)
+        waits = asked_of(request) == "coordinator" and request["messages"][-1]["role"] == "tool"
+        return gated(gate, answer) if waits and not gate.is_set() else answer
+
+    async with vendor(decide) as model:
+        update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+        configured = settings.model_copy(update=update)
+        async with running(configured, database_url, worker=True) as bottega:
+            await define(bottega.client)
+            run_id = await start(bottega.client)
+            await model.received(3)
+        gate.set()
+        async with running(configured, database_url, worker=True) as bottega:
+            frames = await watch(bottega.port, run_id)
+            page = (await bottega.client.get(f"/v1/runs/{run_id}/events?limit=500")).json()
+        assert frames[-1]["type"] == "run.completed", model.refusals
+        assert not model.refusals
+        assert model.requests[3] == model.requests[2]
+        # It is the server's and ours: no client is shown it.
+        for shown in (str(frames), str(page)):
+            for field in ("thought_signature", "reasoning_content", "reasoning_details", "state'"):
+                assert field not in shown

@@ -19,6 +19,7 @@ from app.agents.messages import (
 )
 from app.agents.provider import ToolSchema
 from app.errors import HistoryError, ModelError
+from app.llm.opaque import origin_of
 from app.llm.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
@@ -137,7 +138,7 @@ async def test_each_message_is_encoded_once(model: FakeModel, asking: Asking) ->
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    _, text = message.encoded("chat", encoded_again)
+    _, text = message.encoded(f"chat {origin_of('chat', model.base_url)}", encoded_again)
     assert text.decode() == model.requests[0]["messages"][0]["content"]
     assert json.loads(tool.encodings["chat"]) == model.requests[0]["tools"][0]
 

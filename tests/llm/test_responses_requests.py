@@ -20,8 +20,8 @@ from app.agents.messages import (
 )
 from app.agents.provider import ToolSchema
 from app.errors import HistoryError, InvalidInputError
+from app.llm.opaque import origin_of
 from app.llm.openai_provider import OpenAIProvider
-from app.llm.responses_answer import REPLAY
 from app.llm.turns import Piece
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for
@@ -144,7 +144,7 @@ async def test_each_message_is_encoded_once(model: FakeResponses, asking: Asking
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    key = "responses some-model"
+    key = f"responses {origin_of('responses', model.base_url, 'some-model')}"
     _, text = message.encoded(key, encoded_again)
     assert text.decode() == model.requests[0]["input"][0]["content"]
     assert json.loads(tool.encodings["responses"]) == model.requests[0]["tools"][0]
@@ -204,7 +204,7 @@ async def test_reasoning_survives_the_journal(model: FakeResponses, asking: Aski
     again = AssistantMessage.model_validate_json(stored)
     await asking("hi", again, *results(*again.tool_calls))
 
-    assert first.metadata[REPLAY]["output"] == [thought("rs_1"), {"type": "function_call"}]
+    assert first.state["message"]["output"] == [thought("rs_1"), {"type": "function_call"}]
     assert model.requests[1]["input"][1] == thought("rs_1")
 
 
@@ -230,7 +230,7 @@ async def test_only_the_model_that_reasoned_gets_its_reasoning(
 
 async def test_reasoning_is_kept_only_with_calls(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(thought("rs_1"), say("hello")))
-    assert REPLAY not in (await asking("hi")).metadata
+    assert not (await asking("hi")).state
 
 
 async def test_the_phase_of_an_answer_goes_back(model: FakeResponses, asking: Asking) -> None:
@@ -248,7 +248,7 @@ async def test_reasoning_that_nobody_could_read_is_dropped(
 ) -> None:
     model.script(answer(thought("rs_1", encrypted=None), call("add", {})))
     first = await asking("hi")
-    assert REPLAY not in first.metadata
+    assert not first.state
     await asking("hi", first, *results(*first.tool_calls))
 
 

@@ -24,8 +24,8 @@ from app.llm.wire import strict_id
 from tests.llm.vendors.strict import refusal
 
 TEXT = st.sampled_from(["", " \n", "one", 'zwei ü"\\ %b {x}', "\ud83d", "tré\nquattro"])
-CHAT = chat_completions("m", {})
-RESPONSES = responses("m", {})
+CHAT = chat_completions("m", {}, "http://a/v1")
+RESPONSES = responses("m", {}, "http://a/v1")
 
 
 def shared(text: str, **marks: Any) -> SystemMessage:

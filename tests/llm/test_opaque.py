@@ -1,0 +1,111 @@
+"""What a server sends along with an answer goes back to it, and to no other."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.agents.history import without_calls
+from app.agents.messages import AssistantMessage, HumanMessage, ToolCall, ToolMessage, ToolResult
+from app.errors import ModelError
+from app.llm.opaque import take
+from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
+from tests.llm.conftest import Asking, provider_for
+from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulModel
+
+
+def answered(message: AssistantMessage) -> list[Any]:
+    """A message, and the results of its calls."""
+    found: list[Any] = [message]
+    for call in message.tool_calls:
+        result = ToolResult(tool_call_id=call.id, tool_name=call.name, result="42")
+        found.append(ToolMessage(content="42", tool_results=(result,)))
+    return found
+
+
+@pytest.mark.parametrize("vendor", [DeepSeek, Gemini, OpenRouter])
+async def test_it_goes_back_in_every_later_call(vendor: type[StatefulModel]) -> None:
+    async with vendor() as model, provider_for(model) as asking:
+        model.script(
+            calls(("a", {"x": 1}), ("b", {"y": "é"}), content="Look."),
+            calls(("a", {"x": 2})),
+            text("Done."),
+            text("Hello."),
+            text("Bye."),
+        )
+        history: list[Any] = [HumanMessage(content="go")]
+        for more in (None, None, "and you?", "so?"):
+            message = await asking(*history)
+            stored = AssistantMessage.model_validate_json(message.model_dump_json())
+            history += answered(stored)
+            if more:
+                history.append(HumanMessage(content=more))
+        assert (await asking(*history)).content == "Bye."
+        assert not model.refusals
+        # Another server is not sent any of it, nor what a hook made of the calls.
+        async with FakeModel() as stranger, provider_for(stranger) as other:
+            await other(*history)
+            (request,) = stranger.requests
+            assert {key for each in request["messages"] for key in each} == {
+                *("role", "content", "tool_calls", "tool_call_id")
+            }
+            assert "extra_content" not in json.dumps(request)
+        assert without_calls(history[1]).state == {}
+
+
+async def test_a_server_that_does_not_stream_gets_it_back_too(
+    model: FakeModel, asking: Asking
+) -> None:
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "abcdefghi", "type": "function", "function": function, "extra_content": {"g": 1}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "odd": [{"a": None}]}
+    body = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    model.script(http_reply(json.dumps(body).encode(), media_type="application/json"))
+    first = await asking("hi")
+    await asking("hi", *answered(first))
+    assert model.requests[1]["messages"][1] == message
+
+
+async def test_what_a_hook_changed_keeps_what_still_fits(model: FakeModel, asking: Asking) -> None:
+    items = [
+        {"index": i, "id": f"abcdefg0{i}", "function": {"name": "f", "arguments": "{}"}, "sig": i}
+        for i in (1, 2)
+    ]
+    model.script(sse(chunk(tool_calls=items, reasoning="so", finish_reason="tool_calls")))
+    first = await asking("hi")
+    kept = first.model_copy(update={"content": "mine", "tool_calls": first.tool_calls[1:]})
+    own = AssistantMessage(tool_calls=(ToolCall(id="abcdefg01", name="f"),))
+    await asking("hi", *answered(kept), *answered(own))
+    _, changed, _, made, _ = model.requests[1]["messages"]
+    assert (changed["content"], changed["reasoning"]) == ("mine", "so")
+    assert [call["sig"] for call in changed["tool_calls"]] == [2]
+    assert "reasoning" not in made
+    assert "sig" not in made["tool_calls"][0]
+
+
+async def test_too_much_of_it_is_no_answer(model: FakeModel, asking: Asking) -> None:
+    model.script(sse(chunk("hi", odd="x" * 4_000_001, finish_reason="stop")))
+    with pytest.raises(ModelError) as refused:
+        await asking("hi")
+    assert refused.value.code == "model_bad_response"
+
+
+def test_pieces_without_a_number_go_on_with_the_last_one() -> None:
+    """As LiteLLM sends Anthropic's thinking blocks."""
+    fields: dict[str, Any] = {}
+    for block in (
+        {"type": "thinking", "thinking": "ha"},
+        {"type": "thinking", "thinking": "ha", "signature": None},
+        {"type": "thinking", "signature": "s"},
+        {"type": "redacted_thinking", "data": "d"},
+        "odd",
+    ):
+        take(fields, {"thinking_blocks": [block], "n": 1, "content": "x"}, frozenset(["content"]))
+    assert fields == {
+        "n": 1,
+        "thinking_blocks": [
+            {"type": "thinking", "thinking": "haha", "signature": "s"},
+            {"type": "redacted_thinking", "data": "d"},
+            "odd",
+        ],
+    }
