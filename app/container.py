@@ -212,17 +212,16 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
 
 @asynccontextmanager
 async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
-    """Start scheduled runs beside the block, and, with a secret to sign them, send webhooks."""
+    """Start scheduled runs and send webhooks beside the block."""
     from app.runs.alarms import heed
     from app.runs.schedules import Limits, Ticker
     from app.runs.webhooks import Webhooks
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
-    workers: list[Ticker | Webhooks] = [Ticker(database.engine, limits)]
-    if settings.webhook_secret is not None:
-        secret = settings.webhook_secret.get_secret_value()
-        workers.append(Webhooks(database.pool, egress, secret))
+    first = settings.webhook_secret
+    secret = None if first is None else first.get_secret_value()
+    workers = (Ticker(database.engine, limits), Webhooks(database.pool, egress, secret))
     alarms = [worker.alarm for worker in workers]
     async with background(
         lambda: heed(database.connect, *alarms), *(worker.run for worker in workers)

@@ -35,6 +35,7 @@ from app.api import (
     sessions,
     stream,
     tickets,
+    webhook_secrets,
     websocket,
 )
 from app.api.auth import Authenticate
@@ -94,6 +95,7 @@ def create_app(service: Service) -> FastAPI:
         memory,
         maintenance,
         keys,
+        webhook_secrets,
         audit,
         scheduler,
         operations,

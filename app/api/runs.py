@@ -6,6 +6,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, StringConstraints
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
@@ -28,6 +29,7 @@ from app.events.log import is_transient
 from app.runs import messages, read
 from app.runs import submit as submitting
 from app.settings import Settings
+from app.tenants import webhook_secrets
 from app.tools.addresses import AllowList
 from app.tools.egress import EgressRefusedError, refuse_inside
 
@@ -78,7 +80,14 @@ class RunQuery(PageQuery):
         )
 
 
-def check_webhook(settings: Settings, url: str | None, *, pointer: str = "/webhook_url") -> None:
+async def check_webhook(
+    tx: AsyncConnection,
+    tenant: UUID,
+    settings: Settings,
+    url: str | None,
+    *,
+    pointer: str = "/webhook_url",
+) -> None:
     """Refuse at once what could never be sent; what a name resolves to is judged when it is.
 
     Raises:
@@ -86,10 +95,11 @@ def check_webhook(settings: Settings, url: str | None, *, pointer: str = "/webho
     """
     if url is None:
         return
-    if settings.webhook_secret is None:
+    has_first = settings.webhook_secret is not None
+    if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
         raise InvalidInputError(
-            "this server has no secret to sign webhooks with: its operator sets one in "
-            "BOTTEGA_WEBHOOK_SECRET",
+            "the tenant has no secret to sign webhooks with: make one with POST /v1/webhook-secret "
+            "(scope admin)",
             code="no_webhook_secret",
             pointer=pointer,
         )
@@ -123,7 +133,6 @@ async def create(
         float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
     ] = 0,
 ) -> Any:
-    check_webhook(service.settings, body.webhook_url)
     new = submitting.NewRun.of(
         body.model_dump(),
         timeout_s=service.settings.run_timeout_s,
@@ -132,6 +141,7 @@ async def create(
         principal=principal.actor,
     )
     async with service.database.begin(tenant) as tx:
+        await check_webhook(tx, tenant, service.settings, body.webhook_url)
 
         async def accept() -> dict[str, Any]:
             run = await submitting.submit(tx, tenant, new)

@@ -51,7 +51,8 @@ async def create(
     body: NewSchedule,
     response: Response,
 ) -> Any:
-    check_webhook(service.settings, body.run.webhook_url, pointer="/run/webhook_url")
+    url = body.run.webhook_url
+    await check_webhook(tx, tenant, service.settings, url, pointer="/run/webhook_url")
 
     async def store() -> dict[str, Any]:
         row = await schedules.create(tx, tenant, **body.model_dump())

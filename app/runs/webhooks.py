@@ -8,7 +8,7 @@ of it: if it dies meanwhile, the next one sends again when that time has come, u
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,9 +20,10 @@ from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
 from app.db.engine import acting_as
-from app.errors import BottegaError
+from app.errors import BottegaError, ConflictError
 from app.events.log import is_transient
 from app.runs.alarms import Alarm
+from app.tenants import webhook_secrets
 from app.tools.egress import Egress, EgressRefusedError
 
 CHANNEL = "bottega_webhooks"
@@ -41,7 +42,10 @@ log = structlog.get_logger(__name__)
 
 _CLAIM = "SELECT tenant_id, run_id, tries, at FROM due_webhooks($1, $2, $3, $4)"
 _NEXT = "SELECT next_webhook_s($1)"
-_URL = "SELECT url FROM webhooks WHERE tenant_id = $1 AND run_id = $2"
+_TO = """
+SELECT w.url, t.name AS tenant FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
+WHERE w.tenant_id = $1 AND w.run_id = $2
+"""
 _RUN = f"""
 SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
        created_at, started_at, ended_at, octet_length(output::text) > {_MAX_OUTPUT} AS long,
@@ -93,12 +97,13 @@ def outcome(
     return Outcome("pending", answer, why, retries_s[tries - 1])
 
 
-def message(run: Mapping[str, Any]) -> bytes:
-    """The body that tells of a run's end. Pure; the same at every try."""
+def message(tenant: str, run: Mapping[str, Any]) -> bytes:
+    """The body that tells of the end of a tenant's run. Pure; the same at every try."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
-    return to_json({"type": f"run.{run['status']}", "timestamp": run["ended_at"], "data": data})
+    about = {"type": f"run.{run['status']}", "timestamp": run["ended_at"], "tenant": tenant}
+    return to_json({**about, "data": data})
 
 
 _FIELDS = (
@@ -108,13 +113,17 @@ _FIELDS = (
 _JSON = ("output", "error", "usage", "metadata")
 
 
-def signed(secret: str, run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:
-    """The headers under which a body is sent; the id is the run's at every try."""
+def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:
+    """The headers under which a body is sent, with a signature by each secret. Pure.
+
+    The id is the run's at every try.
+    """
+    signatures = [Webhook(secret).sign(str(run_id), at, body.decode()) for secret in secrets]
     return {
         "content-type": "application/json",
         "webhook-id": str(run_id),
         "webhook-timestamp": str(int(at.timestamp())),
-        "webhook-signature": Webhook(secret).sign(str(run_id), at, body.decode()),
+        "webhook-signature": " ".join(signatures),
     }
 
 
@@ -122,7 +131,7 @@ class Webhooks:
     """Delivers what is due, a few at a time.
 
     Args:
-        secret: signs.
+        secret: the first one of the tenant ``default``.
         retries_s: seconds from each failed try to the next.
         timeout_s: for reading the run, and again for the answer.
         lease_s: how long a try belongs to the worker that began it; more than both together.
@@ -133,7 +142,7 @@ class Webhooks:
         self,
         pool: asyncpg.Pool,
         egress: Egress,
-        secret: str,
+        secret: str | None,
         *,
         retries_s: tuple[float, ...] = RETRIES_S,
         timeout_s: float = _TIMEOUT_S,
@@ -198,22 +207,14 @@ class Webhooks:
             asyncio.timeout(self._timeout_s),
             acting_as(self._pool, tenant_id) as connection,
         ):
-            url = await connection.fetchval(_URL, tenant_id, run_id)
+            to = await connection.fetchrow(_TO, tenant_id, run_id)
             run = await connection.fetchrow(_RUN, tenant_id, run_id)
-        if url is None or run is None:
+            secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
+        if to is None or run is None:
             return  # both were deleted
-        body = message(run)
         answer, failure = None, None
         try:
-            reply = await self._egress.request(
-                "POST",
-                url,
-                headers=signed(self._secret, run_id, at, body),
-                content=body,
-                timeout_s=self._timeout_s,
-                max_bytes=_MAX_REPLY,
-            )
-            answer = reply.status
+            answer = await self._post(to["url"], run_id, at, message(to["tenant"], run), secrets)
         except BottegaError as error:
             failure = error
         what = outcome(answer, failure, tries, self._retries_s)
@@ -223,3 +224,26 @@ class Webhooks:
             await connection.execute(_STORE, tenant_id, run_id, tries, *stored)
         if what.error is not None:
             log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
+
+    async def _post(
+        self, url: str, run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
+    ) -> int:
+        """Post a body; the status that was answered.
+
+        Raises:
+            BottegaError: it was not sent, or not answered.
+        """
+        if not secrets:
+            raise ConflictError(
+                "the tenant has no webhook secret: make one with POST /v1/webhook-secret",
+                code="no_webhook_secret",
+            )
+        reply = await self._egress.request(
+            "POST",
+            url,
+            headers=signed(secrets, run_id, at, body),
+            content=body,
+            timeout_s=self._timeout_s,
+            max_bytes=_MAX_REPLY,
+        )
+        return reply.status

@@ -119,7 +119,12 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     ] = 86_400.0
     webhook_secret: Annotated[
         SecretStr | None,
-        Field(description="Signs webhooks: whsec_ and base64 of 24 to 64 bytes. Unset: none sent."),
+        Field(
+            description=(
+                "Signs the default tenant's webhooks until it makes a secret of its own: whsec_ "
+                "and base64 of 24 to 64 bytes."
+            )
+        ),
     ] = None
     heartbeat_s: Annotated[
         float,

@@ -23,7 +23,7 @@ CODES = {
     "missing_description": "what other agents say of themselves is in their definitions",
     "too_deep": "how deep sub-agents go is in the definitions of other agents",
     "invalid_condition": "conditions have a grammar of their own, which JSON Schema cannot bound",
-    "no_webhook_secret": "what the operator has set up is no matter of a request's form",
+    "no_webhook_secret": "whether the tenant has a secret is no matter of a request's form",
     "url_too_long": "how long a URL gets depends on how its characters are written, all together",
     "egress_refused": "which addresses are public is more than a pattern can say",
 }

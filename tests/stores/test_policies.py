@@ -55,6 +55,7 @@ async def filled(settings: Settings, database_url: str, model: FakeModel) -> Asy
         schedule["run"]["input"] = "x"  # type: ignore[index]
         assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
         assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
+        assert (await client.post("/v1/webhook-secret")).status_code == 201
         run = {"session_id": "s", "webhook_url": "https://example.com/"}
         run_id = await start(client, **run)
         await server.frames(f"/v1/runs/{run_id}/ws")

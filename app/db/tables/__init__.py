@@ -42,6 +42,7 @@ from app.db.tables.tenants import (
     idempotency_keys,
     tenants,
     token_usage,
+    webhook_secrets,
     ws_tickets,
 )
 from app.db.tables.workers import worker_tenants, workers
@@ -83,6 +84,7 @@ __all__ = [
     "tenants",
     "token_usage",
     "waiting_runs",
+    "webhook_secrets",
     "webhooks",
     "worker_tenants",
     "workers",

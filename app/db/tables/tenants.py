@@ -69,6 +69,24 @@ audit_log = Table(
     Column("details", JSONB, nullable=False, server_default="{}"),
 )
 
+# What signs a tenant's webhooks, as it is. The current one has no end; those before it have one.
+webhook_secrets = Table(
+    "webhook_secrets",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
+    Column("secret", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("expires_at", DateTime(timezone=True)),
+)
+
+Index(
+    "uq_webhook_secrets_current",
+    webhook_secrets.c.tenant_id,
+    unique=True,
+    postgresql_where=text("expires_at IS NULL"),
+)
+
 # Tokens of the runs that ended on a day (UTC).
 token_usage = Table(
     "token_usage",
