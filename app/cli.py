@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from app import __version__
 from app.admin_cli import keys, tenants
 from app.demo.scenarios import SCENARIOS, ScenarioName
 from app.errors import BottegaError, InvalidInputError
@@ -19,11 +20,26 @@ from app.terminal import console, database, run, start, store_bootstrap_key
 cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Teams of LLM agents on Postgres, with every step visible.",
     pretty_exceptions_enable=False,
 )
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bottega {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Teams of LLM agents on Postgres, with every step visible."""
 
 
 def _announce_model(settings: Settings) -> None:
@@ -112,10 +128,9 @@ def demo(
 )
 def demo_model(context: typer.Context) -> None:
     """Serve the built-in, OpenAI-compatible demo model on loopback."""
-    import subprocess
+    from app.llm.demo_process import become_demo_model
 
-    command = [sys.executable, "-m", "app.llm.demo_model", *context.args]
-    sys.exit(subprocess.call(command))  # noqa: S603 (our own module)
+    become_demo_model(context.args)
 
 
 @cli.command("settings")

@@ -7,9 +7,10 @@ import os
 import sys
 import sysconfig
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import app
 from app.errors import UnavailableError
@@ -41,14 +42,19 @@ async def demo_model(
         await _stop(process)
 
 
+def become_demo_model(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process with the demo model, so that signals reach it directly."""
+    os.execve(sys.executable, _command(*arguments), _environment())  # noqa: S606 (our own module)
+
+
+def _command(*arguments: str) -> list[str]:
+    """The command line; ``-P`` ignores a folder ``app`` where the user happens to be."""
+    return [sys.executable, "-P", "-m", "app.llm.demo_model", *arguments]
+
+
 async def _spawn(arguments: list[str]) -> Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # a folder `app` where the user happens to be is not ours
-        "-m",
-        "app.llm.demo_model",
-        "--exit-with-parent",
-        *arguments,
+        *_command("--exit-with-parent", *arguments),
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),

@@ -1,11 +1,17 @@
 """What the command says when it cannot do its work: a line for a person, and a status."""
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from app import __version__
 
 
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -89,3 +95,51 @@ def test_settings_are_shown_with_secrets_masked() -> None:
     longest = "BOTTEGA_SUBAGENT_MAX_STEPS_PER_SUBAGENT"
     for shown in ("http://u:[secret]@127.0.0.1/v1", "[/x]", longest):
         assert shown in ended.stdout
+
+
+def test_the_version_is_shown() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "app.cli", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == f"bottega {__version__}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_demo_model_leaves_nothing_behind(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "demo-model"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        port = json.loads(process.stdout.readline())["port"]
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert not errors
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_address_is_in_a_log_file_while_the_service_runs(
+    database_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "app.cli", "serve", "--no-worker", "--port", "0"],
+            env={**os.environ, "DATABASE_URL": database_url, "OPENAI_API_KEY": "test-key"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        deadline = time.monotonic() + 60
+        while "Bottega listens on" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+        process.terminate()

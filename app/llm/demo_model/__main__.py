@@ -102,4 +102,7 @@ def _exit_at_end_of_input() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
