@@ -19,7 +19,7 @@ from app.tenants.keyring import Identity, Keyring
 SHORTEST, LONGEST = 32, 256
 """Characters of a key. Ours have 56; an operator's own has what they like."""
 
-_PUBLIC = frozenset(("/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
+_PUBLIC = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
 _ASSETS = "/docs-assets/"
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *")
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"

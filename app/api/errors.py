@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from app.errors import BottegaError, ErrorKind, LimitedError
-from app.events.log import is_transient
+from app.events.log import is_storage_full, is_transient
 
 log = structlog.get_logger(__name__)
 
@@ -219,7 +219,21 @@ async def _on_own(request: Request, error: BottegaError) -> Response:
     return for_error(error)
 
 
+def storage_full() -> Response:
+    """The problem of a request that could not be stored because the database's disk is full."""
+    return problem_response(
+        503,
+        "storage_full",
+        "the database's disk is full, so nothing was stored: its operator has to make room",
+        headers={"Retry-After": "30"},
+    )
+
+
 async def _on_database(request: Request, error: Exception) -> Response:
+    if is_storage_full(error):
+        request.app.state.service.database.storage.full = True
+        log.error("api.storage_full", path=request.url.path, error=str(error))
+        return storage_full()
     if is_transient(error):
         log.warning("api.database_unavailable", error=str(error))
         return database_unavailable()

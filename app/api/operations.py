@@ -8,7 +8,7 @@ from pydantic import Field
 
 import app
 from app.api.deps import ReadTenant, ServiceDep
-from app.api.errors import problem_response, problems
+from app.api.errors import problem_response, problems, storage_full
 from app.api.schemas.base import Answer
 from app.db.migrate import require_current
 from app.errors import BottegaError
@@ -17,6 +17,14 @@ from app.runs.heartbeat import any_alive
 router = APIRouter(tags=["operations"])
 
 _PATIENCE_S = 3.0
+
+
+class Root(Answer):
+    """The service at this address."""
+
+    name: str = "bottega"
+    version: str
+    docs: str = "/docs"
 
 
 class Health(Answer):
@@ -46,6 +54,11 @@ class Info(Answer):
     openapi_url: str = "/openapi.json"
 
 
+@router.get("/", operation_id="get_root", summary="What answers here?", response_model=Root)
+async def root() -> Root:
+    return Root(version=app.__version__)
+
+
 @router.get(
     "/healthz",
     operation_id="get_health",
@@ -68,6 +81,8 @@ async def ready(service: ServiceDep) -> Readiness | Response:
         async with asyncio.timeout(_PATIENCE_S):
             await require_current(service.database.pool)
             elsewhere = await any_alive(service.database.pool)
+            if not await service.database.has_room():
+                return storage_full()
     except TimeoutError:
         return problem_response(503, "database_unavailable", "the database does not answer")
     except BottegaError as error:

@@ -44,6 +44,11 @@ DO $$ BEGIN
     END IF;
 END $$
 """
+_TRY_TO_WRITE = """
+CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
+SELECT gen_random_uuid() FROM generate_series(1, 20000)
+"""
+"""Writes a megabyte and to the write-ahead log."""
 
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
@@ -75,6 +80,17 @@ def normalise_url(conninfo: str) -> str:
     return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
 
 
+@dataclass(slots=True)
+class Storage:
+    """The room on the database's disk, as far as this process met it.
+
+    Attributes:
+        full: whether a write failed for want of room, and none was tried with success since.
+    """
+
+    full: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """An open database.
@@ -86,6 +102,7 @@ class Database:
         pool: for single statements.
         each: transactions that a tenant may have in this process at a time.
         patience_s: how long to wait for one.
+        storage: whether its disk is full.
     """
 
     url: str
@@ -94,6 +111,7 @@ class Database:
     pool: asyncpg.Pool
     each: int
     patience_s: float
+    storage: Storage = field(default_factory=Storage)
     _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
         default_factory=WeakValueDictionary, repr=False
     )
@@ -124,6 +142,18 @@ class Database:
             yield
         finally:
             slots.release()
+
+    async def has_room(self) -> bool:
+        """Whether the disk has room; once a write failed, try one to find out."""
+        if self.storage.full:
+            try:
+                await self.pool.execute(_TRY_TO_WRITE)
+            except asyncpg.DiskFullError:
+                return False
+            except asyncpg.InsufficientPrivilegeError:
+                pass  # no temporary tables for this role: the next write tells
+            self.storage.full = False
+        return True
 
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, for listening or for the queue. The caller closes it."""

@@ -132,7 +132,7 @@ def is_transient(error: Exception) -> bool:
     end the server has announced.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
-        driver_error = error.orig and error.orig.__cause__
+        driver_error = _driver_error(error)
         return isinstance(driver_error, Exception) and is_transient(driver_error)
     if isinstance(error, asyncpg.DataError):
         return False
@@ -149,8 +149,20 @@ def is_transient(error: Exception) -> bool:
         | asyncpg.AdminShutdownError
         | asyncpg.CrashShutdownError
         | asyncpg.TooManyConnectionsError
+        | asyncpg.DiskFullError
         | asyncpg.DeadlockDetectedError,
     )
+
+
+def is_storage_full(error: Exception) -> bool:
+    """Whether the database could not write because its disk is full."""
+    if isinstance(error, sqlalchemy.exc.DBAPIError):
+        return isinstance(_driver_error(error), asyncpg.DiskFullError)
+    return isinstance(error, asyncpg.DiskFullError)
+
+
+def _driver_error(error: sqlalchemy.exc.DBAPIError) -> BaseException | None:
+    return error.orig and error.orig.__cause__
 
 
 async def append_step(

@@ -68,12 +68,12 @@ async def test_there_is_nothing_to_learn_without_a_key(closed: Running) -> None:
     for method, path in (
         ("GET", "/nothing"),
         ("OPTIONS", "/v1/runs"),
-        ("TRACE", "/"),
-        ("GET", "/"),
+        ("TRACE", "/v1"),
+        ("GET", "/v1"),
     ):
         answer = await closed.client.request(method, path)
         assert problem(answer, 401)["code"] == "unauthenticated"
-    for path in ("/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"):
+    for path in ("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"):
         assert (await closed.client.get(path)).status_code == 200
     assert (await closed.client.get("/docs-assets/swagger-ui.css")).status_code == 200
     for path in ("/docs-assets/../v1/runs", "/docs-assets/%2e%2e/v1/runs", "//v1/runs"):
