@@ -25,7 +25,6 @@ from app.subagents.registry import SubagentRegistry
 from app.subagents.tools import use_async_subagents
 from app.tools.builtin import ToolDeps, builtin_tool
 from app.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
-from app.tools.secrets import variable
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's: given an agent that the factory made, and its definition."""
@@ -147,14 +146,13 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
             code="tool_outdated",
         ) from None
     secrets, deps = workshop.secrets(tenant), workshop.tool_deps
-    for header in checked.headers.values():
-        if isinstance(header, SecretHeader) and secrets(header.secret) is None:
-            raise InvalidInputError(
-                f"the tool '{checked.name}' needs the secret '{header.secret}', and there is none "
-                f"for the tenant '{tenant}': the operator of this server has to set "
-                f"{variable(tenant, header.secret)}",
-                code="unknown_secret",
-            )
+    try:  # now, before a model asks for the tool
+        for header in checked.headers.values():
+            if isinstance(header, SecretHeader):
+                secrets(header.secret)
+    except InvalidInputError as error:
+        detail = f"the tool '{checked.name}': {error.detail}"
+        raise InvalidInputError(detail, code=error.code) from None
     return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known)
 
 

@@ -35,8 +35,8 @@ from app.tools.replies import (
 )
 from app.tools.url_template import UrlTemplate
 
-Secrets = Callable[[str], str | None]
-"""Gives the value of a secret by its name, ``None`` if it is not configured."""
+Secrets = Callable[[str], str]
+"""Gives the value of a secret by its name, or raises InvalidInputError."""
 
 _LONGEST_REQUEST = 1_000_000
 _SHORTEST_READ = 16_384
@@ -280,12 +280,7 @@ class HttpTool(ToolBase):
         sent: list[str] = []
         for name, value in self.definition.headers.items():
             if isinstance(value, SecretHeader):
-                secret = (self._secrets(value.secret) or "").strip()
-                if not secret:
-                    raise InvalidInputError(
-                        f"the secret '{value.secret}' is not configured on this server: its "
-                        f"operator has to set BOTTEGA_SECRET_{value.secret}"
-                    )
+                secret = self._secrets(value.secret).strip()
                 sent.append(secret)
                 headers[name.lower()] = secret
             else:

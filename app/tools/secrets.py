@@ -38,9 +38,23 @@ class TenantSecrets:
             if key.startswith(PREFIX) and value:
                 self._values[_owner(key)] = _long_enough(key, value.strip())
 
-    def of(self, tenant: str) -> Callable[[str], str | None]:
-        """Gives a tenant's secret by its name; ``None``: there is none."""
-        return lambda name: self._values.get((_spelled(tenant), name))
+    def of(self, tenant: str) -> Callable[[str], str]:
+        """Return the function that gives a tenant's secret by its name.
+
+        It raises InvalidInputError (``unknown_secret``) if there is none.
+        """
+
+        def secret(name: str) -> str:
+            value = self._values.get((_spelled(tenant), name))
+            if value is None:
+                raise InvalidInputError(
+                    f"the secret '{name}' is not configured for the tenant '{tenant}': the "
+                    f"operator of this server has to set {variable(tenant, name)}",
+                    code="unknown_secret",
+                )
+            return value
+
+        return secret
 
     def values(self) -> list[str]:
         """All of all tenants, to be kept out of texts."""

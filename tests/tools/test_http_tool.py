@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from app.agents.messages import ToolStatus
 from app.tools.egress import Egress
 from app.tools.http import HttpTool, HttpToolDefinition
+from app.tools.secrets import TenantSecrets
 from tests.tools.helpers import Names, call, error_of, result_of
 from tests.tools.raw_server import RawServer, Writer, answer
 
@@ -31,7 +32,8 @@ def defined(url: str, **fields: Any) -> HttpToolDefinition:
 
 
 def made(egress: Egress, url: str, **fields: Any) -> HttpTool:
-    return HttpTool(defined(url, **fields), secrets={"KEY": KEY}.get, egress=egress)
+    secrets = TenantSecrets({"BOTTEGA_SECRET_ACME__KEY": KEY}).of("acme")
+    return HttpTool(defined(url, **fields), secrets=secrets, egress=egress)
 
 
 def json_answer(value: Any, **more: Any) -> bytes:
@@ -263,8 +265,8 @@ async def test_a_secret_that_is_not_set_is_named_to_the_operator(
 ) -> None:
     tool = made(egress, web.url("/{id}"), headers={"X-Key": {"secret": "OTHER"}})
     assert await error_of(tool, id="1") == (
-        "the secret 'OTHER' is not configured on this server: its operator has to set "
-        "BOTTEGA_SECRET_OTHER"
+        "the secret 'OTHER' is not configured for the tenant 'acme': the operator of this server "
+        "has to set BOTTEGA_SECRET_ACME__OTHER"
     )
     assert web.connections == 0
 

@@ -30,7 +30,24 @@ ENVIRONMENT = {
     ],
 )
 def test_each_tenant_has_its_own(tenant: str, name: str, value: str | None) -> None:
-    assert TenantSecrets(ENVIRONMENT).of(tenant)(name) == value
+    assert found(TenantSecrets(ENVIRONMENT), tenant, name) == value
+
+
+def found(secrets: TenantSecrets, tenant: str, name: str) -> str | None:
+    try:
+        return secrets.of(tenant)(name)
+    except InvalidInputError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("tenant", "variable_"),
+    [("default", "BOTTEGA_SECRET_MISSING"), ("acme-2", "BOTTEGA_SECRET_ACME_2__MISSING")],
+)
+def test_the_error_names_the_variable_of_the_tenant(tenant: str, variable_: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"has to set {variable_}$") as raised:
+        TenantSecrets(ENVIRONMENT).of(tenant)("MISSING")
+    assert raised.value.code == "unknown_secret"
 
 
 def test_no_two_tenants_secrets_have_one_variable() -> None:
@@ -44,7 +61,7 @@ def test_no_two_tenants_secrets_have_one_variable() -> None:
                 secrets = TenantSecrets({key: f"{tenant}/{name}/value"})
             except InvalidInputError:
                 continue  # a name that could be read in two ways is refused
-            read = {(t, n) for t in tenants for n in names if secrets.of(t)(n)}
+            read = {(t, n) for t in tenants for n in names if found(secrets, t, n)}
             assert read == {(tenant, name)}
             owners.setdefault(key, set()).add((tenant, name))
     assert all(len(found) == 1 for found in owners.values())
