@@ -87,7 +87,8 @@ class Recall:
         if graph is None or agent_id is None:
             return []
         direct = set(graph.predecessors(agent_id))
-        items = [item for item in graph.pull_for_indirect(agent_id) if item.source_id not in direct]
+        pulled = graph.pull_for_indirect(agent_id, query.recorder.sources_of(query))
+        items = [item for item in pulled if item.source_id not in direct]
         if not items:
             return []
         try:

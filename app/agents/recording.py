@@ -5,9 +5,10 @@ The library keeps none: :class:`Recorder` lets everything through. The service's
 journal when the run is resumed after a crash.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid5
 
@@ -165,8 +166,19 @@ class Recorder:
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
         """What other ancestors published was too: each with its nearness to the query, -1 to 1."""
 
+    def sources_of(self, query: Query) -> Collection[str] | None:
+        """The agents whose answers an earlier attempt of the query was given; ``None``: no attempt.
+
+        They are given again, also if they have expired since.
+        """
+        return None
+
     def version_of(self, query: Query) -> int | None:
         """The version of what the query is about to publish; ``None`` for simply the next."""
+        return None
+
+    def published_at(self, query: Query) -> datetime | None:
+        """The time at which an earlier attempt published the query's answer; ``None``: not yet."""
         return None
 
     def published(self, query: Query, publication: Publication) -> None:

@@ -30,7 +30,7 @@ def inject_shared_memory(query: Query) -> None:
     history = agent.conversation_history
     if any(_is_shared(message) for message in history):
         history[:] = [message for message in history if not _is_shared(message)]
-    items = graph.pull_for(agent_id)
+    items = graph.pull_for(agent_id, query.recorder.sources_of(query))
     if items:
         place = _after_own(history, agent.system_message)
         history[place:place] = [shared_message(item) for item in items]
@@ -104,6 +104,7 @@ async def publish_answer(
         agent_id,
         content,
         version=query.recorder.version_of(query),
+        timestamp=query.recorder.published_at(query),
         tool_results=query.tool_results,
         messages=[
             message

@@ -6,7 +6,7 @@ query. The structure is built first; publishing and pulling then happen side by 
 
 import asyncio
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from math import isfinite
 from typing import Any, Self
@@ -211,6 +211,7 @@ class SharedMemoryGraph:
         metadata: Mapping[str, Any] | None = None,
         *,
         version: int | None = None,
+        timestamp: datetime | None = None,
         tool_results: Iterable[str | ToolResultLike] = (),
         messages: Iterable[str | MessageLike] = (),
     ) -> Publication:
@@ -218,6 +219,7 @@ class SharedMemoryGraph:
 
         Args:
             version: of what is published again; readers keep what is newer. Else it is the next.
+            timestamp: of what is published again; ``None`` is now.
             tool_results: of the query that was answered; for edges with ``tool_results``.
             messages: of that query; for edges with ``full_history``.
         """
@@ -229,7 +231,7 @@ class SharedMemoryGraph:
                 agent_id=agent_id,
                 content=content,
                 version=last + 1 if version is None else version,
-                timestamp=self._clock(),
+                timestamp=timestamp or self._clock(),
                 metadata=dict(metadata or {}),
                 tool_results=tuple(tool_results),
                 messages=tuple(messages),
@@ -262,17 +264,22 @@ class SharedMemoryGraph:
         for node in self._nodes.values():
             node.put(None, self.ttl_s)
 
-    def pull_for(self, agent_id: str) -> list[MemoryItem]:
+    def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
         """What the agent's direct predecessors published, in topological order. O(in-degree).
 
         Those that published nothing, or too long ago, are left out; unknown ids give ``[]``.
-        """
-        return self._pull(self._direct_sources(agent_id))
 
-    def pull_for_indirect(self, agent_id: str) -> list[MemoryItem]:
+        Args:
+            only: the sources to take, however old; ``None`` takes all that have not expired.
+        """
+        return self._pull(self._direct_sources(agent_id), only)
+
+    def pull_for_indirect(
+        self, agent_id: str, only: Collection[str] | None = None
+    ) -> list[MemoryItem]:
         """The final answers of all ancestors of ``agent_id``, nearest first, each once.
 
-        Equally near ones come in topological order.
+        Equally near ones come in topological order. ``only`` as for :meth:`pull_for`.
         """
         if agent_id not in self._nodes:
             return []
@@ -280,7 +287,7 @@ class SharedMemoryGraph:
         layers = nx.bfs_layers(self._graph.reverse(copy=False), agent_id)
         near = [name for layer in layers for name in sorted(layer, key=rank.__getitem__)]
         final = PropagationPolicy.FINAL_RESPONSE_ONLY
-        return self._pull((self._nodes[name], final) for name in near[1:])
+        return self._pull(((self._nodes[name], final) for name in near[1:]), only)
 
     def unpublished_predecessors(self, agent_id: str) -> list[str]:
         """The direct predecessors of ``agent_id`` that have published nothing yet."""
@@ -301,14 +308,17 @@ class SharedMemoryGraph:
                 self._sources[agent_id] = sources
         return sources
 
-    def _pull(self, sources: Iterable[Source]) -> list[MemoryItem]:
+    def _pull(self, sources: Iterable[Source], only: Collection[str] | None) -> list[MemoryItem]:
         items = []
         now: datetime | None = None
         for node, policy in sources:
             publication = node.publication
             if publication is None:
                 continue
-            if node.lifetime_s is not None:
+            if only is not None:
+                if publication.agent_id not in only:
+                    continue
+            elif node.lifetime_s is not None:
                 if now is None:
                     now = self._clock()
                 if (now - publication.timestamp).total_seconds() > node.lifetime_s:

@@ -5,8 +5,10 @@ made again, events that it holds are not written again. Sub-agents run again too
 same end because all of their own calls are answered; so they publish what they published.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -38,6 +40,8 @@ class Fold:
         begun: those of them that were begun.
         carried: which of the answers another run paid for.
         versions: of what each agent published, by task.
+        published_at: the time of that, by task.
+        sources: the agents whose answers a task was given before its first model call, by task.
         recalled: data of what the root was given of earlier runs at its start, in order.
         helped: the same of what it was given when a call failed, by the number of the model call
             that made it and its own id, in order.
@@ -52,6 +56,8 @@ class Fold:
     begun: set[Key] = field(default_factory=set)
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
+    published_at: dict[UUID | None, datetime] = field(default_factory=dict)
+    sources: dict[UUID | None, frozenset[str]] = field(default_factory=dict)
     recalled: list[Mapping[str, Any]] = field(default_factory=list)
     helped: dict[int, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
     analysis: str | None = None
@@ -65,6 +71,7 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
         carried_seq: up to here the log was carried over from the run that this one repeats.
     """
     folded = Fold()
+    given: defaultdict[UUID | None, set[str]] = defaultdict(set)
     for event in events:
         data = event.data
         match event.type:
@@ -97,10 +104,28 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
                     folded.recalled.append(data)
             case EventType.CONTEXT_RECALLED if data["source"].startswith(ANALYSIS):
                 folded.analysis = data["content"]
-            case EventType.MEMORY_PUBLISHED:
-                folded.versions.setdefault(event.agent, {})[event.task_id] = data["version"]
+        _fold_shared_memory(folded, given, event)
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
+
+
+def _fold_shared_memory(
+    folded: Fold, given: defaultdict[UUID | None, set[str]], event: Event
+) -> None:
+    """Fold an event about what agents published and were given.
+
+    Args:
+        given: sources by task, as far as the log was read.
+    """
+    match event.type:
+        case EventType.MEMORY_PUBLISHED:
+            versions = folded.versions.setdefault(event.agent, {})
+            versions[event.task_id] = event.data["version"]
+            folded.published_at[event.task_id] = event.at
+        case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
+            given[event.task_id].add(event.data["source"])
+        case EventType.LLM_STARTED:
+            folded.sources.setdefault(event.task_id, frozenset(given[event.task_id]))
 
 
 def was_taught(recalled: Mapping[str, Any]) -> bool:

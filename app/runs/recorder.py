@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -342,6 +343,12 @@ class JournalRecorder(Recorder):
             return {"answer_seq": answer}
         # It is more than that answer, or comes from an earlier run of the session.
         return {"content": item.content}
+
+    def sources_of(self, query: Query) -> Collection[str] | None:
+        return self.journal.folded.sources.get(self.tasks.id_of(query))
+
+    def published_at(self, query: Query) -> datetime | None:
+        return self.journal.folded.published_at.get(self.tasks.id_of(query))
 
     def version_of(self, query: Query) -> int | None:
         """As it was in an earlier attempt, whichever of an agent's queries ends first this time."""

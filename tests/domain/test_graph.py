@@ -258,6 +258,25 @@ class TestTTL:
         clock.forward(2)
         assert graph.pull_for("b") == []
 
+    async def test_what_is_published_again_keeps_its_time(self) -> None:
+        clock = Clock()
+        graph = graph_of("a>b", ttl_s=10, clock=clock)
+        first = await graph.publish("a", "x")
+        clock.forward(11)
+        again = graph_of("a>b", ttl_s=10, clock=clock)
+        await again.publish("a", "x", version=1, timestamp=first.timestamp)
+        assert again.pull_for("b") == []
+
+    async def test_sources_that_are_named_are_pulled_however_old(self) -> None:
+        clock = Clock()
+        graph = graph_of("a>c", "b>c", "x>a", ttl_s=10, clock=clock)
+        for name in "abx":
+            await graph.publish(name, name.upper())
+        clock.forward(11)
+        assert pulled(graph.pull_for("c", {"a"})) == ["a@1:A"]
+        assert pulled(graph.pull_for_indirect("c", {"b", "x"})) == ["b@1:B", "x@1:X"]
+        assert graph.pull_for("c", set()) == []
+
     @pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf")])
     def test_it_is_a_positive_number(self, ttl_s: float) -> None:
         with pytest.raises(InvalidInputError, match="ttl_s"):

@@ -50,6 +50,32 @@ async def test_a_resumed_run_leaves_its_session_as_others_left_it(
     assert [named(request) for request in model.requests] == ["a", "b", "b"]
 
 
+async def test_a_source_expires_at_the_same_time_after_a_crash(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """What a query was given stays so; what begins later is given what has not expired by then."""
+    gate = asyncio.Event()
+    replies: dict[str, Reply] = {"b": gated(gate, text("from b"))}
+    model.decide = lambda request: replies.get(named(request), text(f"from {named(request)}"))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        edges = (("a", "b"), ("a", "c"), ("b", "c"))
+        await define_graph(bottega.client, "g", *edges, ttl_s=600)
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(2)
+    async with running(configured(settings, model), database_url) as bottega:
+        await bottega.owner.execute("UPDATE run_events SET at = at - interval '1 hour'")
+    gate.set()
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        assert (await final(bottega, run_id))["status"] == "completed"
+    assert [named(request) for request in model.requests] == ["a", "b", "b", "c"]
+    _, before, after, last = (str(request["messages"]) for request in model.requests)
+    assert "from a" in before
+    assert after == before
+    assert "from b" in last
+    assert "from a" not in last
+
+
 async def test_what_parallel_calls_published_is_not_published_again(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
