@@ -20,6 +20,7 @@
     ├── UnavailableError      unavailable   something we need is down; worth trying again
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
+    ├── PluginError           internal      a plugin broke while it configured an agent
     ├── HistoryError          internal      a history no model API would accept
     ├── IllegalTransition     internal      a move between states that there is not
     ├── BudgetExhaustedError  internal      the run may not spend another token
@@ -213,6 +214,12 @@ class ModelError(BottegaError):
 
 class HookContractError(BottegaError):
     code = "hook_contract"
+
+
+class PluginError(BottegaError):
+    """A plugin that broke while it configured an agent."""
+
+    code = "plugin_failed"
 
 
 class HistoryError(BottegaError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,6 +22,8 @@ from app.errors import FencedError, HistoryError, HookContractError
 
 if TYPE_CHECKING:
     from app.agents.base import BaseAgent
+
+logger = logging.getLogger(__name__)
 
 
 class AgentEvent(StrEnum):
@@ -148,10 +151,14 @@ class Hook:
 
     Every callable may be sync or async. Several actions on one hook run in the order in which
     they were added.
+
+    Attributes:
+        plugin: the entry point that added it; ``None`` for a hook of the program's own.
     """
 
     def __init__(self, event: AgentEvent) -> None:
         self.event = event
+        self.plugin: str | None = None
         self._conditions: list[Condition] = []
         self._steps: list[_Step] = []
 
@@ -201,6 +208,10 @@ class Hook:
 
         return self.do(effect)
 
+    def __str__(self) -> str:
+        owner = "" if self.plugin is None else f" of the plugin '{self.plugin}'"
+        return f"hook{owner} on {self.event}"
+
     async def run(self, status: AgentStatus, value: Any) -> tuple[Outcome, AgentStatus]:
         """Act on one event. Answers the outcome and the status that goes with its value.
 
@@ -219,7 +230,7 @@ class Hook:
                 value = await settled(given(value, status)) if callable(given) else given
                 if step.decision is HookDecision.CONTINUE and value is None:
                     value = _unchanged(self.event, old)
-            _check(self.event, step, value)
+            _check(self, step, value)
             if step.decision is not HookDecision.CONTINUE:
                 return Outcome(step.decision, value), status
             if step.value is not None:
@@ -244,10 +255,9 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> O
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the query is cancelled; else something that the hook awaited was
-            return Outcome(
-                HookDecision.FAIL,
-                f"a hook on {status.event} raised {type(error).__name__}: {error}",
-            )
+            if hook.plugin is not None:
+                logger.warning("plugin '%s' failed: %s", hook.plugin, hook, exc_info=error)
+            return Outcome(HookDecision.FAIL, f"a {hook} raised {type(error).__name__}: {error}")
         if outcome.decision is not HookDecision.CONTINUE:
             return outcome
         value = outcome.value
@@ -263,8 +273,8 @@ def _unchanged(event: AgentEvent, old: Any) -> Any:
     return old if CONTRACTS[event].optional else None
 
 
-def _check(event: AgentEvent, step: _Step, value: Any) -> None:
-    contract = CONTRACTS[event]
+def _check(hook: Hook, step: _Step, value: Any) -> None:
+    contract = CONTRACTS[hook.event]
     decision = step.decision
     if decision is HookDecision.FAIL:
         return
@@ -284,7 +294,7 @@ def _check(event: AgentEvent, step: _Step, value: Any) -> None:
     else:
         rule = f"it must be {wanted.__name__}"
     raise HookContractError(
-        f"hook on {event}: {decision.name} with a value of type {type(value).__name__}: {rule}"
+        f"{hook}: {decision.name} with a value of type {type(value).__name__}: {rule}"
     )
 
 

@@ -122,9 +122,12 @@ class Executor:
     def lose(self, run: Held) -> None:
         """Stop executing a run that is not ours any more; nothing is written of it."""
         entry = self._under_way.get(run.run_id)
-        if entry is not None and entry.held == run and not entry.lost:
-            entry.lost = True
-            entry.task.cancel()
+        if entry is None or entry.held != run or entry.lost:
+            return
+        if entry.recorder is not None and entry.recorder.journal.finishing:
+            return  # it has just ended; if it was lost before that, the database refuses its end
+        entry.lost = True
+        entry.task.cancel()
 
     async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
         """Execute a run to its end, or until another worker takes it away.
@@ -135,7 +138,8 @@ class Executor:
         assert task is not None
         entry = self._under_way[run_id] = _UnderWay(tenant_id, task)
         try:
-            await self._execute(tenant_id, run_id, entry)
+            with structlog.contextvars.bound_contextvars(run_id=str(run_id)):
+                await self._execute(tenant_id, run_id, entry)
         finally:
             del self._under_way[run_id]
 
@@ -190,6 +194,7 @@ class Executor:
                 entry.task.uncancel()
                 await self._end_cancelled(entry.recorder, claim)
             else:
+                entry.held = None  # its lease ends here, which is no loss
                 await self._hand_back(tenant_id, journal)
                 bound.info("run.handed_back")
                 raise

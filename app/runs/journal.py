@@ -78,6 +78,7 @@ class Journal:
         tokens: that the run paid for, in all its attempts.
         broken: names and errors of tasks that ran beside the root and failed, since somebody
             looked.
+        finishing: whether the run's end is being stored, or is stored.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None
         self._shower: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self.finishing = False
         self._clear()
 
     def _clear(self) -> None:
@@ -274,6 +276,7 @@ class Journal:
 
         A step that the database refused for good is given up, not the run's end.
         """
+        self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not log.is_transient(self._failure):
             self._failure, self._in_flight = None, 0
             self._clear()
@@ -299,6 +302,8 @@ class Journal:
                 "tokens": self.tokens,
             }
         )
+        if end.error is not None:
+            logger.warning("run.failed", run_id=str(self.run_id), **end.error)
 
     def _episode(self, end: End) -> dict[str, Any] | None:
         """What is to be remembered of the run; a bug in it must not keep the run from its end."""

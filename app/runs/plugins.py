@@ -14,42 +14,83 @@ from typing import Any
 import structlog
 
 from app.agents import BaseAgent
-from app.errors import InvalidInputError
-from app.subagents.plugins import is_guard
+from app.errors import InvalidInputError, PluginError
+from app.subagents.plugins import SubagentPlugin, is_guard
 
 GROUP = "bottega.plugins"
 
 log = structlog.get_logger(__name__)
 
 
-def configure_agent() -> tuple[Callable[[BaseAgent, Mapping[str, Any]], None], ...]:
+Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
+
+
+def configure_agent() -> tuple[Configure, ...]:
     """The ``configure_agent`` functions of all plugins, by name of their entry point.
 
-    A plugin that cannot be loaded is an error at start, not a run that misses its hooks.
+    Raises:
+        InvalidInputError: a plugin cannot be loaded; better at start than a run without its hooks.
     """
-    plugins: tuple[Any, ...] = _defining("configure_agent")
-    return tuple(plugin.configure_agent for plugin in plugins)
+    plugins = _defining("configure_agent")
+    return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
 
 
-def subagent_plugins() -> tuple[object, ...]:
-    """The plugins that have a say in tasks of sub-agents, by name of their entry point.
+def _named(name: str, configure: Configure) -> Configure:
+    """Wrap ``configure`` so that its errors, and those of its hooks, name the plugin."""
+
+    def configured(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
+        before = {id(hook) for hooks in agent.hooks.values() for hook in hooks}
+        try:
+            configure(agent, definition)
+        except Exception as error:
+            log.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
+            raise PluginError(
+                f"the plugin '{name}' broke while it configured the agent '{agent.agent_name}' "
+                f"({type(error).__name__}); the worker's log says more"
+            ) from error
+        for hooks in agent.hooks.values():
+            for hook in hooks:
+                if id(hook) not in before:
+                    hook.plugin = name
+
+    return configured
+
+
+def subagent_plugins() -> tuple[SubagentPlugin, ...]:
+    """The plugins around tasks of sub-agents, by name of their entry point.
 
     Raises:
-        InvalidInputError: one says it is a guard, and looks at nothing.
+        InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
     """
-    plugins = _defining("before_dispatch", "after_subagent_complete", "guard")
+    plugins = [
+        SubagentPlugin(
+            name,
+            getattr(plugin, "before_dispatch", None),
+            getattr(plugin, "after_subagent_complete", None),
+            is_guard(plugin),
+        )
+        for name, plugin in _defining("before_dispatch", "after_subagent_complete", "guard")
+    ]
     for plugin in plugins:
-        if is_guard(plugin) and not hasattr(plugin, "before_dispatch"):
-            raise InvalidInputError(f"the plugin {plugin!r} is a guard without before_dispatch")
-    return plugins
+        if plugin.guard and plugin.before_dispatch is None:
+            raise InvalidInputError(
+                f"the plugin '{plugin.name}' is a guard without before_dispatch"
+            )
+    return tuple(plugins)
 
 
-def _defining(*names: str) -> tuple[object, ...]:
-    """The plugins that define one of ``names``."""
+def _defining(*names: str) -> list[tuple[str, Any]]:
+    """The plugins that define one of ``names``, each with the name of its entry point."""
     found = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        plugin = entry.load()
+        try:
+            plugin = entry.load()
+        except Exception as error:
+            raise InvalidInputError(
+                f"the plugin '{entry.name}' ({entry.value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if defined := [name for name in names if getattr(plugin, name, None) is not None]:
             log.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
-            found.append(plugin)
-    return tuple(found)
+            found.append((entry.name, plugin))
+    return found

@@ -55,6 +55,16 @@ class PluginContext:
 
 
 @dataclass(frozen=True, slots=True)
+class SubagentPlugin:
+    """The functions of an installed plugin, with the name of its entry point for the log."""
+
+    name: str
+    before_dispatch: Callable[..., Any] | None
+    after_subagent_complete: Callable[..., Any] | None
+    guard: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchRequest:
     """A task that a model asks for. ``prompt``, ``priority`` and ``metadata`` may be changed.
 
@@ -116,7 +126,7 @@ async def before_dispatch(
             own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
             said = _understood(await _bounded(function, ctx, own, timeout_s=timeout_s), request)
         except Exception as error:
-            _log(plugin, "before_dispatch", error)
+            _log(plugin, "before_dispatch", ctx, error)
             if is_guard(plugin):
                 return Refused(
                     "a guard of this service could not check the task, so it was not dispatched; "
@@ -144,7 +154,7 @@ async def after_complete(
         try:
             await _bounded(function, ctx, outcome, timeout_s=timeout_s)
         except Exception as error:
-            _log(plugin, "after_subagent_complete", error)
+            _log(plugin, "after_subagent_complete", ctx, error)
 
 
 def is_guard(plugin: object) -> bool:
@@ -152,9 +162,13 @@ def is_guard(plugin: object) -> bool:
     return getattr(plugin, "guard", False) is True
 
 
-def _log(plugin: object, what: str, error: Exception) -> None:
-    name = getattr(plugin, "__name__", type(plugin).__name__)
-    logger.warning("plugin %s failed in %s: %r", name, what, error, exc_info=error)
+def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) -> None:
+    if isinstance(plugin, SubagentPlugin):
+        name = plugin.name
+    else:
+        name = getattr(plugin, "__name__", type(plugin).__name__)
+    text = "plugin '%s' failed in %s, run %s: %r"
+    logger.warning(text, name, function, ctx.run_id, error, exc_info=error)
 
 
 async def _bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:

@@ -1,13 +1,17 @@
 """What an agent can be told as data over HTTP, and as Python by a plugin."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic_core import from_json
 
 from app.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.fake_responses import FakeResponses
+from tests.flows.test_processes import client_of, environment
+from tests.processes import command
 from tests.service import Running, running
 from tests.team import systems
 
@@ -184,6 +188,77 @@ async def test_recall_brings_what_lies_further_up(bottega: Running, model: FakeM
     assert items[1]["content"] == replies["far"]
 
 
+BROKEN = """
+from app.agents import AgentEvent
+
+def configure_agent(agent, definition):
+    if agent.agent_name == "unlucky":
+        raise LookupError("no such team")
+    agent.on(AgentEvent.BEFORE_FINAL_RESPONSE).do(fails)
+
+def fails(status):
+    if status.agent.agent_name == "hooked":
+        raise LookupError("no such answer")
+
+def before_dispatch(ctx, params):
+    raise LookupError("no such task")
+"""
+
+
+async def test_a_plugin_that_breaks_is_named_with_the_run(
+    database_url: str, model: FakeModel, tmp_path: Path
+) -> None:
+    install(tmp_path, "crm", BROKEN)
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    async with (
+        command("serve", "--port", "0", **environment(database_url, model), **path) as server,
+        client_of(server.port) as client,
+    ):
+        dispatches = {"subagents": {"mode": "async", "names": []}}
+        for name, fields in (("unlucky", {}), ("hooked", {}), ("boss", dispatches)):
+            body = {"name": name, "description": name, "system_message": "x", **fields}
+            assert (await client.post("/v1/agents", json=body)).status_code == 201
+        runs = {}
+        for name in ("unlucky", "hooked", "boss"):
+            if name == "boss":
+                model.script(calls(("dispatch_subagent", {"prompt": "go"})), text("sent"))
+            answer = await client.post("/v1/runs?wait=30", json={"agent": name, "input": "x"})
+            runs[name] = answer.json()
+        await server.says("no such task")
+    unlucky, hooked = runs["unlucky"]["error"], runs["hooked"]["error"]
+    assert unlucky["code"] == "plugin_failed"
+    assert "the plugin 'crm' broke while it configured the agent 'unlucky'" in unlucky["message"]
+    assert "no such team" not in unlucky["message"]  # it is in the operator's log
+    assert "a hook of the plugin 'crm' on before_final_response raised" in hooked["message"]
+    lines = [from_json(line) for line in server.log]
+    for name, said in (
+        ("unlucky", "no such team"),
+        ("hooked", "no such answer"),
+        ("boss", "no such task"),
+    ):
+        (line,) = [line for line in lines if said in line.get("exception", "")]
+        assert "crm" in (line.get("name"), *line["event"].split("'"))
+        assert line["run_id"] == runs[name]["id"]
+    failed = {
+        line["run_id"]: (line["code"], line["message"])
+        for line in lines
+        if line["event"] == "run.failed"
+    }
+    assert failed == {
+        runs[name]["id"]: (runs[name]["error"]["code"], runs[name]["error"]["message"])
+        for name in ("unlucky", "hooked")
+    }
+
+
+def install(folder: Path, name: str, code: str) -> None:
+    """Install a module as a plugin, in a folder that is to be on the path."""
+    (folder / f"{name}_plugin.py").write_text(code)
+    info = folder / f"{name}_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[bottega.plugins]\n{name} = {name}_plugin\n")
+
+
 async def test_a_plugin_s_hooks_reach_agents_of_the_service(
     settings: Settings,
     database_url: str,
@@ -191,11 +266,7 @@ async def test_a_plugin_s_hooks_reach_agents_of_the_service(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "shop_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "shop_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[bottega.plugins]\nshop = shop_plugin\n")
+    install(tmp_path, "shop", PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url, worker=True) as bottega:

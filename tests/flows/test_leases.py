@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -9,6 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from pydantic_core import from_json
+from structlog.testing import capture_logs
 
 from app.settings import Settings
 from tests.fake_model import FakeModel, gated, text
@@ -168,6 +171,64 @@ async def test_a_run_that_another_has_is_dropped_at_once(
         await model.disconnected()
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
         assert (run["status"], len(run["attempts"])) == ("running", 1)
+
+
+class _HeldEnd:
+    """A run's end that is held back by a lock, from a thread of its own, until it is released."""
+
+    def __init__(self, url: str, run_id: str) -> None:
+        self.locked, self.wanted = threading.Event(), threading.Event()
+        self.released, self.renewed = threading.Event(), threading.Event()
+        self._url, self._run_id = url, run_id
+        threading.Thread(target=lambda: asyncio.run(self._hold()), daemon=True).start()
+
+    async def _hold(self) -> None:
+        holder, looker = [await asyncpg.connect(self._url) for _ in range(2)]
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE episodes IN SHARE MODE")  # stored with the end
+            self.locked.set()
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND %s"
+            while not await looker.fetchval(waiting % "query LIKE '%append_step%'"):
+                pass
+            self.wanted.set()
+            self.released.wait()
+        ended = "SELECT ended_at FROM runs WHERE id = $1 AND status = 'completed'"
+        while (at := await looker.fetchval(ended, self._run_id)) is None:
+            pass
+        renewed = """
+            SELECT FROM pg_stat_activity
+            WHERE query LIKE '%renew_leases%' AND pid <> pg_backend_pid()
+              AND query_start > $1 AND state = 'idle'
+        """
+        while await looker.fetchrow(renewed, at) is None:
+            pass
+        self.renewed.set()
+        for connection in (holder, looker):
+            await connection.close()
+
+
+async def test_a_renewal_that_crosses_the_run_s_end_is_no_loss(
+    quick: Settings, database_url: str, model: FakeModel
+) -> None:
+    """It finds the run ended before its worker has heard so."""
+    gate, capture = asyncio.Event(), ExitStack()
+    model.script(gated(gate, text("done")))
+    async with running(quick, database_url, worker=True) as bottega:
+        await create(bottega, "solo")
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(1)
+        end = _HeldEnd(database_url, run_id)
+        await asyncio.to_thread(end.locked.wait)
+        logs = capture.enter_context(capture_logs())
+        gate.set()
+        await asyncio.to_thread(end.wanted.wait)
+        end.released.set()
+        assert end.renewed.wait(30)  # the worker's event loop stands still
+        run = await final(bottega, run_id)
+    capture.close()  # after the worker has stopped
+    assert (run["status"], run["output"]) == ("completed", "done")
+    assert "run.fenced" not in [line["event"] for line in logs]
 
 
 async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, database_url: str) -> None:
