@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from app.agents.current import take_next_query
+from app.agents.endings import OnLength
 from app.agents.history import QueryInput, query_messages
 from app.agents.hooks import AgentEvent, Hook
 from app.agents.loop import QueryLoop
@@ -32,6 +34,8 @@ class BaseAgent:
         tool_policy: calls that must have been made before an answer counts.
         exit_on_success: tools whose success ends the query with their result.
         agent_comment: whether the model is asked again once its tools have answered.
+        on_length: what to do about a text that is cut off at the model's limit: ``continue`` asks
+            once for the rest, ``fail`` fails the query, ``accept`` takes it as the answer.
 
     Attributes:
         conversation_history: live; starts with the system message.
@@ -54,9 +58,12 @@ class BaseAgent:
         tool_policy: Sequence[ToolRequirement] | None = None,
         exit_on_success: Iterable[str] | None = None,
         agent_comment: bool = True,
+        on_length: OnLength = "continue",
     ) -> None:
         if max_iterations < 1:
             raise InvalidInputError(f"max_iterations must be at least 1, not {max_iterations}")
+        if on_length not in get_args(OnLength):
+            raise InvalidInputError(f"on_length must be one of: {', '.join(get_args(OnLength))}")
         if isinstance(system_message, str):
             system_message = SystemMessage(content=system_message)
         self.system_message = system_message
@@ -67,6 +74,7 @@ class BaseAgent:
         self.tool_policy = list(tool_policy or ())
         self.exit_on_success = list(exit_on_success or ())
         self.agent_comment = agent_comment
+        self.on_length = on_length
         self.conversation_history: list[StandardMessage] = [system_message]
         self.first_history: tuple[StandardMessage, ...] | None = None
         self.registered_tools: list[ToolBase] = []

@@ -7,12 +7,19 @@ from app.agents.recording import Query
 
 
 class QueryFailed(Exception):  # noqa: N818
-    """Ends a query with an error in its response; never leaves the loop."""
+    """Ends a query with an error in its response; never leaves the loop.
 
-    def __init__(self, text: str, code: str) -> None:
+    Attributes:
+        reason: the response's ``stop_reason``.
+        content: text that was reached.
+    """
+
+    def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.code = code
+        self.reason = reason
+        self.content = content
 
 
 async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> Outcome:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.agents.calls import answer_calls
+from app.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
 from app.agents.events import QueryFailed, fire
 from app.agents.history import check_history, with_distinct_ids, without_calls
 from app.agents.hooks import AgentEvent, HookDecision, Outcome
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 FINAL_ANSWER = "final_answer"
 HOOK_STOP = "hook_stop"
 MAX_ITERATIONS = "max_iterations"
+_SAID = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
 
 
 class QueryLoop:
@@ -50,6 +52,7 @@ class QueryLoop:
         self.provider = provider
         self._before = tuple(self.agent.conversation_history)
         self._withheld: list[StandardMessage] = []
+        self._pending = PendingAnswer()
         self._reached = ""
         self._good: list[StandardMessage] = []
         self._tools: list[ToolBase] = []
@@ -154,8 +157,11 @@ class QueryLoop:
                 return None
             if outcome.decision is HookDecision.STOP:
                 return await self._finish(message, HOOK_STOP, deferred)
+        if (cut := ending_of(message)) is not None:
+            return await self._unfinished(message, cut, deferred, last=last)
         if not message.tool_calls:
-            return await self._settle(message, FINAL_ANSWER, deferred, last=last)
+            return await self._settle(self._whole(message), FINAL_ANSWER, deferred, last=last)
+        self._pending = PendingAnswer()
         if message.content:
             self._reached = message.content
         results = await answer_calls(query, message, self._toolbox, deferred)
@@ -194,7 +200,8 @@ class QueryLoop:
         try:
             message = await query.recorder.model_call(query, self._invoke)
         except ModelError as error:
-            raise QueryFailed(error.detail, error.code) from error
+            reason = stop_reason_of(error.code)
+            raise QueryFailed(error.detail, error.code, reason) from error
         query.usage += AgentUsage.of(message.usage, model_calls=1)
         if query.task is not None:
             query.task.spent(message.usage)
@@ -270,7 +277,7 @@ class QueryLoop:
         """Accept an answer as the query's, or send it back."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
-            if reason == FINAL_ANSWER:
+            if reason in _SAID:
                 self._send_back(message, deferred)
             if last:
                 raise QueryFailed(missing, "tool_policy")
@@ -288,6 +295,41 @@ class QueryLoop:
                 reason = HOOK_STOP
         return await self._finish(message, reason, deferred)
 
+    async def _unfinished(
+        self,
+        message: AssistantMessage,
+        ending: Ending,
+        deferred: list[StandardMessage],
+        *,
+        last: bool,
+    ) -> AssistantResponse | None:
+        """Ask for the rest of an answer, or take or refuse what there is.
+
+        Raises:
+            QueryFailed: it is no answer.
+        """
+        history, on_length = self.agent.conversation_history, self.agent.on_length
+        if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
+            if not message.tool_calls:
+                return await self._settle(self._whole(message), str(ending), deferred, last=last)
+        elif not last and (more := self._pending.nudge(message, ending, on_length)):
+            history += [*more[:-1], *deferred, more[-1]]
+            return None
+        history += [without_calls(message), *deferred]
+        content = message.content
+        if ending is not Ending.REFUSAL:
+            content = self._pending.joined(message).content
+        raise QueryFailed(ending.text, ending.code, str(ending), content)
+
+    def _whole(self, message: AssistantMessage) -> AssistantMessage:
+        """The answer that ends with this message, and a history as if it had come in one piece."""
+        pending, self._pending = self._pending, PendingAnswer()
+        if pending.kept:
+            kept = set(map(id, pending.kept))
+            history = self.agent.conversation_history
+            history[:] = [each for each in history if id(each) not in kept]
+        return pending.joined(message)
+
     def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> None:
         """Keep a rejected message in the history; no other agent will see it."""
         draft = without_calls(draft)
@@ -300,7 +342,7 @@ class QueryLoop:
         """End the query with this answer, and publish it."""
         message = without_calls(message)
         history = self.agent.conversation_history
-        if reason in (FINAL_ANSWER, HOOK_STOP):
+        if reason in _SAID:
             history.append(message)
         history += deferred
         if self.agent.memory_graph is not None:
@@ -321,19 +363,16 @@ class QueryLoop:
             if outcome.decision is HookDecision.STOP:
                 return await self._finish(outcome.value, HOOK_STOP)
         text = f"no final answer within {self.agent.max_iterations} iteration(s)"
-        failure = QueryFailed(text, MAX_ITERATIONS)
-        return self._failed(failure, MAX_ITERATIONS, content=self._reached)
+        return self._failed(QueryFailed(text, MAX_ITERATIONS, MAX_ITERATIONS, self._reached))
 
-    def _failed(
-        self, failure: QueryFailed, reason: str = "error", content: str = ""
-    ) -> AssistantResponse:
+    def _failed(self, failure: QueryFailed) -> AssistantResponse:
         return AssistantResponse(
-            content=content,
+            content=failure.content,
             tool_results=self.query.tool_results,
             error=failure.text,
             error_code=failure.code,
             usage=self.query.usage,
-            stop_reason=reason,
+            stop_reason=failure.reason,
         )
 
 

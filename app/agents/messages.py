@@ -192,13 +192,15 @@ class AssistantResponse(BaseModel):
     Attributes:
         content: the accepted answer; empty if there is none.
         tool_results: results of the tool calls of this query, in order.
-        error: why the query failed; ``None`` on success. If the iterations ran out, ``content``
-            still holds the last text that was reached.
-        error_code: stable code of that: ``max_iterations``, ``tool_policy``, ``hook_failed``, or
-            the :class:`~app.errors.ModelError`'s.
+        error: why the query failed; ``None`` on success. If the iterations ran out, or the model's
+            answer was none, ``content`` still holds the text that there is.
+        error_code: stable code of that: ``max_iterations``, ``tool_policy``, ``hook_failed``,
+            ``model_length``, ``model_empty``, ``model_refused``, ``model_filtered``, or the
+            :class:`~app.errors.ModelError`'s.
         usage: of this query, sub-agents included.
         stop_reason: ``final_answer``, ``tool_results``, ``exit_on_success``, ``hook_stop``,
-            ``max_iterations`` or ``error``.
+            ``max_iterations``, ``length`` (cut off at the model's limit), ``content_filter``,
+            ``refusal``, ``empty`` or ``error``.
     """
 
     model_config = ConfigDict(frozen=True)

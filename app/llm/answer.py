@@ -16,6 +16,7 @@ from app.llm.failures import Reporter
 from app.llm.wire import encode_json, without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_BROKEN = frozenset(("error", "insufficient_system_resource"))  # the latter is DeepSeek's
 _UNNAMED = "unnamed"
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
@@ -92,23 +93,18 @@ class AnswerBuilder(ABC):
             new_id: makes the ids of tool calls that came without one of their own.
 
         Raises:
-            ModelError: the answer is not complete, or it was withheld.
+            ModelError: the answer broke off.
         """
         reason = self._finish_reason
         if reason is None:
             raise self._report.broken("the stream ended without saying why")
-        if reason == "content_filter":
-            raise self._report.filtered()
-        if reason == "error":
+        if reason in _BROKEN:
             raise self._report.broken("it says it stopped for an error")
         text = "".join(self._text)
         self._refuse_excess(text)
         calls = self._tool_calls(new_id)
-        if not text and not calls:
-            if reason == "length":
-                raise self._report.out_of_output()
-            if reason == "tool_calls":
-                raise self._report.broken("tool calls were announced, but none came")
+        if reason == "tool_calls" and not text and not calls:
+            raise self._report.broken("tool calls were announced, but none came")
         metadata: dict[str, Any] = {"finish_reason": reason}
         if self._refused:
             metadata["refusal"] = True

@@ -1,9 +1,8 @@
 """What went wrong at the model's side, as a :class:`ModelError` that says what to mend.
 
 Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
-``model_context_too_long``, ``model_content_filtered``, ``model_output_limit``,
-``model_quota_exhausted``, ``model_rate_limited``, ``model_timeout``, ``model_unavailable``,
-``model_stream_broken``, ``model_bad_response``.
+``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
+``model_timeout``, ``model_unavailable``, ``model_stream_broken``, ``model_bad_response``.
 """
 
 import re
@@ -27,11 +26,11 @@ _BY_WORD = {
     "rate_limit_exceeded": "model_rate_limited",
     "rate_limit_error": "model_rate_limited",
     "context_length_exceeded": "model_context_too_long",
-    "content_filter": "model_content_filtered",
-    "content_policy_violation": "model_content_filtered",
-    "invalid_prompt": "model_content_filtered",
-    "bio_policy": "model_content_filtered",
-    "misalignment_policy_violation": "model_content_filtered",
+    "content_filter": "model_filtered",
+    "content_policy_violation": "model_filtered",
+    "invalid_prompt": "model_filtered",
+    "bio_policy": "model_filtered",
+    "misalignment_policy_violation": "model_filtered",
     "model_not_found": "model_not_found",
     "invalid_api_key": "model_unauthorized",
     "authentication_error": "model_unauthorized",
@@ -52,7 +51,7 @@ _BY_STATUS = {
 
 # These may refine a status; the others would only blur what it says.
 _REFINING = frozenset(
-    {"model_quota_exhausted", "model_context_too_long", "model_content_filtered", "model_not_found"}
+    {"model_quota_exhausted", "model_context_too_long", "model_filtered", "model_not_found"}
 )
 
 _ADVICE = {
@@ -62,7 +61,7 @@ _ADVICE = {
     "OPENAI_BASE_URL (most end in /v1)",
     "model_bad_request": "cannot carry out the request as it is",
     "model_context_too_long": "got more text than the model can read; shorten the conversation",
-    "model_content_filtered": "withheld the answer by its content filter; rephrase the request",
+    "model_filtered": "withheld the answer by its content filter; rephrase the request",
     "model_quota_exhausted": "has no quota left for this key; check plan and billing",
     "model_rate_limited": "gets more requests than it allows; lower the concurrency",
     "model_timeout": "took too long",
@@ -127,16 +126,6 @@ class Reporter:
         if is_timeout(error):
             return self._error("model_timeout", "silence in the middle of its answer", None)
         return self.broken(f"the connection failed ({_kind(error)})")
-
-    def filtered(self) -> ModelError:
-        return self._error("model_content_filtered", "content_filter", None)
-
-    def out_of_output(self) -> ModelError:
-        return ModelError(
-            "the model used up its output limit before it answered; raise its maximum of output "
-            "tokens or lower its reasoning effort",
-            code="model_output_limit",
-        )
 
     def no_completion(self, what: str) -> ModelError:
         """The answer was a success of another sort, such as a web page."""

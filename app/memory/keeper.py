@@ -38,7 +38,7 @@ _GIVEN_UP = 6  # tries after which an episode need not have vectors before queri
 
 _OF_THE_TEXT = frozenset(
     {
-        *("model_bad_request", "model_context_too_long", "model_content_filtered"),
+        *("model_bad_request", "model_context_too_long", "model_filtered"),
         "model_bad_response",
     }
 )

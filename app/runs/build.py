@@ -131,6 +131,7 @@ def _arguments(
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
+        "on_length": definition.get("on_length", "continue"),
     }
 
 

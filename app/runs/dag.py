@@ -25,12 +25,14 @@ class DagOutcome:
         output: of the sinks: the one sink's text, or texts by sink. If something failed: the
             texts of all agents that finished.
         error: which agents failed and which were not asked because of that.
+        stop_reason: how the first one of them ended, in the order of the graph.
     """
 
     status: RunStatus
     output: str | dict[str, str]
     usage: AgentUsage
     error: dict[str, str] | None = None
+    stop_reason: str | None = None
 
 
 async def run_dag(
@@ -88,7 +90,9 @@ def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]
     texts = {name: answer.content for name, answer in responses.items() if answer.error is None}
     failed = {name: answer for name, answer in responses.items() if answer.error is not None}
     if failed:
-        return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed))
+        first = next(name for name in graph.get_topological_order() if name in failed)
+        reason = failed[first].stop_reason
+        return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed), reason)
     sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
     output = texts[sinks[0]] if len(sinks) == 1 else {name: texts[name] for name in sinks}
     return DagOutcome(RunStatus.COMPLETED, output, usage)

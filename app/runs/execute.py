@@ -281,7 +281,13 @@ class Executor:
         question = query_of(claim["input"])
         if claim["mode"] == "dag" and team.graph is not None:
             dag = await run_dag(team.graph, team.agents, question, recorder)
-            return End(dag.status, output=dag.output, error=dag.error, usage=dag.usage)
+            return End(
+                dag.status,
+                output=dag.output,
+                error=dag.error,
+                usage=dag.usage,
+                stop_reason=dag.stop_reason,
+            )
         (agent,) = team.agents.values()
         if claim["memory"] != "off":
             await use_memory(
@@ -326,7 +332,11 @@ def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
     if response.error is not None and not exhausted:
         error = {"code": response.error_code or "agent_failed", "message": response.error}
         return End(
-            RunStatus.FAILED, error=error, stop_reason=response.stop_reason, usage=response.usage
+            RunStatus.FAILED,
+            output=response.content or None,
+            error=error,
+            stop_reason=response.stop_reason,
+            usage=response.usage,
         )
     return End(
         RunStatus.COMPLETED,

@@ -224,9 +224,17 @@ class TestEnds:
 
         run_virtual(run())
 
-    def test_an_empty_answer_is_completed_and_says_so(self) -> None:
-        model = Model(go=[dispatch("a"), await_all, "end"], a=[""])
-        task, _ = self.task(model)
+    def test_an_empty_answer_is_failed(self) -> None:
+        model = Model(go=[dispatch("a"), await_all, "end"], a=["", ""])
+        task, heard = self.task(model)
+        assert task["status"] == "failed"
+        assert heard.data("failed")[0]["error"]["code"] == "model_empty"
+
+    def test_one_that_a_hook_ends_without_a_text_says_so(self) -> None:
+        model = Model(go=[dispatch("a", agent="helper"), await_all, "end"])
+        helper = child(model)
+        helper.on(AgentEvent.BEFORE_LLM_CALL).handle(HookDecision.STOP, AssistantMessage())
+        task, _ = self.task(model, helper)
         assert (task["status"], task["final_output"]) == ("completed", EMPTY)
 
     def test_one_that_fails_fails_nobody_else_and_keeps_its_tokens(self) -> None:

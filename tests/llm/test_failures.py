@@ -207,7 +207,7 @@ async def test_a_server_that_asks_for_more_time_than_there_is_fails_the_call_at_
 REFUSALS = {
     (400, None): "model_bad_request",
     (400, "context_length_exceeded"): "model_context_too_long",
-    (400, "content_filter"): "model_content_filtered",
+    (400, "content_filter"): "model_filtered",
     (401, "invalid_api_key"): "model_unauthorized",
     (403, None): "model_forbidden",
     (404, "model_not_found"): "model_not_found",

@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from app.agents.endings import OnLength
 from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from app.tools.http import HttpToolDefinition
 from app.tools.json_values import WHOLE
@@ -225,6 +226,16 @@ class AgentContent(Body):
     agent_comment: Annotated[
         bool, Field(description="Ask the model again once its tools have answered.")
     ] = True
+    on_length: Annotated[
+        OnLength,
+        Field(
+            description=(
+                "What to do about a text that is cut off at the model's limit: `continue` asks "
+                "once for the rest, `fail` fails with `model_length`, `accept` takes it as the "
+                "answer."
+            )
+        ),
+    ] = "continue"
     memory: Annotated[
         MemoryMode,
         Field(
@@ -290,6 +301,7 @@ class Agent(Answer):
     tool_policy: list[ToolRule]
     exit_on_success: list[str]
     agent_comment: bool
+    on_length: OnLength = "continue"
     memory: MemoryMode = "full"
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="When this version was stored.")]

@@ -235,7 +235,9 @@ class Run(Answer):
     graph: str | None
     session_id: str | None
     input: str | list[InputMessage]
-    output: Annotated[Any, Field(description="The final answer; null while there is none.")]
+    output: Annotated[
+        Any, Field(description="The answer, or what there is of one if the run failed; else null.")
+    ]
     stop_reason: str | None
     error: Failure | None
     usage: AgentUsage | None
