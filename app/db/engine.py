@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -21,8 +20,10 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from app.db.sessions import SERVER_OPTIONS, Session, Silence, Trust
 from app.errors import InvalidInputError, UnavailableError
 
+_CONNECT_S = 10.0
 _LONGEST_STATEMENT_S = 30.0
 """Ours are small: one that takes longer hangs on a connection that is half dead."""
 
@@ -102,6 +103,7 @@ class Database:
         pool: for single statements.
         each: transactions that a tenant may have in this process at a time.
         patience_s: how long to wait for one.
+        trust: the connections through both doors, and others, which go together.
         storage: whether its disk is full.
     """
 
@@ -111,6 +113,7 @@ class Database:
     pool: asyncpg.Pool
     each: int
     patience_s: float
+    trust: Trust
     storage: Storage = field(default_factory=Storage)
     _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
         default_factory=WeakValueDictionary, repr=False
@@ -155,9 +158,10 @@ class Database:
             self.storage.full = False
         return True
 
-    async def connect(self) -> asyncpg.Connection:
+    async def connect(self) -> Session:
         """A connection of its own, for listening or for the queue. The caller closes it."""
-        return await connect(self.url, limits=self.limits)
+        step_s = self.trust.silence.step_s
+        return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
@@ -185,19 +189,28 @@ async def connect(
     role: str | None = APP_ROLE,
     longest_s: float | None = _LONGEST_STATEMENT_S,
     limits: Mapping[str, int | None] | None = None,
-) -> asyncpg.Connection:
+    trust: Trust | None = None,
+) -> Session:
     """One connection, whose statements take at most ``longest_s`` seconds.
 
     Args:
         role: to act as from the start; ``None`` is the login itself.
         limits: see :class:`Database`.
+        trust: which others it belongs with.
 
     See :func:`open_database` for the errors.
     """
     session = _session(role, limits or {})
     try:
-        connection = await asyncpg.connect(url, command_timeout=longest_s, server_settings=session)
+        connection: Session = await asyncpg.connect(
+            url,
+            timeout=_CONNECT_S,
+            command_timeout=longest_s,
+            server_settings=session | SERVER_OPTIONS,
+            connection_class=Session,
+        )
         try:
+            connection.begin(trust or Trust(Silence()))
             await _check_session(connection, session)
         except BaseException:
             connection.terminate()
@@ -275,8 +288,12 @@ async def _keep_state(connection: asyncpg.Connection) -> None:
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Let the pool replace a connection that the server closed meanwhile; costs no round trip."""
-    if connection.driver_connection.is_closed():
+    """Let the pool replace a connection that the server closed meanwhile, or that may be silent;
+    costs no round trip."""
+    session: Session = connection.driver_connection
+    if session.distrusted:
+        session.terminate()
+    if session.is_closed():
         raise DisconnectionError
 
 
@@ -287,37 +304,42 @@ async def open_database(
     pool_size: int = 10,
     patience_s: float = 10.0,
     limits: Mapping[str, int | None] | None = None,
+    silence: Silence = Silence(),
 ) -> AsyncIterator[Database]:
     """Open both doors, and close them at the end. All who come through act as the role that is
     bound by the policies, whatever the login may do.
+
+    Args:
+        silence: when a connection on which nothing is heard is given up.
 
     Raises:
         UnavailableError: the server cannot be reached.
     """
     url = normalise_url(url)
     limits = limits or {}
+    trust = Trust(silence)
+
+    async def connected(longest_s: float) -> Session:
+        return await connect(url, longest_s=longest_s, limits=limits, trust=trust)
+
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: connect(url, limits=limits),
+        async_creator=lambda: connected(_LONGEST_STATEMENT_S),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=patience_s,
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
-    session = _session(APP_ROLE, limits)
     try:
-        # Opened by hand first: a pool's own error would not say what to mend.
-        await (await connect(url, limits=limits)).close()
         async with asyncpg.create_pool(
-            url,
             min_size=1,
             max_size=pool_size,
-            command_timeout=_LONGEST_STATEMENT_S,
             reset=_keep_state,
-            init=partial(_check_session, asked=session),
-            server_settings=session,
+            connect=lambda *_, **__: connected(silence.step_s),
+            connection_class=Session,
         ) as pool:
+            trust.pool = pool
             each = max(1, pool_size // 2)
-            yield Database(url, limits, engine, pool, each, patience_s)
+            yield Database(url, limits, engine, pool, each, patience_s, trust)
     finally:
         await engine.dispose()

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from uuid import UUID
 
-import asyncpg
 import structlog
 
+from app.db.sessions import Session
 from app.events.log import is_transient
 
 EVENTS = "bottega_events"
@@ -30,7 +30,7 @@ and sets it reading."""
 
 log = structlog.get_logger(__name__)
 
-Connect = Callable[[], Awaitable[asyncpg.Connection]]
+Connect = Callable[[], Awaitable[Session]]
 
 
 class Notifier:
@@ -57,7 +57,8 @@ class Notifier:
         """Send until cancelled; reconnects by itself."""
         await keep_connected(self._connect, self._send)
 
-    async def _send(self, connection: asyncpg.Connection) -> None:
+    async def _send(self, connection: Session) -> None:
+        within_s = connection.trust.silence.answer_s
         while True:
             await self._news.wait()
             self._news.clear()
@@ -69,7 +70,8 @@ class Notifier:
                     del self._pending[key]
                 try:
                     ids = ",".join(str(run_id) for _, run_id in batch)
-                    await connection.execute("SELECT pg_notify($1, $2)", channel, ids)
+                    notify = "SELECT pg_notify($1, $2)"
+                    await connection.execute(notify, channel, ids, timeout=within_s)
                 except Exception:
                     self._pending.update(dict.fromkeys(batch))
                     self._news.set()
@@ -140,13 +142,11 @@ class Feed:
         """Listen until cancelled; reconnects by itself, and then wakes all: they missed some."""
         await keep_connected(self._connect, self._listen)
 
-    async def _listen(self, connection: asyncpg.Connection) -> None:
-        gone = asyncio.Event()
-        connection.add_termination_listener(lambda _: gone.set())
+    async def _listen(self, connection: Session) -> None:
         await connection.add_listener(EVENTS, self._receive)
         await connection.add_listener(TEXT, self._receive)
         self._wake_all()
-        await gone.wait()
+        await connection.until_lost()
 
     def speak(self, run_id: UUID) -> None:
         """There may be new live text of a run."""
@@ -183,7 +183,7 @@ class Feed:
 
 async def keep_connected(
     connect: Connect,
-    use: Callable[[asyncpg.Connection], Awaitable[None]],
+    use: Callable[[Session], Awaitable[None]],
     longest_s: float = _RECONNECT_MAX_S,
 ) -> None:
     """Call ``use`` with a connection, and again with a new one whenever it is lost.
@@ -199,18 +199,13 @@ async def keep_connected(
             try:
                 await use(connection)
             finally:
-                await asyncio.shield(_close(connection))
+                await asyncio.shield(connection.close())
         except Exception as error:
             if not is_transient(error):
                 raise
-            log.warning("events.reconnect", error=str(error))
+            log.warning("events.reconnect", error=str(error) or repr(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
         delay = min(delay * 2, longest_s)
-
-
-async def _close(connection: asyncpg.Connection) -> None:
-    with contextlib.suppress(Exception):
-        await connection.close(timeout=1)
 
 
 @asynccontextmanager

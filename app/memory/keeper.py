@@ -30,6 +30,7 @@ _LEASE_S = 120.0
 _MOST = 32
 _EACH = 16
 _TENANTS_AT_ONCE = 4
+_INDEX_S = 60.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FIRST_POSTPONED_S = 15.0
@@ -237,7 +238,8 @@ class Keeper:
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
         if embedder.dimension not in self._indexed:
-            await self._pool.execute("SELECT ensure_vector_index($1)", embedder.dimension)
+            ensure = "SELECT ensure_vector_index($1)"
+            await self._pool.execute(ensure, embedder.dimension, timeout=_INDEX_S)
             self._indexed.add(embedder.dimension)
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 

@@ -17,6 +17,7 @@ from theine_core import TlfuCore, spread
 
 from app.clock import monotonic
 from app.db.engine import acting_as
+from app.db.sessions import Session
 from app.events.feed import Connect, keep_connected
 from app.memory import pattern_rows
 from app.memory.pattern import Pattern
@@ -108,19 +109,16 @@ class Matchers:
         """Listen until cancelled; reconnects by itself."""
         await keep_connected(self._connect, self._listen)
 
-    async def _listen(self, connection: asyncpg.Connection) -> None:
-        gone = asyncio.Event()
-
+    async def _listen(self, connection: Session) -> None:
         def lost(_: object) -> None:
             self._hears = False
-            gone.set()
 
         connection.add_termination_listener(lost)
         try:
             await connection.add_listener(pattern_rows.CHANNEL, self._hear)
             self.forget_all()
-            self._hears = not gone.is_set()
-            await gone.wait()
+            self._hears = not connection.is_closed()
+            await connection.until_lost()
         finally:
             self._hears = False
 

@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-import asyncpg
 import structlog
 
+from app.db.sessions import Session
 from app.events.feed import Connect, keep_connected
 from app.events.log import is_transient
 
@@ -58,12 +58,10 @@ class Alarm:
 async def heed(connect: Connect, *alarms: Alarm) -> None:
     """Ring each alarm at notifications on its channel, until cancelled; reconnects by itself."""
 
-    async def listen(connection: asyncpg.Connection) -> None:
-        gone = asyncio.Event()
-        connection.add_termination_listener(lambda _: gone.set())
+    async def listen(connection: Session) -> None:
         for alarm in alarms:
             await connection.add_listener(alarm.channel, lambda *_, ring=alarm.ring: ring())
             alarm.ring()  # notifications may have been missed
-        await gone.wait()
+        await connection.until_lost()
 
     await keep_connected(connect, listen)

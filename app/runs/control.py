@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-import asyncpg
 from sqlalchemy import text
 
 from app.db.engine import Database
+from app.db.sessions import Session
 from app.errors import NotFoundError
 from app.events.feed import Connect, keep_connected
 from app.tenants import audit
@@ -80,14 +80,15 @@ class CancelWatch:
         """Watch until cancelled; reconnects by itself."""
         await keep_connected(self._connect, self._watch)
 
-    async def _watch(self, connection: asyncpg.Connection) -> None:
+    async def _watch(self, connection: Session) -> None:
+        within_s = connection.trust.silence.answer_s
         connection.add_termination_listener(lambda _: self._nudge.set())
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
         while not connection.is_closed():
             self._nudge.clear()
             if runs := self._under_way():
                 tenants, ids = zip(*runs, strict=True)
-                for row in await connection.fetch(_WISHES, tenants, ids):
+                for row in await connection.fetch(_WISHES, tenants, ids, timeout=within_s):
                     self._cancel(row["run_id"], row["task_id"])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SLOW_POLL_S):

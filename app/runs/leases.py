@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import UUID
 
-import asyncpg
 import structlog
 
+from app.db.sessions import Session
 from app.events.feed import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
@@ -51,19 +51,21 @@ async def leases(
     """
     ours = asyncio.get_running_loop()
 
-    async def renew(connection: asyncpg.Connection) -> None:
+    every_s = lease_s(takeover_s) / 3
+
+    async def renew(connection: Session) -> None:
         while True:
             if runs := held():
                 parts = zip(*runs, strict=True)
-                rows = await connection.fetch(_RENEW, *parts, lease_s(takeover_s))
+                rows = await connection.fetch(_RENEW, *parts, lease_s(takeover_s), timeout=every_s)
                 alive = {row["id"] for row in rows}
                 for run in runs:
                     if run.run_id not in alive:
                         ours.call_soon_threadsafe(lost, run)
-            await asyncio.sleep(lease_s(takeover_s) / 3)
+            await asyncio.sleep(every_s)
 
     loop = asyncio.new_event_loop()
-    renewing = loop.create_task(_keep(connect, renew, lease_s(takeover_s) / 3))
+    renewing = loop.create_task(_keep(connect, renew, every_s))
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
@@ -79,7 +81,7 @@ async def leases(
 
 
 async def _keep(
-    connect: Connect, renew: Callable[[asyncpg.Connection], Awaitable[None]], longest_s: float
+    connect: Connect, renew: Callable[[Session], Awaitable[None]], longest_s: float
 ) -> None:
     while True:
         try:

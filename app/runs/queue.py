@@ -24,12 +24,15 @@ from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
 from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pydantic_core import from_json
 
-from app.events.feed import background
+from app.events.feed import Connect, background
 from app.events.log import is_transient
 
 ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"
 _BATCH = 10
+_DEQUEUE_S = 5.0
+"""Longest time of one look into the queue: then the connection is half dead, or rows it took are
+taken again."""
 _ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
 
 log = structlog.get_logger(__name__)
@@ -68,7 +71,7 @@ async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
 
 
 async def work(
-    connect: Callable[[], Awaitable[asyncpg.Connection]],
+    connect: Connect,
     execute: Execute,
     *,
     concurrency: int,
@@ -95,7 +98,7 @@ async def work(
                 try:
                     await taker.take(connection)
                 finally:
-                    await connection.close(timeout=2)
+                    await connection.close()
             except Exception as error:
                 log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
                 with contextlib.suppress(TimeoutError):
@@ -144,9 +147,10 @@ class _Taker:
             self._wake.clear()
             wanted = min(self._batch, self._concurrency - len(self.executing))
             if wanted > 0:
-                jobs = await queries.dequeue(
-                    wanted, _ENTRYPOINTS, self._me, None, self._stale_after
-                )
+                async with asyncio.timeout(_DEQUEUE_S):
+                    jobs = await queries.dequeue(
+                        wanted, _ENTRYPOINTS, self._me, None, self._stale_after
+                    )
                 for job in jobs:
                     self._begin(job)
                 if len(jobs) == wanted:

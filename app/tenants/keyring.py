@@ -20,6 +20,7 @@ import asyncpg
 import structlog
 
 from app.clock import Clock, monotonic, utcnow
+from app.db.sessions import Session
 from app.errors import UnavailableError
 from app.events.feed import Connect, keep_connected
 from app.events.log import is_transient
@@ -232,13 +233,13 @@ class Keyring:
     async def run(self) -> None:
         """Watch until cancelled; reconnects by itself."""
 
-        async def connect() -> asyncpg.Connection:
+        async def connect() -> Session:
             async with asyncio.timeout(_PATIENCE_S):
                 return await self._connect()
 
         await keep_connected(connect, self._watch, longest_s=1.0)
 
-    async def _watch(self, connection: asyncpg.Connection) -> None:
+    async def _watch(self, connection: Session) -> None:
         connection.add_termination_listener(lambda _: self._nudge.set())
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
         while not connection.is_closed():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,7 @@ class Proxy:
         self._dial = dial
         self._greet = greet
         self._links: list[tuple[StreamWriter, StreamWriter]] = []
+        self._deaf: set[tuple[StreamWriter, StreamWriter]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def links(self) -> int:
@@ -57,6 +59,10 @@ class Proxy:
                 self.cuts += 1
                 for end in ends:
                     end.transport.abort()
+
+    def vanish(self) -> None:
+        """Let all that is said from now on over the open connections vanish, also their ends."""
+        self._deaf.update(self._links)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -96,13 +102,16 @@ class Proxy:
             if self._greet is not None:
                 upstream_writer.write(await self._greet(reader, writer))
             async with asyncio.TaskGroup() as pumps:
-                up = _pump(reader, upstream_writer, refused=upstream_reader.at_eof)
+                lost = partial(self._deaf.__contains__, ends)
+                up = _pump(reader, upstream_writer, lost, refused=upstream_reader.at_eof)
                 pumps.create_task(up)
-                pumps.create_task(_pump(upstream_reader, writer, self.answering, self.closing))
+                down = _pump(upstream_reader, writer, lost, self.answering, self.closing)
+                pumps.create_task(down)
         except* _RefusedError:
             pass
         finally:
             self._links.remove(ends)
+            self._deaf.discard(ends)
             for end in ends:
                 end.transport.abort()
 
@@ -114,17 +123,21 @@ _ALWAYS.set()
 async def _pump(
     reader: StreamReader,
     writer: StreamWriter,
+    lost: Callable[[], bool],
     flowing: asyncio.Event = _ALWAYS,
     closing: asyncio.Event = _ALWAYS,
     refused: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Pass on until either end is closed, or what is said is refused, and then close."""
+    """Pass on until either end is closed, or what is said is refused, and then close; pass nothing
+    on once the connection is lost."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
             if refused():
                 raise _RefusedError
             await flowing.wait()
-            writer.write(data)
-            await writer.drain()
+            if not lost():
+                writer.write(data)
+                await writer.drain()
     await closing.wait()
-    writer.close()
+    if not lost():
+        writer.close()

@@ -1,0 +1,133 @@
+"""Connections to the database whose packets vanish without a word; new ones are good."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import websockets
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, open_database
+from app.db.sessions import Silence
+from app.events.feed import Feed, Notifier, background
+from app.settings import Settings
+from benchmarks.chaos.proxy import Proxy
+from tests.fake_model import FakeModel
+from tests.flows.test_faults import before
+from tests.growing import growing_on
+from tests.service import Running, running
+from tests.team import define, start
+
+LIVE_AGAIN_S = 20
+QUICK = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
+
+
+def test_the_defaults_are_live_again_in_time() -> None:
+    assert Silence().longest_silence_s + 1 <= LIVE_AGAIN_S
+
+
+@asynccontextmanager
+async def quick(database_url: str) -> AsyncIterator[tuple[Proxy, Database]]:
+    async with (
+        before(database_url) as (proxy, url),
+        open_database(url, pool_size=3, silence=QUICK) as database,
+    ):
+        yield proxy, database
+
+
+async def test_a_service_is_live_again_and_takes_runs(
+    database_url: str, settings: Settings, model: FakeModel
+) -> None:
+    """With its defaults, on the side of the API and on the worker's, each by its own proxy."""
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with (
+        before(database_url) as (api_proxy, api_url),
+        before(database_url) as (worker_proxy, worker_url),
+        open_database(database_url) as direct,
+        running(configured, database_url) as other,
+        running(configured, api_url) as api,
+    ):
+        await define(other.client)
+        async with (
+            growing_on(direct, await start(other.client)) as run,
+            websockets.connect(f"ws://127.0.0.1:{api.port}{run.path}/ws") as socket,
+            running(configured, worker_url, worker=True),
+        ):
+            await _claimed(other, await start(other.client))
+            await _heard(socket, "run.started")
+            api_proxy.vanish()
+            worker_proxy.vanish()
+            async with asyncio.timeout(LIVE_AGAIN_S):
+                claimed = asyncio.ensure_future(_claimed(other, await start(other.client)))
+                await run.warn(1)
+                await _heard(socket, "warning")
+                assert (await api.client.get(run.path)).status_code == 200
+                await claimed
+            async with asyncio.timeout(2):  # as quick as before
+                await run.warn(1)
+                await _heard(socket, "warning")
+
+
+async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None:
+    async with (
+        quick(database_url) as (proxy, database),
+        open_database(database_url) as direct,
+    ):
+        feed, notifier = Feed(database.connect), Notifier(direct.connect)
+        async with background(feed.run, notifier.run):
+            run_id = DEFAULT_TENANT
+            with feed.watching(run_id) as news:
+                await news.wait(5)  # told once it listens
+                proxy.vanish()
+                notifier.wake(run_id)
+                assert await news.wait(5)
+                notifier.wake(run_id)
+                assert await news.wait(5)
+
+
+async def test_half_dead_connections_of_both_doors_are_not_used_again(database_url: str) -> None:
+    """One that falls silent condemns the others: nobody else waits for an answer on them."""
+    async with quick(database_url) as (proxy, database):
+        pool = [await database.pool.acquire() for _ in range(3)]
+        for connection in pool:
+            await database.pool.release(connection)
+        async with database.begin(DEFAULT_TENANT):
+            pass
+        proxy.vanish()
+        with pytest.raises(TimeoutError):
+            await database.pool.fetchval("SELECT 1")
+        async with asyncio.timeout(QUICK.step_s):
+            for _ in range(3):
+                assert await database.pool.fetchval("SELECT 1") == 1
+        async with asyncio.timeout(2), database.begin(DEFAULT_TENANT) as tx:
+            assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
+
+
+async def test_a_statement_that_is_cancelled_in_time_keeps_its_connection(
+    database_url: str,
+) -> None:
+    """A server that is slow, and answers, is not silent."""
+    async with open_database(database_url, pool_size=1, silence=QUICK) as database:
+        before_it = await database.pool.fetchval("SELECT pg_backend_pid()")
+        with pytest.raises(TimeoutError):
+            await database.pool.fetchval("SELECT pg_sleep(5)")
+        assert await database.pool.fetchval("SELECT pg_backend_pid()") == before_it
+
+
+async def test_closing_does_not_wait_for_an_answer(database_url: str) -> None:
+    async with asyncio.timeout(10), quick(database_url) as (proxy, database):
+        await database.pool.fetchval("SELECT 1")
+        async with database.begin(DEFAULT_TENANT):
+            pass
+        proxy.vanish()
+
+
+async def _heard(socket: websockets.ClientConnection, what: str) -> None:
+    while what not in str(await socket.recv()):
+        pass
+
+
+async def _claimed(server: Running, run_id: str) -> None:
+    while (await server.client.get(f"/v1/runs/{run_id}")).json()["status"] == "queued":
+        pass
