@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.llm.openai_provider import OpenAIProvider
     from app.memory.reflecting import Analyst
     from app.runs.build import Workshop
+    from app.runs.giving import Taught
     from app.runs.subagents import Bench
     from app.tools.builtin import ToolDeps
     from app.tools.egress import Egress
@@ -154,7 +155,6 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.runs.control import CancelWatch
     from app.runs.execute import Executor
-    from app.runs.giving import Taught
     from app.runs.heartbeat import heartbeats
     from app.runs.leases import leases
     from app.runs.live_text import LiveText
@@ -177,7 +177,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             live_text=live_text,
             known=known,
             bench=bench,
-            taught=Taught(service.memory, service.patterns, settings.learning_options, analyst),
+            taught=_taught(service, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
         )
@@ -208,6 +208,20 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await notifier.sent()
+
+
+def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
+    """Where runs look for what earlier ones taught."""
+    from app.runs.giving import Taught
+
+    settings = service.settings
+    return Taught(
+        service.memory,
+        service.patterns,
+        settings.learning_options,
+        analyst,
+        shared=settings.shared_memory,
+    )
 
 
 @asynccontextmanager

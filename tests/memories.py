@@ -95,8 +95,10 @@ async def embed(
             await connection.execute(
                 """
                 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain,
-                                             task_type, session_id, task, result, whole)
+                                             task_type, session_id, user_id, agent, task, result,
+                                             whole)
                 SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id,
+                       user_id, agent,
                        $3::text::halfvec, $4::text::halfvec, $5::text::halfvec
                 FROM episode_search WHERE episode_id = $1
                 """,

@@ -10,12 +10,14 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator
 
-from app.api.deps import Actor, ReadTenant, ServiceDep, Tenant, Turn
+from app.api.auth import Principal
+from app.api.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
-from app.api.schemas.base import Page, PlaceInTime, check_storable
+from app.api.schemas.base import Page, PlaceInTime, UserName, check_storable
 from app.api.schemas.episodes import (
+    WITHIN,
     Episode,
     EpisodeFailure,
     EpisodeFilters,
@@ -23,9 +25,10 @@ from app.api.schemas.episodes import (
     EpisodesFound,
     Label,
     NewEpisode,
-    OutcomeName,
     SimilarFailures,
+    Within,
 )
+from app.api.schemas.feedback import OutcomeName
 from app.api.schemas.runs import SessionName
 from app.container import Service
 from app.errors import InvalidInputError
@@ -33,7 +36,9 @@ from app.memory import episode as memory
 from app.memory import rows
 from app.memory.episode import EpisodeFilter, Outcome
 from app.memory.importing import imported
+from app.memory.scope import EVERYTHING, Scope, scope_of_search
 from app.memory.signature import failure_signature
+from app.runs.sessions import user_of
 from app.tenants import audit, erase
 
 router = APIRouter(prefix="/v1/episodes", tags=["memory"])
@@ -49,6 +54,20 @@ def _storable(text: str) -> str:
 
 
 Known = Annotated[Label, AfterValidator(_storable)]
+_OF_USER = "Only this user's. Without `user` and `session_id`: what names no user."
+
+
+def within(
+    principal: Principal, user: str | None, session_id: str | None, scope: Within | None
+) -> Scope:
+    """The scope that a client asks for.
+
+    Raises:
+        ForbiddenError: it asks for the whole tenant, and may not.
+    """
+    if scope == "tenant":
+        principal.need("admin")
+    return scope_of_search(user, session_id, everything=scope == "tenant")
 
 
 class EpisodeQuery(PageQuery):
@@ -59,7 +78,9 @@ class EpisodeQuery(PageQuery):
     outcome: Annotated[OutcomeName | None, Query(description="With feedback, what that says.")] = (
         None
     )
+    user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
+    scope: Annotated[Within | None, Query(description=WITHIN)] = None
     tag: Known | None = None
     after: Annotated[PlaceInTime | None, Query(description="Ended later than this.")] = None
     before: Annotated[PlaceInTime | None, Query(description="Ended earlier than this.")] = None
@@ -69,7 +90,6 @@ class EpisodeQuery(PageQuery):
             domain=self.domain,
             task_type=self.task_type,
             outcomes=() if self.outcome is None else (Outcome(self.outcome),),
-            session_id=self.session_id,
             tags=() if self.tag is None else (self.tag,),
             after=self.after,
             before=self.before,
@@ -97,6 +117,7 @@ def shown(episode: memory.Episode) -> dict[str, Any]:
         result["output"] = episode.output
     return {
         **{name: getattr(episode, name) for name in _SAME},
+        "user": episode.user_id,
         "outcome": episode.judged,
         "task": task,
         "execution": {**episode.execution, "trace": episode.trace},
@@ -122,6 +143,7 @@ _SAME = (
     "at",
     "run_id",
     "session_id",
+    "agent",
     "domain",
     "task_type",
     "tags",
@@ -166,9 +188,11 @@ async def create(
         driver = (await tx.get_raw_connection()).driver_connection
 
         async def store() -> dict[str, Any]:
-            stored = await service.memory.store(tenant, episode, on=driver)
+            user = await user_of(tx, tenant, body.session_id, body.user)
+            owned = replace(episode, user_id=user)
+            stored = await service.memory.store(tenant, owned, on=driver)
             response.headers["Location"] = f"/v1/episodes/{stored}"
-            kept = (await rows.load(driver, tenant, [stored]))[stored]
+            kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
             return shown(replace(kept, **bodies))
 
@@ -188,6 +212,7 @@ async def create(
 )
 async def list_(
     service: ServiceDep,
+    principal: PrincipalDep,
     tenant: Tenant,
     query: Annotated[EpisodeQuery, Query()],
     request: Request,
@@ -195,6 +220,7 @@ async def list_(
 ) -> Any:
     found = await service.memory.structured_search(
         tenant,
+        within(principal, query.user, query.session_id, query.scope),
         query.wanted(),
         after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
@@ -222,7 +248,7 @@ async def get(
     episode_id: EpisodeId,
     body: Annotated[bool, Query(description="With the parts that are stored apart.")] = True,
 ) -> Any:
-    return shown(await service.memory.get(tenant, episode_id, bodies=body))
+    return shown(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
 
 
 @router.delete(
@@ -257,11 +283,15 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
     responses=problems(400, 413, 415),
     dependencies=[Turn],
 )
-async def search(service: ServiceDep, tenant: ReadTenant, body: EpisodeSearch) -> Any:
+async def search(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: EpisodeSearch
+) -> Any:
     where = _wanted(body.filters)
+    session_id = body.session_id or body.filters.session_id
+    scope = within(principal, body.user, session_id, body.scope)
     if body.query is not None:
         found = await service.memory.search(
-            tenant, body.query, k=body.k, where=where, by=body.by, domain=body.domain
+            tenant, scope, body.query, k=body.k, where=where, by=body.by, domain=body.domain
         )
         hits = [
             {
@@ -273,11 +303,11 @@ async def search(service: ServiceDep, tenant: ReadTenant, body: EpisodeSearch) -
         ]
         return {"items": hits, "by_meaning": found.by_meaning}
     if body.mode == "temporal":
-        episodes = await service.memory.recent(tenant, body.k, where)
+        episodes = await service.memory.recent(tenant, scope, body.k, where)
     elif body.mode == "failures":
-        episodes = await _alike(service, tenant, body.failure, where, body.k)
+        episodes = await _alike(service, tenant, scope, body.failure, where, body.k)
     else:
-        episodes = await service.memory.structured_search(tenant, where, limit=body.k)
+        episodes = await service.memory.structured_search(tenant, scope, where, limit=body.k)
     return _unranked(episodes)
 
 
@@ -293,18 +323,26 @@ async def search(service: ServiceDep, tenant: ReadTenant, body: EpisodeSearch) -
     responses=problems(400, 413, 415),
     dependencies=[Turn],
 )
-async def similar_failures(service: ServiceDep, tenant: ReadTenant, body: SimilarFailures) -> Any:
+async def similar_failures(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: SimilarFailures
+) -> Any:
+    scope = within(principal, body.user, body.session_id, body.scope)
     where = EpisodeFilter(failure_signature=body.failure_signature)
-    return _unranked(await _alike(service, tenant, body.error, where, body.k))
+    return _unranked(await _alike(service, tenant, scope, body.error, where, body.k))
 
 
 async def _alike(
-    service: Service, tenant: UUID, error: EpisodeFailure | None, where: EpisodeFilter, k: int
+    service: Service,
+    tenant: UUID,
+    scope: Scope,
+    error: EpisodeFailure | None,
+    where: EpisodeFilter,
+    k: int,
 ) -> list[memory.Episode]:
     signature = where.failure_signature
     if error is not None:
         signature = failure_signature(error.type, error.message, error.tool)
-    return await service.memory.similar_failures(tenant, signature or "", k, where)
+    return await service.memory.similar_failures(tenant, scope, signature or "", k, where)
 
 
 def _unranked(episodes: Sequence[memory.Episode]) -> dict[str, Any]:

@@ -1,22 +1,25 @@
 """Routes of what a memory knows for a task, and of what it is taught."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from app.api.deps import Actor, ReadTenant, ServiceDep, Tenant, Turn
-from app.api.episodes import CLOCK_SKEW, shown
+from app.api.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
+from app.api.episodes import CLOCK_SKEW, shown, within
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning
 from app.container import Service
 from app.errors import InvalidInputError
 from app.memory.context import Lesson, Memory, Outcome
+from app.memory.episode import Episode
 from app.memory.importing import imported
 from app.memory.pattern import Category, Pattern
 from app.memory.signature import failure_signature
+from app.runs.sessions import user_of
 from app.tenants import audit
 
 if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
@@ -60,7 +63,9 @@ def _matched(found: "Sequence[Match]") -> list[dict[str, Any]]:
     responses=problems(400, 413, 415),
     dependencies=[Turn],
 )
-async def context(service: ServiceDep, tenant: ReadTenant, body: ContextQuery) -> Any:
+async def context(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: ContextQuery
+) -> Any:
     known: dict[str, Any] = {
         name: value
         for name in ("complexity", "tools_required")
@@ -72,6 +77,7 @@ async def context(service: ServiceDep, tenant: ReadTenant, body: ContextQuery) -
         known |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
     found = await _memory(service).context_for_task(
         tenant,
+        within(principal, body.user, body.session_id, body.scope),
         body.task,
         domain=body.domain,
         task_type=body.task_type,
@@ -105,7 +111,9 @@ async def context(service: ServiceDep, tenant: ReadTenant, body: ContextQuery) -
     description=(
         "Of one that is there, or one that was done elsewhere and is remembered with it. What it "
         "teaches becomes candidates of the lowest trust, given on trial to runs that they apply "
-        "to. The same again changes nothing more but for an episode that is given anew."
+        "to; of an episode that names a user or a session it stays with the episode, since "
+        "patterns are given to runs of every user. The same again changes nothing more but for an "
+        "episode that is given anew."
     ),
     response_model=Learnt,
     responses={
@@ -124,7 +132,7 @@ async def learn(
     now = service.memory.clock()
     if (new := body.episode) is not None and new.at is not None and new.at > now + CLOCK_SKEW:
         raise InvalidInputError("this is in the future: say when it ended", pointer="/episode/at")
-    episode = new and imported(new.model_dump(), principal=actor, now=now)
+    episode = None if new is None else imported(new.model_dump(), principal=actor, now=now)
     lessons = [
         Lesson(each.text, each.name, Category(each.category), tuple(each.uses))
         for each in body.insights
@@ -134,7 +142,10 @@ async def learn(
         driver = (await tx.get_raw_connection()).driver_connection
 
         async def taught() -> dict[str, Any]:
-            known = episode or body.episode_id
+            known: Episode | UUID | None = body.episode_id
+            if episode is not None:
+                user = await user_of(tx, tenant, episode.session_id, episode.user_id)
+                known = replace(episode, user_id=user)
             assert known is not None, "the body has one of them"
             learned = await _memory(service).learn_from_episode(
                 tenant, known, lessons, outcomes, principal=actor, on=driver

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path
 
 from app.api.deps import Actor, Tenant, Transaction
 from app.api.errors import problems
-from app.api.schemas.episodes import Feedback, NewFeedback
+from app.api.schemas.feedback import Feedback, NewFeedback
 from app.api.schemas.learning import RunLearning
 from app.api.schemas.working_memory import WorkingMemory
 from app.errors import ConflictError

@@ -1,7 +1,7 @@
 """Routes of runs."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -12,7 +12,7 @@ from app.api.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
 from app.api.pages import LINK, PageQuery
-from app.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, check_storable
+from app.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName, check_storable
 from app.api.schemas.runs import (
     Context,
     Message,
@@ -42,9 +42,12 @@ Seq = Annotated[int, Field(ge=0, le=2**62)]
 Part = Annotated[int, Field(ge=0, le=10_000)]
 
 
-def _storable(values: list[str]) -> list[str]:
-    check_storable(values)
-    return values
+T = TypeVar("T")
+
+
+def _storable(value: T) -> T:
+    check_storable(value)
+    return value
 
 
 class RunQuery(PageQuery):
@@ -53,6 +56,7 @@ class RunQuery(PageQuery):
     status: Status | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
+    user: Annotated[UserName | None, AfterValidator(_storable)] = None
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None
     metadata: Annotated[
@@ -74,6 +78,7 @@ class RunQuery(PageQuery):
             status=self.status,
             agent=self.agent,
             session_id=self.session_id,
+            user=self.user,
             created_after=self.created_after,
             created_before=self.created_before,
             metadata=[(key, value) for key, _, value in pairs],

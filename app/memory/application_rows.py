@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from app.memory.owners import Told, owner_of, public_features
 from app.memory.pattern import APPLIED, Application, Arm, Baseline, Features, Pattern
 from app.memory.validation import Tally
 from app.memory.weighing import Group
@@ -119,7 +120,9 @@ FROM patterns p LEFT JOIN pattern_applications a
 WHERE p.tenant_id = $1 AND p.id = ANY ($2) GROUP BY p.id
 """
 _APPLIED = """
-SELECT a.features, a.good FROM pattern_applications a
+SELECT a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
+FROM pattern_applications a
+LEFT JOIN episodes e ON e.tenant_id = a.tenant_id AND e.id = a.episode_id
 WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.version = $3
   AND a.good IS NOT NULL AND a.arm = ANY ($4)
 ORDER BY a.at DESC, a.id DESC LIMIT $5
@@ -217,10 +220,19 @@ async def tallies(
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
-    """The tasks of the last applications of this version in which it was given, and whether they
-    went well."""
+    """The tasks of the last applications of this version in which it was given, without texts that
+    a pattern may not say, and whether they went well."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
-    return [(from_json(row["features"]), row["good"]) for row in rows]
+    told = [
+        Told(
+            from_json(row["features"]),
+            owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None,
+            row["agent"],
+        )
+        for row in rows
+    ]
+    good: list[bool] = [row["good"] for row in rows]
+    return list(zip(public_features(told), good, strict=True))
 
 
 async def carry(

@@ -40,7 +40,7 @@ ORDER BY at, episode_id LIMIT 1
 # Their vectors are those of one embedder, one that the first has; the one that is searched if so.
 _COMPARED = """
 SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
-       v.whole::real[] AS whole
+       x.user_id, x.session_id, x.agent, v.whole::real[] AS whole
 FROM episode_state s
 JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_id
 LEFT JOIN episode_vectors v
@@ -170,7 +170,10 @@ def _candidate(row: Any) -> Candidate:
     return Candidate(row["episode_id"], row["at"], alike, np.array(row["whole"], np.float32))
 
 
-_ALIKE = ("domain", "task_type", "failure_signature", "trust")
+_ALIKE = (
+    *("domain", "task_type", "failure_signature", "trust"),
+    *("user_id", "session_id", "agent"),
+)
 
 
 def _episode(row: Any) -> Episode:

@@ -18,6 +18,7 @@ from app.memory.episode import IMPORTED, Episode
 from app.memory.episodic import EpisodicMemory, Found
 from app.memory.goals import Goals, analyse
 from app.memory.jobs import decoded
+from app.memory.owners import owner_of
 from app.memory.pattern import (
     EMPTY,
     Applicability,
@@ -31,6 +32,7 @@ from app.memory.pattern import (
     Pattern,
 )
 from app.memory.patterns import PatternCache
+from app.memory.scope import EVERYTHING, Reach, Scope
 
 if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
     from app.memory.matching import Match
@@ -39,14 +41,8 @@ _LONGEST_NAME = 120
 _LONGEST_INSIGHT = 500
 _MOST_EPISODES = 5
 
-# Of the latest of a domain, what was learned.
-_INSIGHTS = """
-SELECT s.episode_id, s.at, s.trust, r.reflection -> 'insights' AS insights
-FROM (SELECT episode_id, at, trust FROM episode_search WHERE tenant_id = $1 AND domain = $2
-      ORDER BY at DESC, episode_id DESC LIMIT 200) s
-JOIN episode_reflections r ON r.tenant_id = $1 AND r.episode_id = s.episode_id
-ORDER BY s.at DESC, s.episode_id DESC
-"""
+_LATEST = 200  # episodes of a domain whose insights count
+_INSIGHTS = "SELECT * FROM episode_insights($1::jsonb, $2, $3)"
 _REFLECT = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection) VALUES ($1, $2, $3::jsonb)
 ON CONFLICT DO NOTHING
@@ -156,6 +152,7 @@ class Memory:
     async def context_for_task(
         self,
         tenant_id: UUID,
+        scope: Scope,
         task: str,
         *,
         domain: str | None = None,
@@ -169,6 +166,7 @@ class Memory:
         and no validated pattern is withheld.
 
         Args:
+            scope: of the episodes; patterns carry no text of one user's.
             capabilities: names of the tools and agents that it may be done with.
             known: features that the caller knows better than the words of the task.
             failure_signature: of what failed; patterns about failures are looked for then.
@@ -182,15 +180,17 @@ class Memory:
         of_domain = await self._patterns.find_applicable(
             tenant_id, features, category=Category.DOMAIN, k=k
         )
-        found = await self._episodes.search(tenant_id, task, k=k, domain=domain)
-        insights = [] if domain is None else await self.insights(tenant_id, domain, k)
+        found = await self._episodes.search(tenant_id, scope, task, k=k, domain=domain)
+        insights = [] if domain is None else await self.insights(tenant_id, scope, domain, k)
         return TaskContext(goals, features, patterns, found, of_domain, insights)
 
-    async def insights(self, tenant_id: UUID, domain: str, k: int) -> list[Insight]:
-        """What the latest 200 episodes of a domain taught: first what most of them did, then what
-        is newest."""
+    async def insights(self, tenant_id: UUID, scope: Scope, domain: str, k: int) -> list[Insight]:
+        """What the latest 200 episodes of a domain within the scope taught: first what most of
+        them did, then what is newest."""
+        if scope.reach is Reach.RUN:
+            return []
         async with acting_as(self._pool, tenant_id) as connection:
-            found = await connection.fetch(_INSIGHTS, tenant_id, domain)
+            found = await connection.fetch(_INSIGHTS, scope.document, domain, _LATEST)
         said: dict[str, Insight] = {}
         for row in found:
             values = _listed(decoded(row["insights"]))
@@ -215,9 +215,10 @@ class Memory:
         """Learn from an episode what somebody says of it. The same again changes nothing more.
 
         Lessons become candidates of the lowest trust, which have to show what they are worth in
-        other runs. Outcomes of patterns count if the episode may be evidence: none that was
-        imported, cancelled or set aside, nor one that the pattern was found in. What a run was
-        given by lot is judged by the run, and by feedback on it, not by them.
+        other runs; those of an episode that names a user or a session stay with it, since patterns
+        are given to runs of every user. Outcomes of patterns count if the episode may be evidence:
+        none that was imported, cancelled or set aside, nor one that the pattern was found in. What
+        a run was given by lot is judged by the run, and by feedback on it, not by them.
 
         Args:
             episode: one to store, or the id of one that is stored.
@@ -228,12 +229,14 @@ class Memory:
         """
         if isinstance(episode, Episode):
             episode = await rows.store(on, tenant_id, episode)
-        loaded = (await rows.load(on, tenant_id, [episode])).get(episode)
+        loaded = (await rows.load(on, EVERYTHING, [episode])).get(episode)
         if loaded is None:
             raise NotFoundError(f"there is no episode {episode}")
+        private = owner_of(loaded.user_id, loaded.session_id) != ""
         kept = [
             await self._patterns.add(tenant_id, _candidate(each, loaded, principal), on=on)
             for each in lessons
+            if not private
         ]
         counted = await self._count(tenant_id, loaded, outcomes, on)
         reflection = await _reflected(on, tenant_id, loaded, lessons, principal)

@@ -23,6 +23,7 @@ from app.memory.objects import CorruptObjectError, Objects
 from app.memory.observing import Observed, observed
 from app.memory.pattern import Pattern, PatternState
 from app.memory.patterns import PatternCache
+from app.memory.scope import EVERYTHING
 
 _PAGE = 200
 _MOST = 5_000
@@ -105,7 +106,7 @@ class Discovery:
                     _EPISODES, tenant_id, *last, min(_PAGE, self.most - read)
                 )
                 ids = [row["episode_id"] for row in page]
-                episodes = await rows.load(connection, tenant_id, ids)
+                episodes = await rows.load(connection, EVERYTHING, ids)
                 bodies = await connection.fetch(_TRACES, tenant_id, ids)
             if not page:
                 break

@@ -108,6 +108,8 @@ class Episode:
     Attributes:
         at: when it ended.
         kind: ``episode``, or ``consolidated`` for what several that were alike became.
+        user_id: the integrator's name for the end user that it belongs to.
+        agent: the one that its run began with; of a DAG's run none.
         outcome: as the run ended; a person's word on it is in ``state.feedback``.
         failure_signature: of what it failed on first (:mod:`app.memory.signature`).
         trust: 3 own run, 2 a run that read what others wrote, 1 an import.
@@ -128,6 +130,8 @@ class Episode:
     kind: str = "episode"
     run_id: UUID | None = None
     session_id: str | None = None
+    user_id: str | None = None
+    agent: str | None = None
     domain: str | None = None
     task_type: str | None = None
     failure_signature: str | None = None
@@ -177,6 +181,8 @@ _COLUMNS = (
     "kind",
     "run_id",
     "session_id",
+    "user_id",
+    "agent",
     "at",
     "outcome",
     "domain",

@@ -21,8 +21,9 @@ from app.memory.accesses import Accesses
 from app.memory.episode import Episode, EpisodeFilter
 from app.memory.merging import Closeness
 from app.memory.options import MemoryOptions
+from app.memory.scope import EVERYTHING, Reach, Scope
 from app.memory.scoring import Parts, score
-from app.memory.search import EVERYTHING, By, Place
+from app.memory.search import ANY, By, Place
 from app.memory.stages import Stage
 
 if TYPE_CHECKING:
@@ -107,17 +108,19 @@ class EpisodicMemory:
         async with self._acting(tenant_id, on) as connection:
             return await rows.store(connection, tenant_id, episode)
 
-    async def get(self, tenant_id: UUID, episode_id: UUID, *, bodies: bool = True) -> Episode:
-        """An episode, whole, wherever its parts lie. Counts as an access.
+    async def get(
+        self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True
+    ) -> Episode:
+        """An episode within the scope, whole, wherever its parts lie. Counts as an access.
 
         Args:
             bodies: with those parts that lie beside it.
 
         Raises:
-            NotFoundError: unknown, deleted, or another tenant's.
+            NotFoundError: unknown, deleted, outside of the scope, or another tenant's.
             UnavailableError: the object store is out of reach.
         """
-        episode = await self._read(tenant_id, episode_id, bodies)
+        episode = await self._read(tenant_id, scope, episode_id, bodies)
         self.accesses.count(tenant_id, [episode_id])
         return episode
 
@@ -126,25 +129,25 @@ class EpisodicMemory:
         warmed = 0
         for episode_id in ids:
             try:
-                await self._read(tenant_id, episode_id, bodies=True)
+                await self._read(tenant_id, EVERYTHING, episode_id, bodies=True)
             except (NotFoundError, UnavailableError):
                 continue
             warmed += 1
         return warmed
 
-    async def _read(self, tenant_id: UUID, episode_id: UUID, bodies: bool) -> Episode:
+    async def _read(self, tenant_id: UUID, scope: Scope, episode_id: UUID, bodies: bool) -> Episode:
         found = await self._hot.get(tenant_id, episode_id) if self._hot is not None else None
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
         async with acting_as(self._pool, tenant_id) as connection:
             was_hot = found is not None
             if found is not None:  # what never changes need not be read again
-                state = (await rows.states(connection, tenant_id, [episode_id])).get(episode_id)
+                state = (await rows.states(connection, scope, [episode_id])).get(episode_id)
                 found = None if state is None else replace(found, state=state)
             else:
-                found = (await rows.load(connection, tenant_id, [episode_id])).get(episode_id)
+                found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
                 if found is not None and bodies:
-                    parts, keys = await rows.contents(connection, tenant_id, episode_id)
+                    parts, keys = await rows.contents(connection, scope, episode_id)
         if found is None:
             if self._hot is not None:
                 await self._hot.drop(tenant_id, episode_id)
@@ -175,23 +178,27 @@ class EpisodicMemory:
     async def search(
         self,
         tenant_id: UUID,
+        scope: Scope,
         query: str,
         *,
         k: int = 5,
-        where: EpisodeFilter = EVERYTHING,
+        where: EpisodeFilter = ANY,
         by: By = "task",
         domain: str | None = None,
     ) -> Found:
-        """The episodes that best answer a query, in words and in meaning.
+        """The episodes within the scope that best answer a query, in words and in meaning.
 
         Args:
             by: whose vector is compared.
             domain: of the task at hand; episodes of the same score a little higher.
         """
+        if scope.reach is Reach.RUN:
+            return Found([], by_meaning=False)
         now, options = self.clock(), self._options
         async with self._asking(tenant_id, query) as (connection, vector, embedder):
             candidates = await search.candidates(
                 connection,
+                scope,
                 query,
                 vector,
                 embedder=embedder,
@@ -203,7 +210,7 @@ class EpisodicMemory:
             )
             best = score(candidates, options.scoring, now, domain)[:k]
             ids = [each.candidate.episode_id for each in best]
-            loaded = await rows.load(connection, tenant_id, ids)
+            loaded = await rows.load(connection, scope, ids)
         self.accesses.count(tenant_id, loaded)
         hits = [
             Hit(loaded[each.candidate.episode_id], each.score, each.parts)
@@ -215,53 +222,59 @@ class EpisodicMemory:
     async def semantic_search(
         self,
         tenant_id: UUID,
+        scope: Scope,
         query: str,
         *,
         k: int = 5,
-        where: EpisodeFilter = EVERYTHING,
+        where: EpisodeFilter = ANY,
         by: By = "task",
         domain: str | None = None,
     ) -> list[Hit]:
         """What :meth:`search` finds; with filters, the hybrid mode."""
-        found = await self.search(tenant_id, query, k=k, where=where, by=by, domain=domain)
+        found = await self.search(tenant_id, scope, query, k=k, where=where, by=by, domain=domain)
         return found.hits
 
     async def structured_search(
         self,
         tenant_id: UUID,
+        scope: Scope,
         where: EpisodeFilter,
         *,
         limit: int,
         after: Place | None = None,
         descending: bool = False,
     ) -> list[Episode]:
-        """Episodes by when they ended, then by id; at most ``limit``, behind the place ``after``.
+        """Episodes within the scope by when they ended, then by id; at most ``limit``, behind the
+        place ``after``.
 
         Does not count as an access: who lists does not look for one.
         """
+        if scope.reach is Reach.RUN:
+            return []
         async with acting_as(self._pool, tenant_id) as connection:
             ids = await search.structured(
-                connection, where, limit=limit, after=after, descending=descending
+                connection, scope, where, limit=limit, after=after, descending=descending
             )
-            return await self._in_order(connection, tenant_id, ids)
+            return await self._in_order(connection, scope, ids)
 
     async def recent(
-        self, tenant_id: UUID, n: int, where: EpisodeFilter = EVERYTHING
+        self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
         """The ``n`` episodes that ended last, the latest first."""
-        found = await self.structured_search(tenant_id, where, limit=n, descending=True)
+        found = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
         self.accesses.count(tenant_id, [episode.id for episode in found if episode.id])
         return found
 
     async def similar_failures(
         self,
         tenant_id: UUID,
+        scope: Scope,
         signature: str,
         k: int,
-        where: EpisodeFilter = EVERYTHING,
+        where: EpisodeFilter = ANY,
     ) -> list[Episode]:
         """Episodes that failed alike (:mod:`app.memory.signature`), the latest first."""
-        return await self.recent(tenant_id, k, where.but(failure_signature=signature))
+        return await self.recent(tenant_id, scope, k, where.but(failure_signature=signature))
 
     async def touch(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
         """Count an access of each, at once."""
@@ -333,9 +346,9 @@ class EpisodicMemory:
             yield connection
 
     async def _in_order(
-        self, connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+        self, connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
     ) -> list[Episode]:
-        loaded = await rows.load(connection, tenant_id, ids)
+        loaded = await rows.load(connection, scope, ids)
         return [loaded[each] for each in ids if each in loaded]
 
     @asynccontextmanager

@@ -36,6 +36,7 @@ def imported(given: Mapping[str, Any], *, principal: str, now: datetime) -> Epis
         at=given["at"] or now,
         outcome=Outcome(given["outcome"]),
         session_id=given["session_id"],
+        user_id=given["user"],
         domain=given["domain"],
         task_type=given["task_type"],
         failure_signature=error

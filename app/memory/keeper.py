@@ -58,8 +58,8 @@ WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
 # What is no longer searched by now gets none; who wants to change the row waits for us.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
-                             session_id, task, result, whole)
-SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id,
+                             session_id, user_id, agent, task, result, whole)
+SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id, user_id, agent,
        $4::real[]::halfvec, $5::real[]::halfvec, $6::real[]::halfvec
 FROM episode_search WHERE tenant_id = $1 AND episode_id = $2 FOR SHARE
 ON CONFLICT DO NOTHING

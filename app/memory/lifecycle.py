@@ -31,7 +31,8 @@ ORDER BY at, episode_id LIMIT $6
 """
 # What one is compared by later is told now, from what its task says in full.
 _MATURING = """
-SELECT s.episode_id, e.kind, e.task, b.content AS input, b.object_key IS NOT NULL AS away
+SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
+       b.object_key IS NOT NULL AS away
 FROM episode_state s
 JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
 LEFT JOIN episode_bodies b
@@ -126,10 +127,14 @@ class Lifecycle:
 
 
 def _key(row: Any) -> bytes | None:
-    """What a task reads like; nothing if that cannot be told, or the episode stands for many."""
+    """What a task reads like, and whose it is; nothing if that cannot be told, or the episode
+    stands for many."""
     task = from_json(row["task"])
     asked = task.get("original_input")
     cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
     if row["kind"] != "episode" or row["away"] or cut:
         return None
+    owner = [row["user_id"], row["session_id"]]
+    if any(owner):
+        task["owner"] = owner
     return task_key(task, row["input"] and from_json(row["input"]))

@@ -39,7 +39,7 @@ _MOST_TAGS = 100
 def as_one(
     members: Sequence[Episode], representative: Episode, outcome: Outcome = Outcome.SUCCESS
 ) -> Episode:
-    """The episode that stands for ``members``, two or more, by age.
+    """The episode that stands for ``members``, two or more, by age, of one user, session and agent.
 
     Its ``metadata["consolidated"]`` says ``representative_id``, ``instances``, ``structure`` (what
     is the same in all), ``variations`` (per original its id and ``diff``: by JSON pointer, what is
@@ -55,7 +55,9 @@ def as_one(
         id=_id_of(members),
         kind="consolidated",
         at=one.at,
-        session_id=one.session_id if len({each.session_id for each in members}) == 1 else None,
+        session_id=one.session_id,
+        user_id=one.user_id,
+        agent=one.agent,
         outcome=outcome,
         domain=one.domain,
         task_type=one.task_type,

@@ -1,5 +1,8 @@
 """What several runs did alike when they went well, found without a model (spec page 4, M30). Pure.
 
+Texts (a domain, a kind of task, a failure's message) that fewer than three users' runs had are left
+out first: patterns are given to runs of every user.
+
 Four things are looked for: which agents were asked in which order, sequences of calls, which tool
 was chosen, and what helped after an error. What is found is a guess: it went well more often with
 it than without, in episodes that chose it themselves. So it becomes a candidate, and has to prove
@@ -15,7 +18,8 @@ from typing import Any, TypeVar
 from app.memory.doings import Key, does, done
 from app.memory.episode import Outcome
 from app.memory.finding import Finding, Kind, Scope, as_pattern, is_within
-from app.memory.observing import Call, Observed
+from app.memory.observing import Call, Observed, without_private_texts
+from app.memory.owners import OWNERS
 from app.memory.pattern import Category, Pattern
 from app.memory.quarantine import suspicious
 
@@ -39,6 +43,7 @@ class MiningOptions:
         sources: ids of episodes that a candidate names as what it was found in, the newest.
         newest: episodes of one kind of task, or of failure, in one domain that are looked at: what
             was right for long and is no more would otherwise hide what is right now.
+        owners: whose episodes must have a text, at least, before a pattern may say it.
     """
 
     support: int = 3
@@ -49,6 +54,7 @@ class MiningOptions:
     share: float = 0.5
     sources: int = 200
     newest: int = 50
+    owners: int = OWNERS
 
 
 def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> list[Pattern]:
@@ -60,6 +66,7 @@ def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> 
     """
     options = options or MiningOptions()
     ordered = sorted(set(episodes), key=lambda each: (each.at, each.episode_id))
+    ordered = without_private_texts(ordered, options.owners)
     found: dict[str, Pattern] = {}
     for trust in (3, 2):
         level = [

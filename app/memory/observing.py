@@ -1,12 +1,13 @@
 """What mining looks at of an episode: who was called, in which order, and how it went. Pure."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from app.memory.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
+from app.memory.owners import owner_of, shared_texts
 from app.memory.signature import failure_signature
 
 DISPATCH = "dispatch_subagent"
@@ -42,6 +43,8 @@ class Observed:
         outcome: with what people said of it.
         calls: in the order in which they ended, without those of sub-agents and those that only
             help to work.
+        owner: whose episode it is; see :func:`app.memory.owners.owner_of`.
+        agent: the one that its run began with.
     """
 
     episode_id: UUID
@@ -52,6 +55,8 @@ class Observed:
     trust: int
     calls: tuple[Call, ...]
     complexity: float | None = None
+    owner: str = ""
+    agent: str | None = None
 
     @property
     def good(self) -> bool:
@@ -88,6 +93,40 @@ def observed(episode: Episode) -> Observed | None:
         trust=episode.trust,
         calls=calls_of(episode),
         complexity=complexity if isinstance(complexity, int | float) else None,
+        owner=owner_of(episode.user_id, episode.session_id),
+        agent=episode.agent,
+    )
+
+
+def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Observed]:
+    """The episodes without the texts that fewer owners have. Names of agents and tools stay: those
+    are the definitions'."""
+    shared = shared_texts(
+        ((text, each.owner) for each in episodes for text in _texts(each)), owners
+    )
+    return [_cleared(each, shared) for each in episodes]
+
+
+def _texts(episode: Observed) -> Iterator[str]:
+    """The texts of an episode that are not names out of definitions."""
+    said = [episode.domain, *(call.signature for call in episode.calls)]
+    if episode.task_type != episode.agent:
+        said.append(episode.task_type)
+    yield from filter(None, said)
+
+
+def _cleared(episode: Observed, shared: Container[str]) -> Observed:
+    private = {text for text in _texts(episode) if text not in shared}
+    if not private:
+        return episode
+    return replace(
+        episode,
+        domain=None if episode.domain in private else episode.domain,
+        task_type=None if episode.task_type in private else episode.task_type,
+        calls=tuple(
+            replace(call, signature=None) if call.signature in private else call
+            for call in episode.calls
+        ),
     )
 
 

@@ -111,4 +111,4 @@ class RedisLevel:
 
 def _name(key: Key) -> str:
     """The tenant is part of the name, and so is the form of what is kept under it."""
-    return f"bottega:episode:1:{key[0]}:{key[1]}"
+    return f"bottega:episode:2:{key[0]}:{key[1]}"

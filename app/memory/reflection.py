@@ -33,6 +33,7 @@ from app.memory.reflecting import (
     reflect,
     with_insights,
 )
+from app.memory.scope import EVERYTHING
 
 POLL_S = 5.0
 MOST_TRIES = 6
@@ -263,7 +264,7 @@ async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
     """Episodes by id, with their traces if these are still in the database."""
-    found = await rows.load(connection, tenant_id, ids)
+    found = await rows.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:
         episode = found[row["episode_id"]]

@@ -10,42 +10,15 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from app.memory.episode import Body, Episode, State, StorageState
+from app.memory.scope import Scope
 
 CHANNEL = "bottega_memory"
 """Notified of when there is background work; runs do so by their worker, which is told anyway."""
 _TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _STORE = "SELECT store_episode($1, $2)"
-_STATE = """
-    s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
-    CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
-        'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at) END
-        AS feedback,
-    (SELECT jsonb_agg(jsonb_build_object(
-         'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
-     FROM episode_bodies b WHERE b.tenant_id = s.tenant_id AND b.episode_id = s.episode_id)
-        AS bodies
-"""
-_BESIDE = """
-    FROM episode_state s JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
-    LEFT JOIN episode_feedback f ON f.tenant_id = e.tenant_id AND f.run_id = e.run_id
-"""
-_LIVE = "WHERE s.tenant_id = $1 AND s.episode_id = ANY($2) AND s.state <> 'deleted'"
-_STATES = f"SELECT s.episode_id AS id, {_STATE} {_BESIDE} {_LIVE}"
-_EPISODES = f"""
-SELECT e.id, e.kind, e.run_id, e.session_id, e.at, e.outcome, e.domain, e.task_type,
-    e.failure_signature, e.trust, e.origin, e.task, e.execution, e.result, e.metadata, e.summary,
-    r.reflection, coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::int, 1)
-        AS instances,
-    ARRAY(SELECT t.tag FROM episode_tags t
-          WHERE t.tenant_id = e.tenant_id AND t.episode_id = e.id ORDER BY t.tag) AS tags,
-    {_STATE} {_BESIDE}
-    LEFT JOIN episode_reflections r ON r.tenant_id = e.tenant_id AND r.episode_id = e.id
-    LEFT JOIN episode_search x ON x.tenant_id = e.tenant_id AND x.episode_id = e.id
-    {_LIVE}
-"""  # noqa: S608 (texts of ours)
-_CONTENTS = """
-SELECT part, content, object_key FROM episode_bodies WHERE tenant_id = $1 AND episode_id = $2
-"""
+_STATES = "SELECT * FROM read_episode_states($1::jsonb, $2)"
+_EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
+_CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 # Those that are locked are locked in one order, whoever else does the same.
 _TOUCH = """
 UPDATE episode_state s SET access_count = s.access_count + t.times,
@@ -70,18 +43,20 @@ async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episod
 
 
 async def states(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
 ) -> dict[UUID, State]:
-    """What has become of episodes, by id; without those that are unknown, or deleted."""
-    rows = await connection.fetch(_STATES, tenant_id, ids)
+    """Read what has become of the transaction's tenant's episodes, by id; without those that are
+    outside of the scope, unknown or deleted."""
+    rows = await connection.fetch(_STATES, scope.document, ids)
     return {row["id"]: _state(row) for row in rows}
 
 
 async def load(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Episodes by id, without their bodies; without those that are unknown, or deleted."""
-    rows = await connection.fetch(_EPISODES, tenant_id, ids)
+    """Read the transaction's tenant's episodes by id, without their bodies; without those that are
+    outside of the scope, unknown or deleted."""
+    rows = await connection.fetch(_EPISODES, scope.document, ids)
     return {row["id"]: _episode(row) for row in rows}
 
 
@@ -114,11 +89,11 @@ def _state(row: Mapping[str, Any]) -> State:
 
 
 async def contents(
-    connection: asyncpg.Connection, tenant_id: UUID, episode_id: UUID
+    connection: asyncpg.Connection, scope: Scope, episode_id: UUID
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The bodies of an episode that lie in the database, and the object keys of the others, each
-    by its part."""
-    rows = await connection.fetch(_CONTENTS, tenant_id, episode_id)
+    """Read the bodies of an episode within the scope that lie in the database, and the object keys
+    of the others, each by its part."""
+    rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
     here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
     return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
 

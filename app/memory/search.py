@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from app.memory.episode import EpisodeFilter
+from app.memory.scope import Scope
 from app.memory.scoring import Candidate
 
 if TYPE_CHECKING:  # an API that nobody searches through need not load it
@@ -21,13 +22,13 @@ By = Literal["task", "result", "whole"]
 Place = tuple[datetime, UUID]
 """Where an episode stands in the order of time."""
 
-EVERYTHING = EpisodeFilter()
+ANY = EpisodeFilter()
 LONGEST_QUERY = 4_000
 """Characters of a query that count, for its words."""
 
-_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2, $3, $4, $5) AS episode_id"
+_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
 _CANDIDATES = """
-SELECT * FROM episode_candidates($1, $2::real[], $3, $4, $5::jsonb, $6, $7, $8)
+SELECT * FROM episode_candidates($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9)
 """
 
 # From twenty points in time on, a hundred episodes each: old ones speak of other things than new.
@@ -62,18 +63,19 @@ RETURNING sampled_rows
 
 async def candidates(
     connection: asyncpg.Connection,
+    scope: Scope,
     query: str,
     vector: "NDArray[np.float32] | None",
     *,
     embedder: str | None,
     aged_before: datetime,
-    where: EpisodeFilter = EVERYTHING,
+    where: EpisodeFilter = ANY,
     by: By = "task",
     limit: int = 20,
     aged_cosine: float = 0.8,
 ) -> list[Candidate]:
-    """What a query may mean: of the episodes asked for, the ``limit`` nearest and the ``limit``
-    that have most of its words; in no order.
+    """What a query may mean: of the episodes asked for within the scope, the ``limit`` nearest and
+    the ``limit`` that have most of its words; in no order.
 
     If that many can be found by meaning, that many are, wherever they lie.
 
@@ -86,6 +88,7 @@ async def candidates(
     """
     rows = await connection.fetch(
         _CANDIDATES,
+        scope.document,
         query[:LONGEST_QUERY].replace("\x00", " "),
         None if vector is None or embedder is None else vector.tolist(),
         embedder,
@@ -116,13 +119,15 @@ def _conditions(where: EpisodeFilter) -> str:
 
 async def structured(
     connection: asyncpg.Connection,
+    scope: Scope,
     where: EpisodeFilter,
     *,
     limit: int,
     after: Place | None = None,
     descending: bool = False,
 ) -> list[UUID]:
-    """Ids of the episodes asked for, by when they ended and then by id; ``limit`` at most.
+    """Ids of the episodes asked for within the scope, by when they ended and then by id; at most
+    ``limit``.
 
     Only of those that can be found: nothing archived, consolidated or deleted.
 
@@ -131,7 +136,9 @@ async def structured(
         descending: the latest first.
     """
     at, episode_id = after or (None, None)
-    rows = await connection.fetch(_LIST, _conditions(where), at, episode_id, descending, limit)
+    rows = await connection.fetch(
+        _LIST, scope.document, _conditions(where), at, episode_id, descending, limit
+    )
     return [row["episode_id"] for row in rows]
 
 

@@ -61,6 +61,8 @@ class About:
         first: name of the agent, or for a DAG the graph, that it begins with.
         definitions: of its agents, by name.
         metadata: its own; ``domain``, ``task_type`` and ``tags`` in it say what it is about.
+        user: the integrator's name for the end user that it works for.
+        agent: name of the agent that it begins with; ``None`` for a DAG.
     """
 
     run_id: UUID
@@ -70,6 +72,8 @@ class About:
     first: str
     definitions: Mapping[str, Mapping[str, Any]]
     metadata: Mapping[str, Any]
+    user: str | None = None
+    agent: str | None = None
 
     @property
     def question(self) -> str:
@@ -261,6 +265,8 @@ class Telling:
             at=None,  # type: ignore[arg-type]
             run_id=about.run_id,
             session_id=about.session_id,
+            user_id=about.user,
+            agent=about.agent,
             outcome=self.outcome(status, stop_reason),
             domain=about.said("domain"),
             task_type=about.task_type,

@@ -57,12 +57,14 @@ class Taught:
 
     Attributes:
         analyst: a model that says what tasks ask for; ``None``: rules do.
+        shared: whether agents may read the episodes of all sessions (``memory_scope: tenant``).
     """
 
     episodes: EpisodicMemory
     patterns: "PatternCache"
     options: LearningOptions = LearningOptions()
     analyst: "Analyst | None" = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

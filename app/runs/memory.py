@@ -21,6 +21,7 @@ from app.memory.episodic import Hit
 from app.memory.following import SOURCE
 from app.memory.goals import Goals, analyse, refined
 from app.memory.prompts import RunMemory
+from app.memory.scope import Scope, scope_of_run
 from app.memory.signature import failure_signature
 from app.memory.telling import TOOL_ERROR, About
 from app.memory.tools import SearchMemory, SetPlan
@@ -49,6 +50,8 @@ def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
         claim["agent"] or claim["graph_name"],
         claim["agents"],
         claim["metadata"],
+        claim["user"],
+        claim["agent"],
     )
 
 
@@ -136,6 +139,7 @@ class Lessons:
         working: WorkingMemory,
     ) -> None:
         self._about = about
+        self._scope = _scope(about, shared=taught is not None and taught.shared)
         self._journal = journal
         self._taught = taught
         self._lot = lot
@@ -172,6 +176,7 @@ class Lessons:
     async def _episodes(self, taught: Taught) -> list[dict[str, Any]]:
         found = await taught.episodes.search(
             self._journal.tenant_id,
+            self._scope,
             self._about.question,
             k=MOST_EPISODES,
             domain=self._about.said("domain"),
@@ -209,6 +214,7 @@ class Lessons:
         try:
             found = await self._taught.episodes.search(
                 self._journal.tenant_id,
+                self._scope,
                 query,
                 k=MOST_EPISODES,
                 where=where,
@@ -278,7 +284,9 @@ class Lessons:
         tenant_id = self._journal.tenant_id
         found: list[Episode] = []
         for signature in signatures:
-            found += await taught.episodes.similar_failures(tenant_id, signature, _ALIKE)
+            found += await taught.episodes.similar_failures(
+                tenant_id, self._scope, signature, _ALIKE
+            )
         found.sort(key=lambda episode: episode.judged is not Outcome.SUCCESS)
         return [
             {
@@ -289,6 +297,17 @@ class Lessons:
             }
             for episode in found[:_ALIKE]
         ]
+
+
+def _scope(about: About, *, shared: bool) -> Scope:
+    """The scope of the agent that the run begins with."""
+    return scope_of_run(
+        about.definitions.get(about.first, {}).get("memory_scope"),
+        user=about.user,
+        session_id=about.session_id,
+        agent=about.agent,
+        shared=shared,
+    )
 
 
 def may_help(hit: Hit) -> bool:

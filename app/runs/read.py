@@ -54,10 +54,10 @@ _RUNS = (
 
 _BY_METADATA = text("""
 SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
-    :after, :before, :first, :last, :descending, :most)
+    :user, :after, :before, :first, :last, :descending, :most)
 """).bindparams(
     bindparam("conditions", type_=ARRAY(Text)),
-    *(bindparam(name, type_=Text) for name in ("status", "agent", "session")),
+    *(bindparam(name, type_=Text) for name in ("status", "agent", "session", "user")),
     *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
     *(bindparam(name, type_=Uuid) for name in ("first", "last")),
 )
@@ -77,6 +77,7 @@ class RunFilter:
     status: str | None = None
     agent: str | None = None
     session_id: str | None = None
+    user: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
     metadata: Sequence[tuple[str, str]] = ()
@@ -103,7 +104,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = row["webhook_url"].split("?")[0]
         if webhook["status"] is None:  # it is ordered when the run ends
             webhook |= {"status": "pending", "tries": 0}
-    return {"learning": None, **row, "webhook": webhook}
+    return {"learning": None, **row, "user": row["user_id"], "webhook": webhook}
 
 
 async def page(
@@ -133,6 +134,7 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         (runs.c.status, wanted.status),
         (runs.c.agent, wanted.agent),
         (runs.c.session_id, wanted.session_id),
+        (runs.c.user_id, wanted.user),
     ):
         if value is not None:
             yield column == value
@@ -170,6 +172,7 @@ async def _with_metadata(
         "status": wanted.status,
         "agent": wanted.agent,
         "session": wanted.session_id,
+        "user": wanted.user,
         "after": wanted.created_after,
         "before": wanted.created_before,
         "first": max(first, default=None),

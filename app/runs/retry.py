@@ -32,6 +32,7 @@ _KEPT = (
     "agent",
     "graph",
     "session_id",
+    "user",
     "input",
     "pinned",
     "priority",

@@ -3,11 +3,45 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import session_memory, sessions
-from app.errors import NotFoundError
+from app.errors import ConflictError, NotFoundError
+
+_SESSIONS = select(
+    sessions.c.id, sessions.c.user_id.label("user"), sessions.c.created_at, sessions.c.updated_at
+)
+
+
+def session_user(session_id: str) -> ConflictError:
+    """The error of naming a user in a session that is not that user's."""
+    return ConflictError(
+        f"session '{session_id}' belongs to another user, or to none: a session keeps the user of "
+        "the run that began it. Begin a session of this user's own, or leave the user out",
+        code="session_user",
+    )
+
+
+async def user_of(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
+) -> str | None:
+    """The user of what is stored in a session: the session's, or the one named where there is no
+    such session yet.
+
+    Raises:
+        ConflictError: ``session_user``.
+    """
+    if session_id is None:
+        return named
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    found = (await connection.execute(select(sessions.c.user_id).where(own))).one_or_none()
+    if found is None:
+        return named
+    user: str | None = found.user_id
+    if named not in (None, user):
+        raise session_user(session_id)
+    return user
 
 
 async def page(
@@ -19,7 +53,7 @@ async def page(
     limit: int,
 ) -> list[RowMapping]:
     """Sessions by id, at most ``limit``, behind the id ``after``."""
-    query = select(sessions).where(sessions.c.tenant_id == tenant_id)
+    query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(sessions.c.id < after if descending else sessions.c.id > after)
     query = query.order_by(sessions.c.id.desc() if descending else sessions.c.id).limit(limit)
@@ -32,7 +66,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = select(sessions).where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    query = _SESSIONS.where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no session '{session_id}'")

@@ -17,6 +17,7 @@ from app.definitions import store
 from app.definitions.agents import Reached
 from app.errors import InvalidInputError, LimitedError, UnknownAgentError
 from app.runs.read import shown
+from app.runs.sessions import session_user
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
@@ -65,6 +66,7 @@ class NewRun:
     """What a client asks for.
 
     Attributes:
+        user: the integrator's name for its end user; ``None``: the session's, if that has one.
         timeout_s: wall time from the first start on.
         queue_timeout_s: how long it may wait for that start.
         token_budget: input and output tokens of all its model calls; ``None`` is no limit.
@@ -77,6 +79,7 @@ class NewRun:
     agent: str | None
     graph: str | None
     session_id: str | None
+    user: str | None
     input: str | list[dict[str, Any]]
     priority: int
     timeout_s: float
@@ -136,7 +139,7 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> d
         UnknownAgentError: an agent that it needs does not exist.
         InvalidInputError: its graph does not exist (``unknown_graph``), or a sub-agent says
             nothing of itself (``missing_description``).
-        LimitedError: see :func:`accept`.
+        LimitedError, ConflictError: see :func:`accept`.
     """
     pinned, memory = await _pin(connection, tenant_id, new)
     return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned, "memory": memory})
@@ -156,6 +159,7 @@ async def accept(
 
     Raises:
         LimitedError: ``queued_runs`` or ``tokens_per_day``.
+        ConflictError: ``session_user``.
     """
     values = {
         "tenant": tenant_id,
@@ -165,7 +169,9 @@ async def accept(
         "publications": to_json(carried.publications).decode(),
     }
     answer = from_json(await connection.scalar(_ACCEPT, values))
-    if reason := answer.get("refused"):
+    if (reason := answer.get("refused")) == "session_user":
+        raise session_user(new["session_id"])
+    if reason is not None:
         what = _REFUSALS[reason].format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
     return shown(answer)

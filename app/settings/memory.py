@@ -16,6 +16,13 @@ class MemorySettings(BaseSettings):
             "or add to it too. Runs and agents may ask for less."
         ),
     ] = "full"
+    shared_memory: Annotated[
+        bool,
+        Field(
+            description="Whether agents with memory_scope tenant are given episodes of all "
+            "sessions, never those of another user. Off: they are given what user gives."
+        ),
+    ] = False
     memory_prompt_tokens: Annotated[
         int,
         Field(

@@ -38,6 +38,7 @@ PROMPT_TOKENS = 400
 """Of a call without anything from memory."""
 _ALIKE = 3
 _SECONDS = 2.0  # of a call
+_USERS = 5  # whose tasks they are, so that patterns may say of which kind these are
 _DEFINITIONS: Mapping[str, Mapping[str, Any]] = {
     LEAD: {
         "tools": [{"name": each, "type": "builtin"} for each in (*TOOLS, *RECOVERIES)],
@@ -119,6 +120,7 @@ async def play(task: Task, right: Right, giving: "Nothing") -> Played:
         first=LEAD,
         definitions=_DEFINITIONS,
         metadata={"domain": task.domain, "task_type": task.task_type},
+        user=f"user {task.run_id.int % _USERS}",
     )
     goals = analyse(
         about.question,

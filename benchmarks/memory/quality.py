@@ -16,6 +16,7 @@ from app.db.engine import acting_as
 from app.memory import search
 from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
 from app.memory.episode import EpisodeFilter, Outcome
+from app.memory.scope import EVERYTHING
 from app.memory.scoring import Candidate, Normalisation, ScoringOptions, score
 from app.memory.stages import Ages, Stage
 from benchmarks.memory import stage
@@ -61,6 +62,7 @@ async def retrieve(
         async with acting_as(pool, stage.TENANT) as connection:
             candidates = await search.candidates(
                 connection,
+                EVERYTHING,
                 query.text if words else "",
                 None if vectors is None else vectors[place],
                 embedder=embedder,

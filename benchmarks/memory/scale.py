@@ -26,6 +26,7 @@ from app.memory.embedders import Embedders
 from app.memory.embeddings import DIMENSION, Vectors
 from app.memory.episode import EpisodeFilter, Outcome
 from app.memory.episodic import EpisodicMemory
+from app.memory.scope import EVERYTHING
 from app.memory.stages import Ages
 from benchmarks.__main__ import cpu_s
 from benchmarks.memory import loading, stage
@@ -134,7 +135,7 @@ class Asked:
 
 async def semantic(
     name: str, memory: EpisodicMemory, pool: asyncpg.Pool, asked: Asked,
-    matching: NDArray[np.bool_], where: EpisodeFilter = search.EVERYTHING,
+    matching: NDArray[np.bool_], where: EpisodeFilter = search.ANY,
 ) -> None:  # fmt: skip
     """Top ten through the whole of it: candidates, scoring, reading. Recall: which of the exact ten
     nearest were among the candidates."""
@@ -144,6 +145,7 @@ async def semantic(
         async with acting_as(pool, stage.TENANT) as connection:
             rows = await search.candidates(
                 connection,
+                EVERYTHING,
                 asked.texts[place],
                 asked.vectors[place],
                 embedder=loading.EMBEDDER,
@@ -153,7 +155,9 @@ async def semantic(
         found.append([row.episode_id.int - 1 for row in rows])
 
     async def whole(place: int) -> None:
-        await memory.semantic_search(stage.TENANT, asked.texts[place], k=10, where=where)
+        await memory.semantic_search(
+            stage.TENANT, EVERYTHING, asked.texts[place], k=10, where=where
+        )
 
     places = range(len(asked.vectors))
     alone = await timed(pool, [lambda p=p: candidates(p) for p in places])  # type: ignore[misc]
@@ -193,17 +197,20 @@ async def modes(opened: Database, asked: Asked, rounds: int) -> None:
         "similar failures", memory, pool, many, EpisodeFilter(failure_signature=rare),
         many.failure == rare, rounds,
     )  # fmt: skip
-    await listed("recent", memory, pool, many, search.EVERYTHING, everything, rounds)
+    await listed("recent", memory, pool, many, search.ANY, everything, rounds)
     by_session = [
         lambda n=n: memory.structured_search(
-            stage.TENANT, EpisodeFilter(session_id=f"s{n // loading.SESSIONS}"), limit=20
+            stage.TENANT,
+            EVERYTHING,
+            EpisodeFilter(session_id=f"s{n // loading.SESSIONS}"),
+            limit=20,
         )
         for n in numbers
     ]
     show("structured: session", await timed(pool, by_session))
     tagged = replace(domain, tags=("forecast",))
     await listed("structured: tag, domain and outcome", memory, pool, many, tagged, None, rounds)
-    by_id = [lambda n=n: memory.get(stage.TENANT, UUID(int=n + 1)) for n in numbers]
+    by_id = [lambda n=n: memory.get(stage.TENANT, EVERYTHING, UUID(int=n + 1)) for n in numbers]
     show("by id, not cached", await timed(pool, by_id), "target 2 ms, at most 50")
 
 
@@ -215,7 +222,7 @@ async def listed(
     answers: list[list[int]] = []
 
     async def ask() -> None:
-        episodes = await memory.recent(stage.TENANT, 20, where)
+        episodes = await memory.recent(stage.TENANT, EVERYTHING, 20, where)
         answers.append([each.id.int - 1 for each in episodes if each.id])
 
     took = await timed(pool, [ask] * rounds)

@@ -24,6 +24,7 @@ from app.db.engine import APP_ROLE
 from app.memory import search
 from app.memory.embeddings import DIMENSION
 from app.memory.episode import EpisodeFilter
+from app.memory.scope import EVERYTHING
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 
 EMBEDDER = "clusters-1"
@@ -284,6 +285,7 @@ async def _ask(
         began = time.perf_counter()
         candidates = await search.candidates(
             connection,
+            EVERYTHING,
             "",
             question,
             embedder=EMBEDDER,

@@ -80,9 +80,8 @@ def test_those_that_failed_are_no_success() -> None:
 def test_what_they_do_not_share_is_not_said_of_it() -> None:
     one, said = one_of(
         episode(1),
-        episode(2, session_id="t", origin={"principal": "bob"}, execution={}, metadata={}),
+        episode(2, origin={"principal": "bob"}, execution={}, metadata={}),
     )
-    assert one.session_id is None
     assert one.origin["principal"] is None
     assert one.execution["duration_s"] == 1
     assert one.execution["resources"] == {}

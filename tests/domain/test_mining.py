@@ -1,6 +1,7 @@
 """What several runs did alike when they went well."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -30,7 +31,8 @@ def episode(
             Call(each.lower(), each.islower(), None if each.islower() else f"no {each.lower()}")
             for each in calls
         ]
-    more: dict[str, Any] = {"task_type": "report", "domain": None, "trust": 3, **changes}
+    more: dict[str, Any] = {"task_type": "report", "domain": None, "trust": 3}
+    more |= {"owner": f"user:{number % 5}", **changes}
     outcome = more.pop("outcome", Outcome.SUCCESS if good else Outcome.FAILURE)
     at = BEGAN + timedelta(hours=number)
     return Observed(UUID(int=number), at, outcome=outcome, calls=tuple(calls), **more)
@@ -57,6 +59,37 @@ def test_the_tool_that_helps_is_found_for_its_kind_of_task() -> None:
     assert one.summary == "For tasks of the kind report: use b rather than c."
     assert one.evidence.mined_from == tuple(UUID(int=n) for n in range(5))
     assert one.trust == 3
+
+
+@pytest.mark.parametrize("private", ["task_type", "domain"])
+def test_a_text_that_fewer_than_three_users_had_is_not_said(private: str) -> None:
+    for owners, said in ((1, False), (2, False), (3, True)):
+        found = mine(
+            episode(
+                n,
+                "fb" if n % 2 else "fC",
+                good=bool(n % 2),
+                owner=f"user:{n // 2 % owners}",
+                **{private: "a secret"},
+            )
+            for n in range(20)
+        )
+        assert ("a secret" in str(found)) == said, (owners, found)
+    of_agent = [replace(each, agent="report", owner="") for each in family(0, "fb", "fC")]
+    assert uses(mine(of_agent)) == ["b"], "an agent's name is no user's text"
+
+
+def test_a_failure_that_fewer_than_three_users_met_is_not_said() -> None:
+    failed = Call("fetch", False, NO_ANSWER)
+    for owners, said in ((1, False), (2, False), (3, True)):
+        found = mine(
+            [episode(n, [failed, Call("mirror")], owner=f"user:{n % owners}") for n in range(9)]
+            + [
+                episode(50 + n, [failed, Call("wait", False)], False, owner=f"user:{n % owners}")
+                for n in range(9)
+            ]
+        )
+        assert (NO_ANSWER in str(found)) == said, (owners, found)
 
 
 def test_what_was_right_for_long_does_not_hide_what_is_right_now() -> None:

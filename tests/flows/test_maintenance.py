@@ -43,6 +43,7 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
                 id=UUID(int=0xE0000 + number),
                 outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
                 task_type="lookup",
+                user_id=f"user {number % 8 // 2}",
                 trace=[step if good else step | {"error": "no answer"}],
             ),
             embedded=False,

@@ -24,6 +24,7 @@ from app.memory.feedback import Feedback, give
 from app.memory.lifecycle import Lifecycle
 from app.memory.merging import Closeness, as_one
 from app.memory.objects import new_key
+from app.memory.scope import EVERYTHING
 from app.memory.tending import Tending
 from app.tenants.erase import erase_session, erase_tenant
 from app.tenants.operator import transactions
@@ -404,7 +405,7 @@ async def test_it_is_found_instead_of_them_and_both_name_each_other(
     ids = await remember(
         database.pool,
         told(TASK, day(0), session_id="a", tags=("sales",)),
-        told(TASK, day(1), session_id="b"),
+        told(TASK, day(1), session_id="a"),
         told("Water the plants in the hall", day(1)),
     )
     await memory.archive_old(DEFAULT_TENANT, LATER)
@@ -412,20 +413,20 @@ async def test_it_is_found_instead_of_them_and_both_name_each_other(
     assert made == {"groups": 1, "episodes": 2}
     [one] = await consolidated(owner)
     for query in (TASK, "quarterly sales", "who gets the report?"):
-        hits = await memory.semantic_search(DEFAULT_TENANT, query, k=3)
+        hits = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, query, k=3)
         assert [hit.episode.id for hit in hits][:1] == [one["id"]]
         assert not {hit.episode.id for hit in hits} & set(ids[:2])
     tagged = EpisodeFilter(tags=("sales",))
-    [listed] = await memory.structured_search(DEFAULT_TENANT, tagged, limit=9)
+    [listed] = await memory.structured_search(DEFAULT_TENANT, EVERYTHING, tagged, limit=9)
     assert (listed.id, listed.instances) == (one["id"], 2)
-    original = await memory.get(DEFAULT_TENANT, ids[0])
+    original = await memory.get(DEFAULT_TENANT, EVERYTHING, ids[0])
     assert original.trace
     assert original.state.consolidated_into == one["id"]
     assert original.state.referenced_by == (one["id"],)
-    whole = await memory.get(DEFAULT_TENANT, one["id"])
+    whole = await memory.get(DEFAULT_TENANT, EVERYTHING, one["id"])
     variations = whole.metadata["consolidated"]["variations"]
     assert [UUID(each["episode_id"]) for each in variations] == ids[:2]
-    assert [each["diff"]["/session_id"] for each in variations] == ["a", "b"]
+    assert whole.session_id == "a"
 
 
 async def test_another_word_on_one_of_them_sets_it_apart(
@@ -462,17 +463,35 @@ async def test_who_erases_a_session_erases_its_part_of_it(
     ids = await remember(
         database.pool,
         *(told(TASK, day(n), session_id="open") for n in range(2)),
-        told(TASK, day(2), session_id="secret"),
+        *(told(TASK, day(n), session_id="secret") for n in range(2)),
     )
     await memory.tending.tend(DEFAULT_TENANT, LATER)
-    assert "secret" in json.dumps([one["said"] for one in await consolidated(owner)])
+    assert len(await consolidated(owner)) == 2
     await erase_session(database, DEFAULT_TENANT, "secret", "ann")
     assert "secret" not in json.dumps(await rows(owner))
-    assert await searchable(owner) == set(ids[:2])
-    await embed(database.pool, ids[:2])
-    await memory.tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
-    assert one["said"]["instances"] == 2
+    assert [each["episode_id"] for each in one["said"]["variations"]] == [str(i) for i in ids[:2]]
+    assert await searchable(owner) == {one["id"]}
+
+
+@pytest.mark.parametrize("owned", ["user_id", "session_id", "agent"])
+async def test_those_of_different_users_sessions_or_agents_stay_apart(
+    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory, owned: str
+) -> None:
+    names = ("alice", "bob", None)
+    ids = await remember(
+        database.pool, *(told(TASK, day(n / 10), **{owned: name}) for n, name in enumerate(names))
+    )
+    await memory.archive_old(DEFAULT_TENANT, LATER)
+    assert await memory.consolidate_similar(DEFAULT_TENANT, LATER) == {}
+    assert await consolidated(owner) == []
+    # The database refuses it, too.
+    made = json.dumps(told(TASK, day(0), kind="consolidated").to_row(), default=str)
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        mixed = await connection.fetchval(
+            "SELECT consolidate_episodes($1, $2, $3, '[]')", made, ids, LATER
+        )
+    assert mixed is False
 
 
 async def test_a_tenant_s_are_erased_with_all_that_they_became(

@@ -16,6 +16,7 @@ from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.memory import search
 from app.memory.episode import EpisodeFilter, Outcome
+from app.memory.scope import EVERYTHING
 from app.memory.scoring import Candidate
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -89,20 +90,20 @@ class Episodes:
         self,
         query: str = "",
         vector: NDArray[np.float32] | None = None,
-        where: EpisodeFilter = search.EVERYTHING,
+        where: EpisodeFilter = search.ANY,
         **more: Any,
     ) -> dict[int, Candidate]:
         async with self.acting() as connection:
             found = await search.candidates(
-                connection, query, vector, where=where,
+                connection, EVERYTHING, query, vector, where=where,
                 **{"embedder": EMBEDDER, "aged_before": AGED, **more},
             )  # fmt: skip
         assert len({each.episode_id for each in found}) == len(found)
         return {each.episode_id.int: each for each in found}
 
-    async def listed(self, where: EpisodeFilter = search.EVERYTHING, **more: Any) -> list[int]:
+    async def listed(self, where: EpisodeFilter = search.ANY, **more: Any) -> list[int]:
         async with self.acting() as connection:
-            found = await search.structured(connection, where, **{"limit": 100, **more})
+            found = await search.structured(connection, EVERYTHING, where, **{"limit": 100, **more})
         return [each.int for each in found]
 
 
@@ -270,7 +271,7 @@ async def test_each_tenant_finds_its_own(mine: Episodes, theirs: Episodes) -> No
 async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
     connection = await database.connect()
     with pytest.raises(asyncpg.UndefinedObjectError):
-        await search.candidates(connection, "x", None, embedder=None, aged_before=AGED)
+        await search.candidates(connection, EVERYTHING, "x", None, embedder=None, aged_before=AGED)
     await connection.close()
 
 

@@ -91,7 +91,9 @@ async def test_the_index_alone_would_not_do(loaded: Loaded, tenant: int) -> None
             await connection.execute(WALKED)
             met = {row["episode_id"] for row in await connection.fetch(PLAIN, question)}
             await connection.execute("RESET enable_sort")
-            query = "SELECT * FROM episode_candidates('', $1, $2, 'task', '{}', $3, 0.8, $4)"
+            query = (
+                f"SELECT * FROM episode_candidates({ALL}, '', $1, $2, 'task', '{{}}', $3, 0.8, $4)"
+            )
             aged_before = NOW - timedelta(days=180)
             rows = await connection.fetch(query, question, EMBEDDER, aged_before, tenants.K)
             await connection.execute("SELECT pg_stat_force_next_flush()")
@@ -104,8 +106,9 @@ async def test_the_index_alone_would_not_do(loaded: Loaded, tenant: int) -> None
         assert len(met & found) < tenants.K // 2
 
 
-LISTED = "SELECT episode_list($1::jsonb, NULL, NULL, true, 20)"
-FOUND = "SELECT episode_candidates($1, NULL, NULL, 'task', '{}', '-infinity', 0.8, 20)"
+ALL = """'{"reach": "everything"}'"""
+LISTED = f"SELECT episode_list({ALL}, $1::jsonb, NULL, NULL, true, 20)"
+FOUND = f"SELECT episode_candidates({ALL}, $1, NULL, NULL, 'task', '{{}}', '-infinity', 0.8, 20)"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from app.memory.episodic import EpisodicMemory
 from app.memory.hot import HotEpisodes
 from app.memory.objects import Objects, new_key
 from app.memory.options import MemoryOptions
+from app.memory.scope import EVERYTHING
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()
@@ -104,12 +105,12 @@ async def stranger(owner: asyncpg.Pool) -> UUID:
 
 async def test_all_of_an_episode_comes_back_as_it_was(memory: EpisodicMemory) -> None:
     stored = await memory.store(DEFAULT_TENANT, FULL)
-    found = await memory.get(DEFAULT_TENANT, stored)
+    found = await memory.get(DEFAULT_TENANT, EVERYTHING, stored)
     assert replace(found, id=None, state=State()) == FULL
     assert found.id == stored
     assert [body.part for body in found.state.bodies] == ["input", "output", "trace"]
     assert replace(found.state, bodies=()) == State()
-    short = await memory.get(DEFAULT_TENANT, stored, bodies=False)
+    short = await memory.get(DEFAULT_TENANT, EVERYTHING, stored, bodies=False)
     assert short == replace(found, trace=None, input=None, output=None)
 
 
@@ -121,7 +122,7 @@ async def test_what_is_stored_twice_is_there_once_and_as_it_was_first(
     for _ in range(2):
         assert await memory.store(DEFAULT_TENANT, same) == known
     assert await memory.store(DEFAULT_TENANT, replace(same, domain="other", tags=("x",))) == known
-    found = await memory.get(DEFAULT_TENANT, known)
+    found = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert (found.domain, found.tags) == (FULL.domain, FULL.tags)
     assert await owner.fetchval("SELECT count(*) FROM episodes") == 1
 
@@ -162,7 +163,7 @@ async def test_the_database_refuses_the_service_to_change_an_episode(
         await connection.execute(f"SET bottega.tenant = '{DEFAULT_TENANT}'")
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute(statement, *given)
-    found = await memory.get(DEFAULT_TENANT, stored)
+    found = await memory.get(DEFAULT_TENANT, EVERYTHING, stored)
     assert replace(found, id=None, state=State()) == FULL
 
 
@@ -180,11 +181,15 @@ async def test_the_database_refuses_its_owner_too(
 
 Operation = Callable[[EpisodicMemory, UUID, Episode], Awaitable[Any]]
 READ: dict[str, Operation] = {
-    "get": lambda m, t, e: m.get(t, e.id or uuid4()),
-    "semantic_search": lambda m, t, e: m.semantic_search(t, e.summary.task),
-    "structured_search": lambda m, t, e: m.structured_search(t, ANY.but(domain=e.domain), limit=9),
-    "recent": lambda m, t, e: m.recent(t, 9),
-    "similar_failures": lambda m, t, e: m.similar_failures(t, e.failure_signature or "", 9),
+    "get": lambda m, t, e: m.get(t, EVERYTHING, e.id or uuid4()),
+    "semantic_search": lambda m, t, e: m.semantic_search(t, EVERYTHING, e.summary.task),
+    "structured_search": lambda m, t, e: m.structured_search(
+        t, EVERYTHING, ANY.but(domain=e.domain), limit=9
+    ),
+    "recent": lambda m, t, e: m.recent(t, EVERYTHING, 9),
+    "similar_failures": lambda m, t, e: m.similar_failures(
+        t, EVERYTHING, e.failure_signature or "", 9
+    ),
     "mark_deleted": lambda m, t, e: m.mark_deleted(t, e.id or uuid4()),
 }
 
@@ -212,9 +217,9 @@ async def test_another_tenant_s_episode_of_the_same_id_is_another_one(
     same = uuid4()
     await memory.store(DEFAULT_TENANT, episode("ours", id=same))
     await memory.store(stranger, episode("theirs", id=same))
-    assert (await memory.get(DEFAULT_TENANT, same)).summary.task == "ours"
+    assert (await memory.get(DEFAULT_TENANT, EVERYTHING, same)).summary.task == "ours"
     await memory.mark_deleted(DEFAULT_TENANT, same)
-    assert (await memory.get(stranger, same)).summary.task == "theirs"
+    assert (await memory.get(stranger, EVERYTHING, same)).summary.task == "theirs"
 
 
 async def stored(memory: EpisodicMemory, *episodes: Episode) -> list[UUID]:
@@ -248,10 +253,13 @@ async def test_episodes_are_found_by_what_is_known_of_them(memory: EpisodicMemor
         (ANY.but(domain="a", task_type="x", tags=("t",)), [first]),
         (ANY.but(domain="c"), []),
     ):
-        assert ids(await memory.structured_search(DEFAULT_TENANT, where, limit=9)) == expected
-        assert ids(await memory.recent(DEFAULT_TENANT, 9, where)) == expected[::-1]
-    assert ids(await memory.recent(DEFAULT_TENANT, 2)) == [third, second]
-    assert ids(await memory.similar_failures(DEFAULT_TENANT, "e: x", 5)) == [third]
+        assert (
+            ids(await memory.structured_search(DEFAULT_TENANT, EVERYTHING, where, limit=9))
+            == expected
+        )
+        assert ids(await memory.recent(DEFAULT_TENANT, EVERYTHING, 9, where)) == expected[::-1]
+    assert ids(await memory.recent(DEFAULT_TENANT, EVERYTHING, 2)) == [third, second]
+    assert ids(await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, "e: x", 5)) == [third]
 
 
 async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
@@ -260,7 +268,7 @@ async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
         seen: list[UUID | None] = []
         place = None
         while page := await memory.structured_search(
-            DEFAULT_TENANT, ANY, limit=3, after=place, descending=descending
+            DEFAULT_TENANT, EVERYTHING, ANY, limit=3, after=place, descending=descending
         ):
             seen += ids(page)
             place = (page[-1].at, page[-1].id or uuid4())
@@ -269,7 +277,7 @@ async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
 
 async def test_a_query_finds_by_words_at_once(memory: EpisodicMemory) -> None:
     wanted, _ = await stored(memory, episode(), episode("Water the plants."))
-    (hit,) = await memory.semantic_search(DEFAULT_TENANT, "invoices", k=1)
+    (hit,) = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices", k=1)
     assert hit.episode.id == wanted
     assert hit.parts.lexical is not None
     assert hit.parts.cosine is None
@@ -285,10 +293,10 @@ async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
     (wanted,) = await stored(memory, episode())
     options = MemoryOptions(embed_within_s=0.0 if isinstance(lame, Stuck) else 30.0)
     without = over(database, lame, options=options)
-    found = await without.search(DEFAULT_TENANT, "invoices")
+    found = await without.search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert not found.by_meaning
     assert ids([hit.episode for hit in found.hits]) == [wanted]
-    assert (await memory.search(DEFAULT_TENANT, "invoices")).by_meaning
+    assert (await memory.search(DEFAULT_TENANT, EVERYTHING, "invoices")).by_meaning
 
 
 async def test_accesses_are_counted_together_and_written_later(
@@ -296,21 +304,21 @@ async def test_accesses_are_counted_together_and_written_later(
 ) -> None:
     first, second = await stored(memory, episode(), episode("Water the plants."))
     for _ in range(3):
-        await memory.get(DEFAULT_TENANT, first)
-    await memory.semantic_search(DEFAULT_TENANT, "plants", where=ANY.but(domain="none"))
+        await memory.get(DEFAULT_TENANT, EVERYTHING, first)
+    await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "plants", where=ANY.but(domain="none"))
     for _ in range(2):
-        await memory.recent(DEFAULT_TENANT, 9)
-    await memory.structured_search(DEFAULT_TENANT, ANY, limit=9)
+        await memory.recent(DEFAULT_TENANT, EVERYTHING, 9)
+    await memory.structured_search(DEFAULT_TENANT, EVERYTHING, ANY, limit=9)
     assert await owner.fetchval("SELECT sum(access_count) FROM episode_state") == 0
     await memory.accesses.flush()
     counts = dict(await owner.fetch("SELECT episode_id, access_count FROM episode_state"))
     assert counts == {first: 5, second: 2}
     await memory.touch(DEFAULT_TENANT, [second, second, uuid4()])
-    state = (await memory.get(DEFAULT_TENANT, second)).state
+    state = (await memory.get(DEFAULT_TENANT, EVERYTHING, second)).state
     assert (state.access_count, state.last_access) == (4, NOW)
-    await memory.semantic_search(DEFAULT_TENANT, "plants", k=1)
+    await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "plants", k=1)
     await memory.accesses.flush()
-    state = (await memory.get(DEFAULT_TENANT, second)).state
+    state = (await memory.get(DEFAULT_TENANT, EVERYTHING, second)).state
     assert state.access_count == 6
 
 
@@ -321,13 +329,13 @@ async def test_what_is_forgotten_is_gone_at_once_and_for_all(
     assert await memory.mark_deleted(DEFAULT_TENANT, gone)
     assert not await memory.mark_deleted(DEFAULT_TENANT, gone)
     with pytest.raises(NotFoundError):
-        await memory.get(DEFAULT_TENANT, gone)
+        await memory.get(DEFAULT_TENANT, EVERYTHING, gone)
     with pytest.raises(NotFoundError):
         await memory.mark_deleted(DEFAULT_TENANT, uuid4())
-    assert ids(await memory.structured_search(DEFAULT_TENANT, ANY, limit=9)) == [kept]
-    hits = await memory.semantic_search(DEFAULT_TENANT, "invoices")
+    assert ids(await memory.structured_search(DEFAULT_TENANT, EVERYTHING, ANY, limit=9)) == [kept]
+    hits = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert ids([hit.episode for hit in hits]) == [kept]
-    assert await memory.similar_failures(DEFAULT_TENANT, "e", 5) == []
+    assert await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, "e", 5) == []
     rows = await owner.fetch("SELECT episode_id, state, deleted_at FROM episode_state")
     assert (gone, "deleted", NOW) in [tuple(row) for row in rows]
     assert await owner.fetchval("SELECT count(*) FROM episodes") == 2  # until it is purged
@@ -352,12 +360,12 @@ async def test_a_hot_episode_is_what_it_was_and_its_state_what_it_is(
     hot = Counted()
     memory = over(database, embedder, hot=hot)
     known = await memory.store(DEFAULT_TENANT, FULL)
-    first = await memory.get(DEFAULT_TENANT, known)
+    first = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     await memory.touch(DEFAULT_TENANT, [known])
-    second = await memory.get(DEFAULT_TENANT, known)
+    second = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert (hot.counts.hits, hot.counts.misses) == (1, 1)
     assert second == replace(first, state=replace(first.state, access_count=1, last_access=NOW))
-    short = await memory.get(DEFAULT_TENANT, known, bodies=False)
+    short = await memory.get(DEFAULT_TENANT, EVERYTHING, known, bodies=False)
     assert short == replace(second, trace=None, input=None, output=None)
     assert hot.counts.hits == 2
 
@@ -368,12 +376,12 @@ async def test_what_another_process_forgets_is_not_answered_from_the_cache(
     hot = Counted()
     memory, another = over(database, embedder, hot=hot), over(database, embedder)
     known = await memory.store(DEFAULT_TENANT, FULL)
-    await memory.get(DEFAULT_TENANT, known)
+    await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     with pytest.raises(NotFoundError):
-        await memory.get(stranger, known)
+        await memory.get(stranger, EVERYTHING, known)
     await another.mark_deleted(DEFAULT_TENANT, known)
     with pytest.raises(NotFoundError):
-        await memory.get(DEFAULT_TENANT, known)
+        await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert hot.dropped == [known, known]
     assert await hot.get(DEFAULT_TENANT, known) is None
 
@@ -391,18 +399,18 @@ async def test_bodies_come_back_from_the_object_store(
         await owner.execute(
             "UPDATE episode_bodies SET content = NULL, object_key = $1 WHERE part = $2", key, part
         )
-    found = await memory.get(DEFAULT_TENANT, known)
+    found = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert replace(found, id=None, state=State()) == FULL
     places = {body.part: body.object_key is None for body in found.state.bodies}
     assert places == {"input": True, "output": False, "trace": False}
     (folder / "objects").rename(folder / "away")
     with pytest.raises(UnavailableError) as away:
-        await memory.get(DEFAULT_TENANT, known)
+        await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert away.value.code == "object_store"
-    short = await memory.get(DEFAULT_TENANT, known, bodies=False)
+    short = await memory.get(DEFAULT_TENANT, EVERYTHING, known, bodies=False)
     assert short.task == FULL.task
     (folder / "away").rename(folder / "objects")
     [lost] = (folder / "objects").rglob("trace-*")
     lost.unlink()
     with pytest.raises(UnavailableError, match="not in the object store"):  # not that it is unknown
-        await memory.get(DEFAULT_TENANT, known)
+        await memory.get(DEFAULT_TENANT, EVERYTHING, known)

@@ -20,6 +20,7 @@ from app.memory.embedders import Embedders
 from app.memory.embeddings import BuiltinEmbedder, Embedder
 from app.memory.episodic import EpisodicMemory
 from app.memory.keeper import Keeper
+from app.memory.scope import EVERYTHING
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 
 OTHER = UUID(int=77)
@@ -276,7 +277,7 @@ async def test_who_has_not_heard_of_the_change_finds_by_the_new_vectors_at_once(
 
         async def nearest() -> list[int]:
             """What has no word in common with the query is found by meaning alone."""
-            found = await memory.search(DEFAULT_TENANT, "irrigate", k=3)
+            found = await memory.search(DEFAULT_TENANT, EVERYTHING, "irrigate", k=3)
             assert found.by_meaning
             return sorted(hit.episode.id.int for hit in found.hits if hit.episode.id)
 

@@ -94,6 +94,7 @@ def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
         for step, tool in enumerate(tools.split())
     ]
     fields: dict[str, Any] = {"task_type": "lookup", "domain": "shop", "trace": trace}
+    fields["user_id"] = f"user {number % 4}"
     return told(
         f"Look up order {number}",
         day(50 + number / 100),
@@ -215,6 +216,25 @@ async def test_what_is_mined_is_of_own_runs_that_ended_by_themselves(looked: Loo
     sources = {source for each in mined for source in each.evidence.mined_from}
     assert sources <= {numbered(n) for n in range(8)}
     assert not {"pray", "wait"} & {name for each in mined for name in each.content.uses}
+
+
+async def test_no_text_of_two_users_alone_is_mined(owner: asyncpg.Pool, looked: Looked) -> None:
+    """Neither the kind of their tasks, nor a domain, nor what failed."""
+    secret = {"task_type": "divorce", "domain": "alice's"}
+    well, badly = (
+        [
+            tried(100 * place + n, tools, outcome, **secret, user_id=f"user {n % 2}")
+            for n in range(10)
+        ]
+        for place, (tools, outcome) in enumerate(
+            (("SEARCH call", Outcome.SUCCESS), ("SEARCH guess", Outcome.FAILURE)), start=2
+        )
+    )
+    await remember(looked.database.pool, *well, *badly)
+    await looked.look()
+    mined = await owner.fetch("SELECT p::text AS row FROM patterns p WHERE origin ? 'mined'")
+    assert mined, "of the others' episodes something is"
+    assert not [row for row in mined if "divorce" in row["row"] or "alice" in row["row"]]
 
 
 async def test_done_twice_it_changes_nothing_more(owner: asyncpg.Pool, looked: Looked) -> None:

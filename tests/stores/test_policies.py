@@ -255,7 +255,7 @@ async def test_runs_are_found_by_their_metadata_through_its_index(
             count,
         )
     await owner.execute("VACUUM ANALYZE runs")
-    query = "SELECT runs_by_metadata($1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true, 10)"
+    query = "SELECT runs_by_metadata($1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true, 10)"
     rare = ['[{"customer": "17"}]']
     assert "ix_runs_metadata" in await used(owner, database_url, query, rare)
     # The same as a plain query of the application's cannot use it.

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from app.agents.endings import OnLength
 from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from app.memory.scope import MemoryScope
 from app.tools.http import HttpToolDefinition
 from app.tools.json_values import WHOLE
 
@@ -245,6 +246,19 @@ class AgentContent(Body):
             )
         ),
     ] = "full"
+    memory_scope: Annotated[
+        MemoryScope | None,
+        Field(
+            description=(
+                "Whose episodes runs that begin with this agent are given. `user`: those of the "
+                "run's user (in a run without one those of its session; without both, those that "
+                "have neither); `session`: of its session; `agent`: as `user`, but only of runs "
+                "that began with this agent; `run`: none. `tenant` adds those of all sessions "
+                "that have no user, if the operator has set BOTTEGA_SHARED_MEMORY, and is `user` "
+                "otherwise. Null is `user`."
+            )
+        ),
+    ] = None
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -303,5 +317,6 @@ class Agent(Answer):
     agent_comment: bool
     on_length: OnLength = "continue"
     memory: MemoryMode = "full"
+    memory_scope: MemoryScope | None = None
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="When this version was stored.")]

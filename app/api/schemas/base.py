@@ -31,6 +31,11 @@ PlaceInTime = Annotated[
     AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
 """A time from a client, in UTC: PostgreSQL refuses offsets of 16 hours and more."""
+UserName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=128),
+    Field(description="Your own name for your end user: an id, an address, any text."),
+]
 MemoryMode = Literal["off", "read", "full"]
 """What may be done with memory: nothing, be given what earlier runs taught, or add to it too."""
 

@@ -7,7 +7,8 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError, to_json
 
-from app.api.schemas.base import Answer, Body, PlaceInTime
+from app.api.schemas.base import Answer, Body, PlaceInTime, UserName
+from app.api.schemas.feedback import Feedback, OutcomeName
 from app.api.schemas.runs import SessionName
 from app.tools.json_values import WHOLE
 
@@ -15,7 +16,6 @@ MAX_CORE_BYTES = 65_536
 """Of an episode, as JSON, what is neither its input, its output nor its trace."""
 _AROUND = {"task": {"original_input"}, "execution": {"trace"}, "result": {"output"}}
 
-OutcomeName = Literal["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 Line = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=100)]
@@ -112,6 +112,10 @@ class NewEpisode(Body):
         Moment | None, Field(description="When it ended; null: now. Not in the future.")
     ] = None
     session_id: SessionName | None = None
+    user: Annotated[
+        UserName | None,
+        Field(description="Whose it is; null: its session's, if that has one."),
+    ] = None
     domain: Label | None = None
     task_type: Label | None = None
     tags: Tags = Field(default_factory=list)
@@ -155,7 +159,22 @@ class EpisodeFilters(Body):
     ] = 1
 
 
-class EpisodeSearch(Body):
+Within = Literal["tenant"]
+WITHIN = "All of the tenant's, whomever they name; needs a key with the scope `admin`."
+
+
+class EpisodeReader(Body):
+    """Whose episodes to look in."""
+
+    user: Annotated[
+        UserName | None,
+        Field(description="Only this user's. Without `user` and `session_id`: what names no user."),
+    ] = None
+    session_id: Annotated[SessionName | None, Field(description="Only this session's.")] = None
+    scope: Annotated[Within | None, Field(description=WITHIN)] = None
+
+
+class EpisodeSearch(EpisodeReader):
     """What to look for."""
 
     model_config = ConfigDict(
@@ -211,7 +230,7 @@ class EpisodeSearch(Body):
         return self
 
 
-class SimilarFailures(Body):
+class SimilarFailures(EpisodeReader):
     """A failure, to look for those that are like it."""
 
     model_config = ConfigDict(
@@ -233,39 +252,6 @@ class SimilarFailures(Body):
         if (self.error is None) == (self.failure_signature is None):
             raise PydanticCustomError("one", "give either an error or a failure_signature")
         return self
-
-
-class NewFeedback(Body):
-    """What somebody thinks of a run's result."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}]
-        }
-    )
-
-    outcome: Annotated[
-        Literal["SUCCESS", "PARTIAL", "FAILURE"] | None,
-        Field(description="Counts instead of what the run itself says; null: that stands."),
-    ] = None
-    score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
-    comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.outcome is None and self.score is None and self.comment is None:
-            raise PydanticCustomError("empty", "say at least one of outcome, score and comment")
-        return self
-
-
-class Feedback(Answer):
-    """What somebody thought of a run's result."""
-
-    outcome: OutcomeName | None
-    score: float | None
-    comment: str | None
-    by: Annotated[str, Field(description="`key:` and the prefix of a key, or `local`.")]
-    at: datetime
 
 
 class EpisodeOrigin(Answer):
@@ -324,6 +310,8 @@ class Episode(Answer):
     at: Annotated[datetime, Field(description="When it ended.")]
     run_id: UUID | None
     session_id: str | None
+    user: str | None = None
+    agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
     outcome: Annotated[OutcomeName, Field(description="With feedback, what that says.")]
     domain: str | None
     task_type: str | None

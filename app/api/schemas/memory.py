@@ -8,14 +8,20 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.base import Answer, Body
-from app.api.schemas.episodes import EpisodeFailure, EpisodeHit, Label, NewEpisode
+from app.api.schemas.episodes import (
+    EpisodeFailure,
+    EpisodeHit,
+    EpisodeReader,
+    Label,
+    NewEpisode,
+)
 from app.tools.json_values import WHOLE
 
 Term = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Id = Annotated[UUID, Field(strict=False)]
 
 
-class ContextQuery(Body):
+class ContextQuery(EpisodeReader):
     """A task."""
 
     model_config = ConfigDict(

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from app.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
 from app.errors import InvalidInputError
 from app.tools.egress import checked_url
 from app.tools.json_values import WHOLE
@@ -23,6 +23,7 @@ Status = Literal["queued", "running", "completed", "failed", "timeout", "cancell
 LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+_USER = "Your own name for your end user, whose memory it is given. Null: its session's."
 
 
 def _plain_url(url: str) -> str:
@@ -72,6 +73,7 @@ class NewRun(Body):
         SessionName | None,
         Field(description="Shared memory that outlives the run; created when first named."),
     ] = None
+    user: Annotated[UserName | None, Field(description=_USER)] = None
     input: Annotated[
         Text | list[InputMessage],
         Field(description="The question, or messages of which exactly one has the role `user`."),
@@ -234,6 +236,7 @@ class Run(Answer):
     agent: str | None
     graph: str | None
     session_id: str | None
+    user: str | None = None
     input: str | list[InputMessage]
     output: Annotated[
         Any, Field(description="The answer, or what there is of one if the run failed; else null.")

@@ -13,6 +13,7 @@ class Session(Answer):
     """Shared memory that outlives a run."""
 
     id: str
+    user: Annotated[str | None, Field(description="Of the run that began it; it never changes.")]
     created_at: datetime
     updated_at: datetime
 

@@ -43,6 +43,10 @@ episodes = Table(
     Column("kind", Text, nullable=False, server_default="episode"),
     Column("run_id", Uuid),
     Column("session_id", Text),
+    # The integrator's name for the end user that it belongs to.
+    Column("user_id", Text),
+    # The agent that its run began with.
+    Column("agent", Text),
     # When it ended.
     Column("at", DateTime(timezone=True), nullable=False),
     Column("outcome", Text, nullable=False),
@@ -192,6 +196,8 @@ episode_search = Table(
     Column("domain", Text),
     Column("task_type", Text),
     Column("session_id", Text),
+    Column("user_id", Text),
+    Column("agent", Text),
     Column("failure_signature", Text),
     Column("trust", SmallInteger, nullable=False),
     # How many episodes it stands for.
@@ -205,6 +211,8 @@ for _name, _column, _where in (
     ("domain", episode_search.c.domain, None),
     ("outcome", episode_search.c.outcome, None),
     ("session", episode_search.c.session_id, "session_id IS NOT NULL"),
+    ("user", episode_search.c.user_id, "user_id IS NOT NULL"),
+    ("nobody", None, "user_id IS NULL AND session_id IS NULL"),
     ("failure", episode_search.c.failure_signature, "failure_signature IS NOT NULL"),
 ):
     Index(
@@ -235,6 +243,8 @@ episode_vectors = Table(
     Column("domain", Text),
     Column("task_type", Text),
     Column("session_id", Text),
+    Column("user_id", Text),
+    Column("agent", Text),
     Column("task", HALFVEC, nullable=False),
     Column("result", HALFVEC, nullable=False),
     Column("whole", HALFVEC, nullable=False),

@@ -35,6 +35,8 @@ runs = Table(
     Column("agent", Text),
     Column("graph", Text),
     Column("session_id", Text),
+    # The integrator's name for the end user that it works for; its session's, if it has one.
+    Column("user_id", Text),
     # What the session held when the run first started: a resumed run must see the same.
     Column("session_base", JSONB),
     Column("input", JSONB, nullable=False),
@@ -101,6 +103,15 @@ Index(
     runs.c.session_id,
     runs.c.id,
     postgresql_where=text("session_id IS NOT NULL"),
+)
+
+# Of the runs of users.
+Index(
+    "ix_runs_user",
+    runs.c.tenant_id,
+    runs.c.user_id,
+    runs.c.id,
+    postgresql_where=text("user_id IS NOT NULL"),
 )
 
 # For lists by metadata; most runs have none.

@@ -20,6 +20,8 @@ sessions = Table(
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("id", Text, primary_key=True),
+    # The integrator's name for the end user that it belongs to; set by the run that begins it.
+    Column("user_id", Text),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )

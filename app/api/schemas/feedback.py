@@ -1,0 +1,44 @@
+"""What people think of a run's result, on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.schemas.base import Answer, Body
+
+OutcomeName = Literal["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
+
+
+class NewFeedback(Body):
+    """What somebody thinks of a run's result."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}]
+        }
+    )
+
+    outcome: Annotated[
+        Literal["SUCCESS", "PARTIAL", "FAILURE"] | None,
+        Field(description="Counts instead of what the run itself says; null: that stands."),
+    ] = None
+    score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
+    comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.outcome is None and self.score is None and self.comment is None:
+            raise PydanticCustomError("empty", "say at least one of outcome, score and comment")
+        return self
+
+
+class Feedback(Answer):
+    """What somebody thought of a run's result."""
+
+    outcome: OutcomeName | None
+    score: float | None
+    comment: str | None
+    by: Annotated[str, Field(description="`key:` and the prefix of a key, or `local`.")]
+    at: datetime

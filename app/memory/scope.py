@@ -1,0 +1,106 @@
+"""Whose episodes a reader may see (spec page 4, M32). Pure.
+
+Every search and every read of episodes is given a scope, and the database refuses one without. The
+SQL function ``episode_scope`` makes conditions of it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
+"""Whose episodes runs of an agent are given."""
+
+
+class Reach(StrEnum):
+    """How far a scope reaches.
+
+    RUN: no episode of another run. SESSION: those of one session. USER: those of one user. NOBODY:
+    those without user and session. UNNAMED: those without user, and those of the scope's own user.
+    EVERYTHING: all of the tenant.
+    """
+
+    RUN = "run"
+    SESSION = "session"
+    USER = "user"
+    NOBODY = "nobody"
+    UNNAMED = "unnamed"
+    EVERYTHING = "everything"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose episodes a reader may see.
+
+    Attributes:
+        user: of USER; of SESSION and UNNAMED too, where the reader has one.
+        session_id: of SESSION.
+        agent: only episodes of runs that began with this agent; ``None``: of any.
+        any_user: of SESSION: whichever user the session has.
+    """
+
+    reach: Reach
+    user: str | None = None
+    session_id: str | None = None
+    agent: str | None = None
+    any_user: bool = False
+
+    @property
+    def document(self) -> str:
+        """The scope as SQL functions take it."""
+        said: dict[str, Any] = {"reach": self.reach, "user_id": self.user}
+        said |= {"session_id": self.session_id, "agent": self.agent}
+        if self.any_user:
+            del said["user_id"]
+        return to_json(said).decode()
+
+
+EVERYTHING = Scope(Reach.EVERYTHING)
+"""All episodes of the tenant: for an administrator, and for work that shows no text to a run."""
+
+
+def scope_of_run(
+    wanted: MemoryScope | None,
+    *,
+    user: str | None,
+    session_id: str | None,
+    agent: str | None,
+    shared: bool,
+) -> Scope:
+    """The scope of a run.
+
+    Args:
+        wanted: the ``memory_scope`` of the agent that it begins with; ``None``: the widest of one
+            user, or of one session.
+        agent: that agent's name.
+        shared: whether the operator lets agents read across sessions.
+    """
+    if wanted == "run" or (wanted == "session" and session_id is None):
+        return Scope(Reach.RUN)
+    if wanted == "tenant" and shared:
+        return Scope(Reach.UNNAMED, user)
+    if user is not None and wanted != "session":
+        scope = Scope(Reach.USER, user)
+    elif session_id is not None:
+        scope = Scope(Reach.SESSION, user, session_id)
+    else:
+        scope = Scope(Reach.NOBODY)
+    if wanted != "agent":
+        return scope
+    return Scope(scope.reach, scope.user, scope.session_id, agent)
+
+
+def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:
+    """The scope of a search by an API client: of the user or session that it names, else all that
+    names no user.
+
+    Args:
+        everything: where it names neither: all of the tenant.
+    """
+    if session_id is not None:
+        return Scope(Reach.SESSION, user, session_id, any_user=user is None)
+    if user is not None:
+        return Scope(Reach.USER, user)
+    return EVERYTHING if everything else Scope(Reach.UNNAMED)

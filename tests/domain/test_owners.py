@@ -1,0 +1,25 @@
+"""Texts that a pattern may say."""
+
+from app.memory.owners import Told, owner_of, public_features
+
+
+def test_whom_an_episode_is_of() -> None:
+    assert owner_of("alice", "s") == owner_of("alice", None)
+    assert owner_of(None, "alice") != owner_of("alice", None)
+    assert owner_of(None, None) == owner_of(None, None)
+
+
+def test_features_lose_the_texts_that_few_owners_have() -> None:
+    def told(owner: str | None, domain: str, task_type: str = "clerk") -> Told:
+        return Told({"domain": domain, "task_type": task_type, "complexity": 0.5}, owner, "clerk")
+
+    shown = public_features(
+        [
+            *(told(f"user:{n}", "billing") for n in range(3)),
+            *(told(f"user:{n % 2}", "alice's divorce", "secret") for n in range(9)),
+            told(None, "said with the pattern"),
+        ]
+    )
+    assert shown[0] == {"domain": "billing", "task_type": "clerk", "complexity": 0.5}
+    assert shown[3] == {"complexity": 0.5}
+    assert shown[-1]["domain"] == "said with the pattern"

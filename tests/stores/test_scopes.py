@@ -1,0 +1,304 @@
+"""The database gives out no episode without a scope, and none outside of it."""
+
+import asyncio
+import itertools
+import json
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.clock import utcnow
+from app.db import migrate
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.errors import NotFoundError
+from app.memory.context import Memory
+from app.memory.embedders import Embedders
+from app.memory.episode import Episode, EpisodeFilter
+from app.memory.episodic import EpisodicMemory
+from app.memory.hot import HotEpisodes
+from app.memory.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
+from tests.memories import EMBEDDER, day, embed, remember, told
+
+TENANT = str(DEFAULT_TENANT)
+STORE = "SELECT store_episode($1, $2)"
+SIGNATURE = "tool_error @fetch: no answer"
+USERS = (None, "alice", "bob")
+SESSIONS = (None, "s1", "s2")
+AGENTS = ("clerk", "other")
+SCOPES = (
+    *(Scope(Reach.USER, user, agent=agent) for user in USERS[1:] for agent in (None, "clerk")),
+    *(
+        Scope(Reach.SESSION, user, session)
+        for user, session in itertools.product(USERS, SESSIONS[1:])
+    ),
+    Scope(Reach.SESSION, session_id="s1", any_user=True),
+    Scope(Reach.NOBODY),
+    Scope(Reach.NOBODY, agent="clerk"),
+    Scope(Reach.UNNAMED),
+    Scope(Reach.UNNAMED, "alice"),
+    Scope(Reach.RUN),
+    EVERYTHING,
+)
+
+
+def holds(scope: Scope, episode: Episode) -> bool:
+    """Whether an episode is within a scope, told another way than the database tells it."""
+    same_user = scope.any_user or episode.user_id == scope.user
+    inside = {
+        Reach.RUN: False,
+        Reach.SESSION: same_user and episode.session_id == scope.session_id,
+        Reach.USER: episode.user_id is not None and same_user,
+        Reach.NOBODY: episode.user_id is None and episode.session_id is None,
+        Reach.UNNAMED: episode.user_id in (None, scope.user),
+        Reach.EVERYTHING: True,
+    }[scope.reach]
+    return inside and scope.agent in (None, episode.agent)
+
+
+@pytest.fixture
+async def kept(database: Database) -> dict[UUID, Episode]:
+    """An episode of each user, session and agent, all about the same."""
+    episodes = [
+        told(
+            "Pay the invoice with the card",
+            day(number),
+            user_id=user,
+            session_id=session,
+            agent=agent,
+            failure_signature=SIGNATURE,
+            reflection={"insights": [f"{user} {session} {agent}"]},
+        )
+        for number, (user, session, agent) in enumerate(itertools.product(USERS, SESSIONS, AGENTS))
+    ]
+    ids = await remember(database.pool, *episodes)
+    return dict(zip(ids, episodes, strict=True))
+
+
+@pytest.fixture
+def memory(database: Database) -> EpisodicMemory:
+    embedders = Embedders(database.pool, lambda: EMBEDDER, lambda name: EMBEDDER)
+    return EpisodicMemory(
+        database.pool, embedders=embedders, hot=HotEpisodes(), clock=lambda: day(20)
+    )
+
+
+async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
+    database: Database, memory: EpisodicMemory, kept: dict[UUID, Episode]
+) -> None:
+    for scope in SCOPES:
+        expected = {key for key, episode in kept.items() if holds(scope, episode)}
+        where = EpisodeFilter(domain="office")
+        found: dict[str, list[Any]] = {
+            "meaning and words": await memory.semantic_search(
+                DEFAULT_TENANT, scope, "pay the invoice", k=99
+            ),
+            "with filters": await memory.semantic_search(
+                DEFAULT_TENANT, scope, "invoice", k=99, where=where, by="whole"
+            ),
+            "list": await memory.structured_search(DEFAULT_TENANT, scope, where, limit=99),
+            "recent": await memory.recent(DEFAULT_TENANT, scope, 99),
+            "failures": await memory.similar_failures(DEFAULT_TENANT, scope, SIGNATURE, 99),
+        }
+        for way, hits in found.items():
+            ids = {getattr(hit, "episode", hit).id for hit in hits}
+            assert ids == expected, (scope, way)
+        insights = await Memory(
+            database.pool,
+            memory,
+            None,  # type: ignore[arg-type]
+        ).insights(DEFAULT_TENANT, scope, "office", 99)
+        assert {each.episodes[0] for each in insights} == expected, scope
+
+
+async def test_one_is_read_only_within_the_scope_be_it_hot_or_not(
+    memory: EpisodicMemory, kept: dict[UUID, Episode]
+) -> None:
+    alice = Scope(Reach.USER, "alice")
+    for _ in range(2):
+        for key, episode in kept.items():
+            if holds(alice, episode):
+                assert (await memory.get(DEFAULT_TENANT, alice, key)).trace
+            else:
+                with pytest.raises(NotFoundError):
+                    await memory.get(DEFAULT_TENANT, alice, key)
+        await memory.warm(DEFAULT_TENANT, list(kept))
+
+
+async def test_words_alone_stay_within_the_scope(
+    database: Database, kept: dict[UUID, Episode]
+) -> None:
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        for scope in SCOPES[:-2]:
+            rows = await connection.fetch(
+                "SELECT episode_id FROM episode_candidates($1::jsonb, 'invoice card', NULL, NULL,"
+                " 'task', '{}', $2, 0.8, 99)",
+                scope.document,
+                day(-1),
+            )
+            expected = {key for key, episode in kept.items() if holds(scope, episode)}
+            assert {row["episode_id"] for row in rows} == expected, scope
+
+
+# Functions that answer with texts, places or ids of episodes, for somebody who reads them.
+READERS = """
+SELECT p.proname AS name, p.proargnames AS names, p.pronargs AS count,
+       pg_get_function_identity_arguments(p.oid) AS arguments
+FROM pg_proc p
+WHERE p.pronamespace = 'public'::regnamespace
+  AND p.prosrc ~ '\\m(episodes|episode_search|episode_bodies|episode_reflections|read_\\w+)\\M'
+  AND (p.proretset OR p.prorettype IN ('jsonb'::regtype, 'text'::regtype, 'uuid[]'::regtype))
+"""
+NOT_READERS = {
+    # What a scope means, and background work, which shows nothing to a run or a client.
+    *("episode_scope", "erase_episodes", "episode_nearest"),
+}
+
+
+async def test_no_function_answers_with_episodes_without_a_scope(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
+    assert {row["name"] for row in found} == {
+        *("episode_candidates", "episode_list", "episode_insights", "episodes_within"),
+        *("read_episodes", "read_episode_states", "read_episode_bodies"),
+    }
+    for row in found:
+        assert row["names"][0] == "p_scope", row["name"]
+        nulls = ", ".join(["$1::jsonb", *["NULL"] * (row["count"] - 1)])
+        for scope in (None, "null", "{}", '{"reach": "all"}', '{"reach": "user"}', "[]", '"x"'):
+            async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+                with pytest.raises(asyncpg.NullValueNotAllowedError):
+                    await connection.fetch(f"SELECT * FROM {row['name']}({nulls})", scope)
+
+
+async def test_a_user_s_name_is_only_a_value(
+    database: Database, memory: EpisodicMemory, kept: dict[UUID, Episode]
+) -> None:
+    for name in ("' OR true --", "\\' OR true --", "$1", "%s", "a' || 'lice"):
+        for scope in (
+            Scope(Reach.USER, name),
+            Scope(Reach.SESSION, None, name),
+            Scope(Reach.NOBODY, agent=name),
+        ):
+            assert await memory.recent(DEFAULT_TENANT, scope, 9) == []
+            assert await memory.semantic_search(DEFAULT_TENANT, scope, "invoice") == []
+
+
+async def test_a_user_s_few_are_found_among_many_that_lie_nearer(
+    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+) -> None:
+    near = [told(f"Pay the invoice number {n}", day(1), user_id="bob") for n in range(300)]
+    far = [told(f"Water the plants {n}", day(1), user_id="alice") for n in range(7)]
+    await remember(database.pool, *near, embedded=False)
+    ids = await remember(database.pool, *far, embedded=False)
+    await embed(database.pool, [*(each.id for each in near if each.id), *ids])
+    await owner.execute("ANALYZE")
+    alice = Scope(Reach.USER, "alice")
+    hits = await memory.semantic_search(DEFAULT_TENANT, alice, "Pay the invoice", k=7)
+    assert {hit.episode.id for hit in hits} == set(ids)
+
+
+async def test_a_user_s_episodes_are_looked_up_by_an_index(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    many = [told(f"task {n}", day(n / 100), user_id=f"u{n % 100}") for n in range(1500)]
+    await remember(database.pool, *many, embedded=False)
+    await owner.execute("ANALYZE")
+    for scope, index in (
+        (Scope(Reach.USER, "u7"), "ix_episode_search_user"),
+        (Scope(Reach.NOBODY), "ix_episode_search_nobody"),
+    ):
+        async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+            condition = await connection.fetchval("SELECT episode_scope($1)", scope.document)
+            plan = await connection.fetch(
+                f"EXPLAIN SELECT episode_id FROM episode_search s WHERE s.tenant_id = $1{condition}"
+                " ORDER BY s.at DESC, s.episode_id DESC LIMIT 20",
+                DEFAULT_TENANT,
+            )
+        assert index in str(plan), plan
+
+
+name = st.none() | st.sampled_from(["a", "b"])
+
+
+@given(
+    wanted=st.sampled_from([None, "run", "session", "agent", "user", "tenant"]),
+    user=name,
+    session=name,
+    shared=st.booleans(),
+)
+@settings(max_examples=200)
+def test_only_an_operator_s_word_lets_a_run_look_beyond_its_user(
+    wanted: Any, user: str | None, session: str | None, shared: bool
+) -> None:
+    scope = scope_of_run(wanted, user=user, session_id=session, agent="clerk", shared=shared)
+    assert scope.reach is not Reach.EVERYTHING
+    assert scope.any_user is False
+    for other in ("a", "b"):
+        episode = told("x", utcnow(), user_id=other, session_id=session, agent="clerk")
+        assert not holds(scope, episode) or other == user
+    elsewhere = told("x", utcnow(), user_id=user, session_id="elsewhere", agent="clerk")
+    if user is None and holds(scope, elsewhere):
+        assert (wanted, shared) == ("tenant", True)
+    if wanted == "agent":
+        assert scope.agent == "clerk"
+
+
+def test_a_client_names_whose_it_wants() -> None:
+    assert scope_of_search(None, None, everything=False) == Scope(Reach.UNNAMED)
+    assert scope_of_search("a", None, everything=False) == Scope(Reach.USER, "a")
+    assert scope_of_search("a", "s", everything=True) == Scope(Reach.SESSION, "a", "s")
+    of_session = scope_of_search(None, "s", everything=False)
+    assert of_session == Scope(Reach.SESSION, session_id="s", any_user=True)
+    assert scope_of_search(None, None, everything=True) == EVERYTHING
+
+
+async def test_what_was_made_one_across_sessions_before_is_several_again(
+    database_url: str,
+) -> None:
+    await asyncio.to_thread(migrate.downgrade, database_url, "0012")
+    first, second, same, other = (uuid4() for _ in range(4))
+    run = uuid4()
+    connection = await asyncpg.connect(database_url)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT set_config('bottega.tenant', $1, true)", TENANT)
+            await connection.execute(
+                "INSERT INTO runs (tenant_id, id, status, mode, agent, input, pinned, timeout_s)"
+                " VALUES ($1, $2, 'completed', 'orchestrated', 'clerk', '1', '{}', 1)",
+                DEFAULT_TENANT,
+                run,
+            )
+            for key, session in ((first, "s1"), (second, "s2"), (same, "s3"), (other, "s3")):
+                row = told(f"Card {session}", day(1), id=key, session_id=session).to_row()
+                row |= {"state": "mature", "run_id": run if key == first else None}
+                await connection.execute(STORE, DEFAULT_TENANT, json.dumps(row, default=str))
+        for ids, whose in (((first, second), None), ((same, other), "s3")):
+            one = told("Card", day(1), session_id=whose, kind="consolidated").to_row()
+            async with connection.transaction():
+                await connection.execute("SELECT set_config('bottega.tenant', $1, true)", TENANT)
+                assert await connection.fetchval(
+                    "SELECT consolidate_episodes($1, $2, $3, '[]')",
+                    *(json.dumps(one, default=str), ids, day(90)),
+                )
+        await asyncio.to_thread(migrate.upgrade, database_url)
+        states = await connection.fetch("SELECT episode_id, state FROM episode_state")
+        state = {row["episode_id"]: row["state"] for row in states}
+        assert (state[first], state[second]) == ("active", "active")
+        assert (state[same], state[other]) == ("consolidated", "consolidated")
+        found = await connection.fetch("SELECT * FROM episode_search ORDER BY session_id")
+        assert [(row["session_id"], row["agent"]) for row in found] == [
+            ("s1", "clerk"),
+            ("s2", None),
+            ("s3", None),
+        ]
+        assert await connection.fetchval("SELECT agent FROM episodes WHERE id = $1", first)
+        with pytest.raises(asyncpg.PostgresError, match="written once"):
+            await connection.execute("UPDATE episodes SET user_id = 'x'")
+    finally:
+        await connection.close()
