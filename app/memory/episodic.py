@@ -13,7 +13,7 @@ import asyncpg
 import structlog
 from pydantic_core import from_json
 
-from app.clock import Clock
+from app.clock import Clock, monotonic
 from app.db.engine import acting_as
 from app.errors import BottegaError, NotFoundError, UnavailableError
 from app.memory import rows, search
@@ -21,6 +21,7 @@ from app.memory.accesses import Accesses
 from app.memory.episode import Episode, EpisodeFilter
 from app.memory.merging import Closeness
 from app.memory.options import MemoryOptions
+from app.memory.patience import Patience
 from app.memory.scope import EVERYTHING, Reach, Scope
 from app.memory.scoring import Parts, score
 from app.memory.search import ANY, By, Place
@@ -94,6 +95,7 @@ class EpisodicMemory:
         self._objects = objects
         self._hot = hot
         self._options = options or MemoryOptions()
+        self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
         self.clock = clock
 
     async def store(
@@ -371,10 +373,9 @@ class EpisodicMemory:
         if embedder is None:
             return None, None
         try:
-            async with asyncio.timeout(self._options.embed_within_s):
-                vectors = await embedder.embed([query])
+            vectors = await self._patience.embed(embedder, query)
         except (TimeoutError, BottegaError) as error:
-            log.warning("memory.query_not_embedded", error=str(error))
+            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
             return None, None
         vector: Vector = vectors[0]
         return vector, embedder.name

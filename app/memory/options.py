@@ -13,7 +13,7 @@ class MemoryOptions:
     Attributes:
         candidates: how many are scored for a query, at least.
         aged_cosine: what has aged is found only if it is as near as that.
-        embed_within_s: how long a query may take to be embedded; then words alone count.
+        vector_deadline_ms: how long a query may take to be embedded; then words alone count.
         consolidate_cosine: those that become one are nearer to each other than that.
         consolidate_days: and ended within so many days.
         tend_every_s: how long a tenant's are left alone before they are looked after again.
@@ -23,7 +23,7 @@ class MemoryOptions:
 
     candidates: int = 20
     aged_cosine: float = 0.8
-    embed_within_s: float = 2.0
+    vector_deadline_ms: float = 300.0
     consolidate_cosine: float = 0.95
     consolidate_days: float = 7.0
     tend_every_s: float = 3600.0

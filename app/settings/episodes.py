@@ -22,14 +22,15 @@ class EpisodeSettings(BaseSettings):
     memory_candidates: Annotated[
         int, Field(ge=1, le=1000, description="Episodes that are scored for a query, at least.")
     ] = 20
-    memory_embed_within_s: Annotated[
+    memory_vector_deadline_ms: Annotated[
         float,
         Field(
             ge=0,
-            le=60,
-            description="Longest wait for a query's vector; after it words alone count.",
+            le=60_000,
+            description="Longest wait for a query's vector, in ms; after it words alone count. A "
+            "run's start waits 2 s for all of its memory.",
         ),
-    ] = 2.0
+    ] = 300.0
     # What each term of a hit's score weighs; together they need not be 1.
     memory_similarity: Annotated[
         _Weight, Field(description="Weight of how near an episode is to the query.")

@@ -291,7 +291,7 @@ async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
     database: Database, memory: EpisodicMemory, lame: Down
 ) -> None:
     (wanted,) = await stored(memory, episode())
-    options = MemoryOptions(embed_within_s=0.0 if isinstance(lame, Stuck) else 30.0)
+    options = MemoryOptions(vector_deadline_ms=0.0 if isinstance(lame, Stuck) else 30_000.0)
     without = over(database, lame, options=options)
     found = await without.search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert not found.by_meaning

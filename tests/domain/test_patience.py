@@ -1,0 +1,88 @@
+"""How long a query waits for its vector."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from app.errors import ModelError, UnavailableError
+from app.memory.embeddings import Vectors
+from app.memory.patience import Patience
+
+
+class Server:
+    """An embedder that hangs, fails or answers, as it is told."""
+
+    name = "server"
+    dimension = 2
+
+    def __init__(self) -> None:
+        self.does = "answer"
+        self.asked = 0
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        self.asked += 1
+        if self.does == "hang":
+            await asyncio.Event().wait()
+        if self.does == "fail":
+            raise ModelError("no", code="model_unavailable")
+        return np.ones((len(texts), 2), np.float32)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def ends(patience: Patience, server: Server) -> str:
+    """How a query ends."""
+    try:
+        assert (await patience.embed(server, "x")).shape == (1, 2)
+    except (TimeoutError, UnavailableError, ModelError) as error:
+        return type(error).__name__
+    return "answered"
+
+
+@pytest.mark.anyio
+async def test_after_three_timeouts_in_a_row_one_query_in_ten_seconds_asks() -> None:
+    clock, server = Clock(), Server()
+    patience = Patience(0.001, clock)
+    server.does = "hang"
+    assert [await ends(patience, server) for _ in range(3)] == ["TimeoutError"] * 3
+    assert [await ends(patience, server) for _ in range(5)] == ["UnavailableError"] * 5
+    assert server.asked == 3
+    clock.now = 9.9
+    assert await ends(patience, server) == "UnavailableError"
+    clock.now = 10.1
+    probes = await asyncio.gather(*(ends(patience, server) for _ in range(5)))
+    assert sorted(probes) == ["TimeoutError"] + ["UnavailableError"] * 4
+    clock.now = 21.0
+    server.does = "answer"
+    assert [await ends(patience, server) for _ in range(3)] == ["answered"] * 3
+
+
+@pytest.mark.anyio
+async def test_an_answer_or_an_error_ends_the_row() -> None:
+    server = Server()
+    patience = Patience(0.001, Clock())
+    for between in ("answer", "fail"):
+        for _ in range(2):
+            server.does = "hang"
+            assert await ends(patience, server) == "TimeoutError"
+            assert await ends(patience, server) == "TimeoutError"
+            server.does = between
+            assert await ends(patience, server) != "UnavailableError"
+
+
+@pytest.mark.anyio
+async def test_one_embedder_that_hangs_costs_another_nothing() -> None:
+    hangs, answers = Server(), Server()
+    hangs.does = "hang"
+    patience = Patience(0.001, Clock())
+    for _ in range(4):
+        await ends(patience, hangs)
+    assert await ends(patience, hangs) == "UnavailableError"
+    assert await ends(patience, answers) == "answered"

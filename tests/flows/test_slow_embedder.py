@@ -1,0 +1,42 @@
+"""An embedder that hangs costs a run, or a search, only what its vector would have found."""
+
+import asyncio
+import time
+
+from app.settings import Settings
+from tests.fake_model import FakeModel, gated, http_error, text
+from tests.service import running
+
+
+async def test_words_find_what_a_hanging_embedder_cannot(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    update = {"openai_base_url": model.base_url, "embedding_model": "vectors-1"}
+    never = asyncio.Event()
+    model.script_vectors(*(gated(never, http_error(503)) for _ in range(1000)))
+    model.decide = lambda request: text("done")
+    async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
+        client = bottega.client
+        await client.post("/v1/agents", json={"name": "clerk", "system_message": "x"})
+        body = {"agent": "clerk", "input": "Repair the coffee machine in the hall."}
+        await client.post("/v1/runs?wait=30", json=body)
+        await model.asked_for_vectors()
+        before = len(model.requests)
+        run = (await client.post("/v1/runs?wait=30", json=body)).json()
+        assert "Repair the coffee machine" in str(model.requests[before]["messages"][:-1])
+        events = (await client.get(f"/v1/runs/{run['id']}/events?limit=100")).json()["items"]
+        assert "memory_unavailable" not in str(events)
+        # Each of the first waits for the vector, three times at most; then none does.
+        for _ in range(3):
+            found = await client.post("/v1/episodes/search", json={"query": "coffee machine"})
+            assert found.json()["by_meaning"] is False
+            assert len(found.json()["items"]) == 2
+        began = time.monotonic()
+        asked = len(model.embedded)
+        for _ in range(10):
+            found = await client.post("/v1/memory/context", json={"task": "coffee machine"})
+            assert found.json()["by_meaning"] is False
+            assert len(found.json()["episodes"]) == 2
+        took = time.monotonic() - began
+        assert len(model.embedded) - asked <= 1 + took // 10, "a probe at most every 10 s"
+        never.set()
