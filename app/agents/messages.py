@@ -211,3 +211,9 @@ class AssistantResponse(BaseModel):
     error_code: str | None = None
     usage: AgentUsage = AgentUsage()
     stop_reason: str = "final_answer"
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a run or task with this response is completed: it is the query's answer, or the
+        text that was reached when its iterations ran out."""
+        return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))

@@ -23,9 +23,10 @@ class DagOutcome:
 
     Attributes:
         output: of the sinks: the one sink's text, or texts by sink. If something failed: the
-            texts of all agents that finished.
+            texts of all agents that finished, and what there is of those that failed.
         error: which agents failed and which were not asked because of that.
-        stop_reason: how the first one of them ended, in the order of the graph.
+        stop_reason: how the first one of them ended, in the order of the graph; of a DAG that is
+            completed, ``max_iterations`` if those of a sink ran out.
     """
 
     status: RunStatus
@@ -87,15 +88,18 @@ async def _ask(
 def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> DagOutcome:
     """What the agents' responses mean for the run. Pure."""
     usage = sum((response.usage for response in responses.values()), AgentUsage())
-    texts = {name: answer.content for name, answer in responses.items() if answer.error is None}
-    failed = {name: answer for name, answer in responses.items() if answer.error is not None}
-    if failed:
+    sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
+    # A text that was only reached is the run's output, as anywhere; nobody in the graph reads it.
+    reached = [name for name in sinks if responses[name].error and responses[name].is_answer]
+    good = {name: a for name, a in responses.items() if a.error is None or name in reached}
+    texts = {name: a.content for name, a in responses.items() if name in good or a.content}
+    if failed := {name: a for name, a in responses.items() if name not in good}:
         first = next(name for name in graph.get_topological_order() if name in failed)
         reason = failed[first].stop_reason
         return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed), reason)
-    sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
     output = texts[sinks[0]] if len(sinks) == 1 else {name: texts[name] for name in sinks}
-    return DagOutcome(RunStatus.COMPLETED, output, usage)
+    ended = responses[reached[0]].stop_reason if reached else None
+    return DagOutcome(RunStatus.COMPLETED, output, usage, stop_reason=ended)
 
 
 def _explain(failed: Mapping[str, AssistantResponse]) -> dict[str, str]:

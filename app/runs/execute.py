@@ -328,9 +328,9 @@ def _broken(
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
     """The end that the root's response means for the run. Pure."""
-    exhausted = response.error_code == "max_iterations" and response.content
-    if response.error is not None and not exhausted:
-        error = {"code": response.error_code or "agent_failed", "message": response.error}
+    if not response.is_answer:
+        failure = response.error or ""
+        error = {"code": response.error_code or "agent_failed", "message": failure}
         return End(
             RunStatus.FAILED,
             output=response.content or None,

@@ -153,8 +153,7 @@ def first_message(task_id: UUID, prompt: str) -> str:
 
 def outcome_of(response: AssistantResponse) -> Outcome:
     """How a task ended, by the response of its agent. Pure."""
-    reached = response.error_code == "max_iterations" and response.content
-    if response.error is not None and not reached:
+    if not response.is_answer:
         return Outcome(
             SubagentStatus.FAILED,
             error=response.error,

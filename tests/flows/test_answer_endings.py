@@ -128,7 +128,8 @@ async def test_a_node_s_half_answer_fails_its_descendants(
     model.decide = lambda request: cut("half") if named(request) == "a" else text("whole")
     run = await ask(bottega, mode="dag", graph="g", input="go")
     assert (run["status"], run["stop_reason"]) == ("failed", "length")
-    assert run["output"] == {"c": "whole", "d": "whole"}
+    assert run["output"] == {"a": "halfhalf", "c": "whole", "d": "whole"}
+    assert "a (the model's answer was cut off" in run["error"]["message"]
     assert "b" not in map(named, model.requests)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app.llm.demo_model.conversation import read
-from tests.fake_model import FakeModel, Reply, gated, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
+from tests.flows.test_agent_data import create
 from tests.service import Running
 from tests.team import define_graph, systems
 
@@ -134,3 +135,41 @@ async def test_provenance_keeps_what_was_really_given(
         assert item["edge"] == [item["source"], "b"]
     assert (await bottega.client.get(f"/v1/runs/{run['id']}/context/a")).json() == {"items": []}
     assert (await bottega.client.get(f"/v1/runs/{run['id']}/context/zz")).status_code == 404
+
+
+@pytest.mark.parametrize("said", ["so far", ""])
+async def test_a_sink_whose_iterations_run_out_ends_as_any_run_does(
+    bottega: Running, model: FakeModel, said: str
+) -> None:
+    """With a text that is the output; without one the run failed."""
+    tools = [{"type": "builtin", "name": "current_time"}]
+    await create(bottega, "b", max_iterations=1, tools=tools)
+    await create(bottega, "a")
+    edges = [{"source": "a", "target": "b"}]
+    await bottega.client.post("/v1/graphs", json={"name": "g", "edges": edges})
+    model.decide = says(b=calls(("current_time", {}), content=said))
+    run = await run_dag(bottega)
+    alone = await bottega.client.post("/v1/runs?wait=30", json={"agent": "b", "input": "x"})
+    for found in (run, alone.json()):
+        assert found["stop_reason"] == "max_iterations"
+        if said:
+            assert (found["status"], found["output"]) == ("completed", "so far")
+            assert found["error"] is None
+        else:
+            assert found["status"] == "failed"
+
+
+async def test_a_text_that_is_no_answer_is_passed_on_to_nobody(
+    bottega: Running, model: FakeModel
+) -> None:
+    """What an agent reached when its iterations ran out is not published: who reads it fails."""
+    tools = [{"type": "builtin", "name": "current_time"}]
+    await create(bottega, "a", max_iterations=1, tools=tools)
+    await create(bottega, "b")
+    edges = [{"source": "a", "target": "b"}]
+    await bottega.client.post("/v1/graphs", json={"name": "g", "edges": edges})
+    model.decide = says(a=calls(("current_time", {}), content="so far"))
+    run = await run_dag(bottega)
+    assert (run["status"], run["stop_reason"]) == ("failed", "max_iterations")
+    assert "a (no final answer within 1 iteration" in run["error"]["message"]
+    assert [named(request) for request in model.requests] == ["a"]
