@@ -154,6 +154,7 @@ def _bench(settings: Settings) -> "Bench":
 async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
     """Execute runs beside the block; at its end, hand back what is not done."""
     from app.runs.control import CancelWatch
+    from app.runs.day_budget import DayBudgets
     from app.runs.execute import Executor
     from app.runs.heartbeat import heartbeats
     from app.runs.leases import leases
@@ -168,6 +169,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     bench = _bench(settings)
     async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
         analyst = _analyst(settings, providers)
+        day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(
             pool=database.pool,
             workshop=_workshop(settings, providers, ToolDeps(egress, known=known)),
@@ -180,31 +182,24 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
             taught=_taught(service, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
+            day_budgets=day_budgets,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (
             heartbeats(database.pool, lambda: bench.snapshot(len(executor.under_way()))),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
-            background(notifier.run, live_text.run, watch.run, executor.hand_back_waiting),
+            background(
+                *(notifier.run, live_text.run, watch.run),
+                *(executor.hand_back_waiting, day_budgets.run),
+            ),
             bench.registry,
             _by_the_clock(service, egress),
             keeping(settings, database, remembering, executor.execute, analyst) as execute,
         ):
-            working = asyncio.ensure_future(
-                queue.work(
-                    database.connect,
-                    execute,
-                    concurrency=settings.worker_concurrency,
-                    takeover_s=settings.takeover_s,
-                    grace_s=settings.drain_grace_s,
-                    stop=service.stop_working,
-                )
-            )
             try:
-                yield
+                async with _taking_runs(service, execute):
+                    yield
             finally:
-                service.stop_working.set()
-                await working
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await notifier.sent()
@@ -222,6 +217,27 @@ def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
         analyst,
         shared=settings.shared_memory,
     )
+
+
+@asynccontextmanager
+async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterator[None]:
+    """Take runs from the queue beside the block; at its end, hand back what is not done."""
+    settings = service.settings
+    working = asyncio.ensure_future(
+        queue.work(
+            service.database.connect,
+            execute,
+            concurrency=settings.worker_concurrency,
+            takeover_s=settings.takeover_s,
+            grace_s=settings.drain_grace_s,
+            stop=service.stop_working,
+        )
+    )
+    try:
+        yield
+    finally:
+        service.stop_working.set()
+        await working
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ from app.events import log
 from app.events.types import Event, EventType, RunStatus
 from app.memory.telling import Telling
 from app.redaction import Redactor
-from app.runs.budget import Budget
 from app.runs.build import Workshop, build, query_of
 from app.runs.dag import run_dag
+from app.runs.day_budget import DayBudgets
 from app.runs.fold import fold
 from app.runs.giving import Taught
 from app.runs.journal import End, Journal
@@ -69,6 +69,7 @@ class Executor:
         bench: of asynchronous sub-agents; without it runs that use them fail.
         taught: by earlier runs, to look in for what may help.
         prompt_tokens: that a root agent's prompt is kept to.
+        day_budgets: what tenants may spend today; ``None``: no limit.
         stopping: set when this worker is to stop.
     """
 
@@ -82,6 +83,7 @@ class Executor:
     bench: Bench | None = None
     taught: Taught | None = None
     prompt_tokens: int = 20_000
+    day_budgets: DayBudgets | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
@@ -172,7 +174,8 @@ class Executor:
             journal,
             task_root=UUID(claim["task_root"]),
             in_session=claim["session_id"] is not None,
-            budget=Budget(claim["token_budget"], claim["tokens_left"]),
+            token_budget=claim["token_budget"],
+            day=None if self.day_budgets is None else self.day_budgets.open(tenant_id),
             cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
             live_text=self.live_text,
             waits=functools.partial(self._hand_back_if_waiting, entry),
@@ -186,7 +189,7 @@ class Executor:
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
                 broken = _broken(entry.recorder, claim, _SELF_CANCELLED, timed_out=False)
-                await journal.finish(broken)
+                await self._finish(entry.recorder, broken)
             elif entry.lost:
                 entry.task.uncancel()
                 bound.warning("run.fenced")
@@ -200,6 +203,7 @@ class Executor:
                 raise
         finally:
             entry.held = None
+            await self._settle(entry.recorder)
             await journal.close()
 
     async def _claim(self, tenant_id: UUID, run_id: UUID) -> dict[str, Any] | None:
@@ -210,7 +214,6 @@ class Executor:
     async def _take_to_its_end(
         self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
     ) -> None:
-        journal = recorder.journal
         gives_up = claim["crashes"] >= self.max_crashes
         if claim["cancel"]:
             await self._end_cancelled(recorder, claim)
@@ -218,7 +221,7 @@ class Executor:
             detail = f"its worker died {claim['crashes']} times while executing it"
             error = {"code": "crashed", "message": detail}
             await self._end_tasks(recorder, claim)
-            await journal.finish(End(RunStatus.FAILED, error=error))
+            await self._finish(recorder, End(RunStatus.FAILED, error=error))
         else:
             await self._go_on(recorder, claim, entry)
 
@@ -242,7 +245,17 @@ class Executor:
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: it is another worker's by now, who finds the wish when it claims the run.
         with contextlib.suppress(FencedError):
-            await recorder.journal.finish(end)
+            await self._finish(recorder, end)
+
+    async def _finish(self, recorder: JournalRecorder, end: End) -> None:
+        """Write the run's end, and before that what it spent of its tenant's day."""
+        await self._settle(recorder)
+        await recorder.journal.finish(end)
+
+    async def _settle(self, recorder: JournalRecorder) -> None:
+        day, recorder.day = recorder.day, None
+        if self.day_budgets is not None and day is not None:
+            await self.day_budgets.close(day)
 
     async def _go_on(
         self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
@@ -266,11 +279,12 @@ class Executor:
                         end = await self._work(recorder, claim)
                 else:
                     end = await self._work(recorder, claim)
-            await journal.finish(end)
+            await self._finish(recorder, end)
         except FencedError:
             raise
         except Exception as error:
-            await journal.finish(_broken(recorder, claim, error, timed_out=limit.expired()))
+            broken = _broken(recorder, claim, error, timed_out=limit.expired())
+            await self._finish(recorder, broken)
 
     async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
         """Let the run's agents work; answers how it ended."""

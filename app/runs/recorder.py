@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,13 @@ from app.clock import monotonic
 from app.errors import ModelError
 from app.events.types import STATE, EventType, RunStatus
 from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from app.runs.budget import Budget
+from app.runs.day_budget import DayAccount
 from app.runs.fold import Key, usage_of
 from app.runs.giving import Failure
 from app.runs.journal import Journal
 from app.runs.live_text import LiveText, Speech
 from app.runs.tasks import CANCELLED, Tasks, name_of
-from app.subagents.ledger import Account
+from app.subagents.ledger import Account, estimate, reserved
 
 if TYPE_CHECKING:
     from app.runs.memory import Lessons
@@ -45,7 +46,8 @@ class JournalRecorder(Recorder):
     Args:
         task_root, cancelled: as :class:`Tasks` has them.
         in_session: publications go into the run's session too.
-        budget: what the run may spend.
+        token_budget: tokens that the run may spend; ``None``: no limit.
+        day: what its tenant may spend today; ``None``: no limit.
         live_text: who shows the models' text while it comes in.
         waits: called when a model call begins to wait for its next try.
 
@@ -53,7 +55,8 @@ class JournalRecorder(Recorder):
         tasks: of the run.
         answer_seq: of the root's accepted answer, once there is one.
         answered: of tasks that run beside their parent, by id, where the answer is in the log.
-        accounts: what the run may spend, and how much of it is.
+        accounts: what the run, and its tenant today, may spend.
+        day: the latter, until the run is over.
         spent: by all agents of the run, in all its attempts.
         lessons: what helps the root when something failed, if there is a memory.
     """
@@ -64,7 +67,8 @@ class JournalRecorder(Recorder):
         *,
         task_root: UUID,
         in_session: bool = False,
-        budget: Budget | None = None,
+        token_budget: int | None = None,
+        day: DayAccount | None = None,
         cancelled: Collection[UUID] = (),
         live_text: LiveText | None = None,
         waits: Callable[[], None] = lambda: None,
@@ -75,11 +79,9 @@ class JournalRecorder(Recorder):
         self.lessons: Lessons | None = None
         self._whys: dict[str, tuple[str, str]] = {}  # of sub-agents' failures, by tool call
         self.answered: dict[UUID | None, int] = {}
-        self._budget = budget or Budget()
-        self.accounts = (
-            Account("the run's token_budget", self._budget.of_run),
-            Account("what the tenant may spend today", self._budget.of_day),
-        )
+        self.day = day
+        self._of_run = Account("the run's token_budget", token_budget)
+        self.accounts = (self._of_run,) if day is None else (self._of_run, day)
         self.tasks = Tasks(journal, task_root, cancelled)
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
@@ -152,18 +154,25 @@ class JournalRecorder(Recorder):
         call = query.model_calls
         key = (self.tasks.id_of(query), call)
         if recorded := self.journal.folded.answers.get(key):
-            self._spend(recorded, budgeted=key not in self.journal.folded.carried)
+            if key not in self.journal.folded.carried:  # else another run paid for it
+                self._pay(recorded.usage.total_tokens)
+            self.spent += usage_of(recorded)
             return recorded
         if failure := self.journal.folded.failures.get(key):
             raise failure
-        async with query.admission() as most:
+        async with self._admission(query) as most:
             return await self._ask(query, partial(invoke, most))
+
+    def _admission(self, query: Query) -> AbstractAsyncContextManager[int | None]:
+        """Reserve the call's tokens; a task does so itself, from its own budget too."""
+        if query.task is not None:
+            return query.admission()
+        return reserved(self.accounts, estimate(query))
 
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
         call = query.model_calls
-        self._budget.check(self.journal.tokens)
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
         # The text of a task that runs beside its parent is that task's output.
@@ -195,7 +204,10 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
-        self._spend(message, budgeted=True)
+        self._pay(message.usage.total_tokens)
+        if self.day is not None:
+            self.day.spent += message.usage.total_tokens
+        self.spent += usage_of(message)
         return message
 
     @contextlib.contextmanager
@@ -221,15 +233,9 @@ class JournalRecorder(Recorder):
         speech = self._speeches.get(query)
         return None if speech is None else speech.listener
 
-    def _spend(self, message: AssistantMessage, *, budgeted: bool) -> None:
-        """Count an answer; ``budgeted``: this run paid for it, not the one that it repeats."""
-        if budgeted:
-            self._pay(message.usage.total_tokens)
-        self.spent += usage_of(message)
-
     def _pay(self, tokens: int) -> None:
-        for account in self.accounts:
-            account.spent += tokens
+        """Count tokens that the run spent, in whichever attempt."""
+        self._of_run.spent += tokens
         self.journal.tokens += tokens
 
     def repeat(self, usage: AgentUsage, paid: int) -> None:

@@ -144,7 +144,10 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     ] = 10_000
     tokens_per_day: Annotated[
         int | None,
-        Field(ge=1, description="Tokens of a tenant's runs per day (UTC). Unset: no limit."),
+        Field(
+            ge=1,
+            description="Tokens of a tenant's runs per day (UTC). Unset: no limit.",
+        ),
     ] = None
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")

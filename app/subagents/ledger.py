@@ -5,6 +5,7 @@ used goes back. So together they overspend by no more than one call's estimate w
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,6 @@ from app.errors import BudgetExhaustedError
 
 MAX_OUTPUT = 4096
 """Tokens that an answer is expected to have at most."""
-PLENTY = 16 * MAX_OUTPUT
-"""A model is held to what is reserved for it wherever an account has less than this to give."""
 MIN_OUTPUT = 16
 _CHARACTERS_PER_TOKEN = 3
 _PER_MESSAGE = 4
@@ -48,6 +47,13 @@ class Account:
         """All of it was spent."""
         return self.limit is not None and self.spent >= self.limit
 
+    def used_up(self, sent: int) -> str:
+        """Say why a call cannot be made that sends about so many tokens."""
+        return (
+            f"{self.name} is used up: {self.spent} of {self.limit} tokens are spent, and the next "
+            f"model call takes about {sent}"
+        )
+
     def give_back(self, tokens: int) -> None:
         """What was reserved is not any more."""
         self.reserved -= tokens
@@ -60,11 +66,25 @@ class Account:
         """Return when something was given back."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
-        await future
+        try:
+            await future
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(future)
+
+    async def fill(self, tokens: int) -> None:
+        """Get more, where there is more, if fewer than so many tokens are left."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether it may have more later, though nothing is given back here."""
+        return False
 
 
 def estimate(query: Query) -> int:
-    """About how many tokens the next model call of a query sends."""
+    """Estimate how many tokens the next model call of a query sends."""
+    if query.composed is not None:
+        return query.composed["tokens"]
     history = query.agent.conversation_history
     text = sum(len(message.content) for message in history) + sum(
         len(str(call.arguments))  # a file that was written goes along with every call
@@ -90,11 +110,8 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
     for account in accounts:
         if account.limit is None:
             continue
-        if account.limit - account.spent < sent + MIN_OUTPUT:
-            raise BudgetExhaustedError(
-                f"{account.name} is used up: {account.spent} of {account.limit} tokens are spent, "
-                f"and the next model call takes about {sent}",
-            )
+        if account.limit - account.spent < sent + MIN_OUTPUT and not account.may_grow:
+            raise BudgetExhaustedError(account.used_up(sent))
         left = account.limit - account.spent - account.reserved - sent
         if left < free:
             free, tightest = left, account
@@ -107,18 +124,23 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
 async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int | None]:
     """Hold tokens for a model call; answers how many it may produce, ``None``: as it likes.
 
-    Waits while it is only others' reservations that leave too little.
+    It may produce as many as it likes if an expected answer fits. Waits while it is only others'
+    reservations that leave too little.
 
     Raises:
         BudgetExhaustedError: as :func:`grant`.
     """
-    while isinstance(most := grant(accounts, sent), Account):
+    while True:
+        for account in accounts:
+            await account.fill(sent + MAX_OUTPUT)
+        most = grant(accounts, sent)
+        if not isinstance(most, Account):
+            break
         await most.changed()
-    tight = any(account.left is not None and account.left < PLENTY for account in accounts)
     for account in accounts:
         account.reserved += sent + most
     try:
-        yield most if tight else None
+        yield most if most < MAX_OUTPUT else None
     finally:
         for account in accounts:
             account.give_back(sent + most)

@@ -159,16 +159,16 @@ async def test_a_run_keeps_the_versions_it_pinned(bottega: Running, model: FakeM
     assert new["messages"][0]["content"] == "New."
 
 
-async def test_no_model_call_is_begun_once_the_token_budget_is_spent(
+async def test_no_model_call_is_begun_that_the_token_budget_cannot_pay_for(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
-    run_id = await start(bottega.client, token_budget=1)
+    run_id = await start(bottega.client, token_budget=1_200)
     frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert (run["status"], run["error"]["code"]) == ("failed", "budget_exhausted")
-    assert len(model.requests) == 1
-    assert run["usage"]["model_calls"] == 1
+    assert len(model.requests) == 2
+    assert run["usage"]["model_calls"] == 2
     assert frames[-1]["data"]["usage"] == run["usage"]
     generous = await start(bottega.client, token_budget=1_000_000)
     assert (await bottega.frames(f"/v1/runs/{generous}/ws"))[-1]["type"] == "run.completed"

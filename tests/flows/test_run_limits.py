@@ -1,13 +1,14 @@
 """What a tenant's runs are kept to, and that one tenant's do not hold up another's."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httpx2
 import pytest
 
 from app.settings import Settings
-from tests.fake_model import FakeModel, Reply, gated, text
+from tests.fake_model import FakeModel, Reply, chunk, gated, sse, text
 from tests.service import running
 from tests.tenants import holder
 
@@ -18,6 +19,12 @@ def configured(settings: Settings, model: FakeModel, **changes: Any) -> Settings
     return settings.model_copy(
         update={"openai_base_url": model.base_url, "drain_grace_s": 0.0, **changes}
     )
+
+
+def costs(read: int, written: int) -> Reply:
+    """An answer for which the server reports so many tokens."""
+    usage = {"prompt_tokens": read, "completion_tokens": written}
+    return sse(chunk("done", finish_reason="stop"), {"choices": [], "usage": usage})
 
 
 async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> list[str]:
@@ -85,7 +92,8 @@ async def test_another_tenant_s_queue_is_not_full(
 async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    limited = configured(settings, model, tokens_per_day=1)
+    model.script(costs(4000, 500))
+    limited = configured(settings, model, tokens_per_day=4000)
     async with running(limited, database_url, worker=True) as bottega:
         await bottega.client.post("/v1/agents", json=AGENT)
         (run_id,) = await begin(bottega.client)
@@ -102,23 +110,34 @@ async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
         await begin(bottega.client)
 
 
-async def test_a_run_makes_no_call_beyond_what_is_left_of_the_day(
-    settings: Settings, database_url: str, model: FakeModel
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_runs_that_go_on_at_once_cannot_spend_one_remainder_several_times(
+    settings: Settings, database_url: str, model: FakeModel, workers: int
 ) -> None:
-    limited = configured(settings, model, tokens_per_day=1)
+    """Eight of 3,000 tokens each, of a day that has 10,000."""
+
+    def decide(request: dict[str, Any]) -> Reply:
+        return costs(20, min(3000, request.get("max_completion_tokens", 3000)))
+
+    model.decide = decide
+    limited = configured(settings, model, tokens_per_day=10_000)
     async with running(limited, database_url) as api:
         await api.client.post("/v1/agents", json=AGENT)
-        early, late = await begin(api.client, 2)
-        async with running(
-            limited.model_copy(update={"worker_concurrency": 2}), database_url, worker=True
-        ):
-            ends = {}
-            for run_id in (early, late):
+        ids = await begin(api.client, 8)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(workers):
+                few = limited.model_copy(update={"worker_concurrency": 8 // workers})
+                await stack.enter_async_context(running(few, database_url, worker=True))
+            for run_id in ids:
                 await api.frames(f"/v1/runs/{run_id}/ws")
-                ends[run_id] = (await api.client.get(f"/v1/runs/{run_id}")).json()
-    codes = {run["error"]["code"] for run in ends.values() if run["error"]}
-    assert codes <= {"budget_exhausted"}
-    assert ends[early]["status"] == "completed"
+        ends = [(await api.client.get(f"/v1/runs/{run_id}")).json() for run_id in ids]
+        spent = sum(run["usage"]["input"] + run["usage"]["output"] for run in ends)
+        used = await api.owner.fetchval("SELECT tokens FROM token_usage")
+        assert await api.owner.fetchval("SELECT count(*) FROM token_slices") == 0
+    assert {run["status"] for run in ends} == {"completed", "failed"}
+    codes = {run["error"]["code"] for run in ends if run["error"]}
+    assert codes == {"budget_exhausted"}
+    assert 6000 <= spent == used <= 10_000 + 100  # by what inputs were underestimated
 
 
 @pytest.mark.parametrize("slots", [2, 4])

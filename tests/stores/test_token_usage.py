@@ -1,5 +1,8 @@
 """A tenant's tokens are counted, however its runs end."""
 
+import asyncio
+from uuid import uuid4
+
 import asyncpg
 import pytest
 
@@ -7,6 +10,8 @@ from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
 from app.events import log
 from app.runs import queue
+from app.runs.day_budget import DayAccount
+from app.subagents.ledger import reserved
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {
@@ -43,3 +48,61 @@ async def test_what_earlier_attempts_spent_counts(
         await log.append_step(*run, attempt=2, after=seq + 2, events=[final], outcome=GIVEN_UP)
     assert await owner.fetchval("SELECT ended_at IS NOT NULL FROM runs")
     assert await owner.fetchval("SELECT tokens FROM token_usage") == 100
+
+
+class Drawing:
+    """A worker that draws tokens of the day, of which there are 1,000."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self.id = uuid4()
+        self._pool = pool
+
+    async def __call__(
+        self, wanted: int, spent: int = 0, reported: int = 0, lapses_s: float = 60.0
+    ) -> tuple[int, int]:
+        query = "SELECT held, others FROM draw_tokens($1, $2, $3, $4, $5, $6)"
+        about = (DEFAULT_TENANT, self.id, spent, reported, wanted, lapses_s)
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute("SET LOCAL bottega.tokens_per_day = 1000")
+            return tuple(await connection.fetchrow(query, *about))
+
+
+async def test_workers_never_hold_more_than_the_day_has(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    one, other = Drawing(database.pool), Drawing(database.pool)
+    assert await one(600) == (600, 0)
+    assert await other(600) == (400, 600)
+    assert await one(600, spent=500) == (100, 400)
+    assert await one(600, spent=500) == (100, 400)  # repeated, it counts once
+    assert await owner.fetchval("SELECT tokens FROM token_usage") == 500
+    assert await other(0, spent=50) == (0, 100)
+    assert await one(600, spent=500) == (450, 0)
+    await asyncio.gather(*(Drawing(database.pool)(30) for _ in range(8)))
+    assert await owner.fetchval("SELECT sum(tokens) FROM token_slices") == 450
+
+
+async def test_the_slice_of_a_worker_that_died_lapses(database: Database) -> None:
+    dead, other = Drawing(database.pool), Drawing(database.pool)
+    await dead(900, lapses_s=0.0)
+    assert await other(900) == (900, 0)
+    assert await dead(0, spent=100) == (0, 900)
+    assert await other(900) == (900, 0)
+    assert await dead(900, spent=200, reported=100) == (0, 900)
+
+
+async def test_a_model_call_hardly_ever_asks_the_database() -> None:
+    draws: list[int] = []
+
+    async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
+        draws.append(wanted)
+        return wanted, 0
+
+    account = DayAccount(draw, 100_000)
+    for _ in range(100):
+        async with reserved([account], 500) as most:
+            assert most is None
+            account.spent += 1000
+    assert len(draws) == 2
+    await account.report()
+    assert (draws[-1], account.held) == (0, 0)

@@ -87,13 +87,27 @@ Index(
     postgresql_where=text("expires_at IS NULL"),
 )
 
-# Tokens of the runs that ended on a day (UTC).
+# Tokens that were spent on a day (UTC): of runs that ended then; with BOTTEGA_TOKENS_PER_DAY as the
+# workers report them.
 token_usage = Table(
     "token_usage",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("day", Date, primary_key=True),
     Column("tokens", BigInteger, nullable=False),
+)
+
+# Tokens of the day that a worker holds for its runs, until they lapse.
+token_slices = Table(
+    "token_slices",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("worker_id", Uuid, primary_key=True),
+    Column("tokens", BigInteger, nullable=False),
+    # All that the worker reported of this tenant, so that a report that is repeated counts once.
+    Column("spent", BigInteger, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    prefixes=["UNLOGGED"],
 )
 
 # What was answered to a POST with an Idempotency-Key, for 24 hours.
