@@ -8,12 +8,14 @@ import asyncpg
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.agents.endings import ending_of
 from app.agents.recording import task_id_at
 from app.db.tables import runs
 from app.errors import ConflictError
 from app.events import log
 from app.events.types import Event, EventType, RunStatus
 from app.runs import read
+from app.runs.fold import answer_of
 from app.runs.journal import EPISODE_NOT_STORED
 from app.runs.past import ENDS
 from app.runs.submit import Carried, accept, stricter
@@ -142,7 +144,8 @@ def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[i
     failed: dict[UUID | None, int] = {}  # from when on nothing of a task counts
     again: set[UUID | None] = set()  # their ends do not
     for index, event in enumerate(events):
-        if _is_failure(event) and not log.built_upon(event.task_id, index):
+        failure = _is_failure(event) or log.is_no_answer(event, index)
+        if failure and not log.built_upon(event.task_id, index):
             failed.setdefault(event.task_id, index)
             again |= {event.task_id, *_above(event.task_id, parents)}
     asked = _asked(events, task_root)
@@ -190,6 +193,15 @@ class _Log:
     def is_last(self, task: UUID | None, index: int) -> bool:
         """Whether the model of a task made no step after this."""
         return self._answered.get(task, -1) < index
+
+    def is_no_answer(self, event: Event, index: int) -> bool:
+        """Whether a task failed because this answer of its model was cut off, refused, or none."""
+        task = event.task_id
+        if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
+            return False
+        end = self.ended.get(task)
+        failed = end is not None and self._events[end].type not in _GOOD_ENDS
+        return failed and ending_of(answer_of(event.data)) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
         """Whether an agent above made a step that knew of a task's failure, or ended well after it.

@@ -148,3 +148,35 @@ async def test_an_asynchronous_task_that_ends_so_failed(bottega: Running, model:
     assert frames[-1]["type"] == "run.completed"
     codes = {f["data"]["error"]["code"] for f in frames if f["type"] == "subagent.failed"}
     assert codes == {"model_length", "model_empty", "model_refused"}
+
+
+async def test_a_run_that_is_repeated_asks_again_for_what_was_no_answer(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "one", tools=[{"type": "builtin", "name": "current_time"}])
+    model.script(calls(("current_time", {})), cut("half "), cut("an answer, "))
+    run = await ask(bottega, agent="one", input="go")
+    assert (run["status"], run["output"]) == ("failed", "half an answer, ")
+    model.script(text("a whole one"))
+    second = await bottega.client.post(f"/v1/runs/{run['id']}/retry", json={"from": "last_step"})
+    await watch(bottega.port, second.json()["id"])
+    run = (await bottega.client.get(f"/v1/runs/{second.json()['id']}")).json()
+    assert (run["status"], run["output"]) == ("completed", "half a whole one")
+    assert len(model.requests) == 4
+    assert model.requests[3] == model.requests[2]
+
+
+async def test_a_dag_that_is_repeated_asks_a_node_again_for_what_was_no_answer(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    refusal = sse(chunk(refusal="No."), chunk(finish_reason="stop"))
+    model.decide = lambda request: refusal if named(request) == "b" else text("fine")
+    run = await ask(bottega, mode="dag", graph="g", input="go")
+    assert (run["status"], run["stop_reason"]) == ("failed", "refusal")
+    model.decide = lambda request: text("fine now")
+    second = await bottega.client.post(f"/v1/runs/{run['id']}/retry", json={"from": "last_step"})
+    await watch(bottega.port, second.json()["id"])
+    run = (await bottega.client.get(f"/v1/runs/{second.json()['id']}")).json()
+    assert (run["status"], run["output"]) == ("completed", "fine now")
+    assert [named(request) for request in model.requests] == ["a", "b", "b"]
