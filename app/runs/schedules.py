@@ -32,7 +32,8 @@ log = structlog.get_logger(__name__)
 MOST_SCHEDULES = 1000
 
 _columns = schedules.c
-_DUE = text("SELECT tenant_id, name FROM due_schedule()")
+_DUE = text("SELECT tenant_id, name FROM due_schedules(:after, :most)")
+_AT_ONCE = 16
 
 
 def _named(tenant_id: UUID, name: str) -> Any:
@@ -177,6 +178,7 @@ class Ticker:
         self.alarm = Alarm(CHANNEL, self._start_due)
         self._engine = engine
         self._limits = limits
+        self._after = UUID(int=0)  # whose turn was last
 
     async def run(self) -> None:
         """Start what is due until cancelled."""
@@ -184,22 +186,30 @@ class Ticker:
 
     async def _start_due(self) -> float:
         """Start all that is due; answers the seconds until the next will be."""
-        while await self._start_one():
-            pass
+        started = True
+        while started:
+            async with self._engine.begin() as tx:
+                values = {"after": self._after, "most": _AT_ONCE}
+                due = (await tx.execute(_DUE, values)).all()
+            started = False
+            for tenant_id, name in due:
+                self._after = tenant_id
+                started |= await self._start_one(tenant_id, name)
         async with self._engine.begin() as tx:
             seconds = await tx.scalar(select(func.next_schedule_s()))
         return float("inf") if seconds is None else float(seconds)
 
-    async def _start_one(self) -> bool:
-        """Start the schedule that is due longest; false if none is to be had."""
+    async def _start_one(self, tenant_id: UUID, name: str) -> bool:
+        """Start a schedule; false if it is not due any more, or another worker starts it."""
         async with self._engine.begin() as tx:
-            found = (await tx.execute(_DUE)).one_or_none()
-            if found is None:
+            await act_as(tx, tenant_id)
+            mine = _named(tenant_id, name)
+            due = and_(mine, ~_columns.paused, _columns.next_at <= func.now())
+            query = select(schedules, func.now().label("now")).where(due)
+            found = await tx.execute(query.with_for_update(skip_locked=True))
+            row = found.mappings().one_or_none()
+            if row is None:
                 return False
-            await act_as(tx, found.tenant_id)
-            mine = _named(found.tenant_id, found.name)
-            query = select(schedules, func.now().label("now")).where(mine)
-            row = (await tx.execute(query)).mappings().one()
             await tx.execute(update(schedules).where(mine).values(await self._start(tx, row)))
         return True
 

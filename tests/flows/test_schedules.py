@@ -238,3 +238,37 @@ async def test_a_webhook_s_secret_is_not_shown(settings: Settings, database_url:
         stored = "SELECT run ->> 'webhook_url' FROM schedules"
         kept = await server.owner.fetchval(stored)
     assert kept == f"{url}?token=hidden"
+
+
+async def test_tenants_take_turns_when_many_schedules_are_due(
+    api: Running, database_url: str
+) -> None:
+    """One has 60 due for an hour; each of 20 others has one, due just now."""
+    assert (await api.client.post("/v1/schedules", json=HOURLY)).status_code == 201
+    tenants = await api.owner.fetch(
+        "INSERT INTO tenants (name) SELECT 'tenant-' || n FROM generate_series(0, 20) n"
+        " RETURNING id, name"
+    )
+    for row in tenants:
+        flooding = row["name"] == "tenant-10"
+        await api.owner.execute(
+            """
+            INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
+            SELECT $1, 's' || n, cron, timezone, run, now() - $3::text::interval
+            FROM schedules, generate_series(1, $2::integer) n WHERE name = 'hourly'
+            """,
+            *(row["id"], 60 if flooding else 1, "1 hour" if flooding else "0 s"),
+        )
+    await api.owner.execute("UPDATE schedules SET paused = true WHERE name = 'hourly'")
+    async with ticking(api.service):
+        left = "SELECT count(*) FROM schedules WHERE NOT paused AND last_at IS NULL"
+        while await api.owner.fetchval(left):
+            pass
+    order = await api.owner.fetch(
+        "SELECT t.name FROM schedules s JOIN tenants t ON t.id = s.tenant_id"
+        " WHERE last_at IS NOT NULL ORDER BY last_at"
+    )
+    names = [row["name"] for row in order]
+    assert len(names) == 80
+    others = [place for place, name in enumerate(names) if name != "tenant-10"]
+    assert max(others) < 2 * 20

@@ -115,7 +115,7 @@ async def test_what_looks_across_tenants_is_closed_to_others(owner: asyncpg.Pool
         """,
         APP_ROLE,
     )
-    assert {"sweep", "due_webhooks", "due_schedule"} <= {row["name"] for row in rows}
+    assert {"sweep", "due_webhooks", "due_schedules"} <= {row["name"] for row in rows}
     for row in rows:
         # Only who owns a table may make or drop an index of it; those functions read nothing.
         of_owner = row["name"] in ("ensure_vector_index", "drop_broken_indexes")
