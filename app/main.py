@@ -39,6 +39,7 @@ from app.api import (
     websocket,
 )
 from app.api.auth import Authenticate
+from app.api.drawings import Drawings
 from app.api.edge import Bounds, HttpProtocol
 from app.api.headers import ASSETS, SecurityHeaders, add_docs
 from app.api.limits import LimitTenants
@@ -72,6 +73,7 @@ def create_app(service: Service) -> FastAPI:
     )
     add_docs(app)
     app.state.service = service
+    app.state.drawings = Drawings()
     settings = service.settings
     # What is added later comes first.
     app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)

@@ -1,14 +1,14 @@
 """Routes of graphs."""
 
-import asyncio
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import Query, Response
+from fastapi import Query, Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.definitions import DefinitionName, IfMatch, answer, definition_router
 from app.api.deps import ServiceDep, Tenant, Transaction
+from app.api.drawings import Drawings
 from app.api.errors import problems
 from app.api.etags import if_match_version
 from app.api.schemas.base import NAME_PATTERN
@@ -16,8 +16,6 @@ from app.api.schemas.graphs import Edge, Graph, GraphContent, NewGraph, Order
 from app.definitions import store
 from app.definitions.graphs import normalised, to_graph, with_edge, without_edge
 from app.definitions.store import GRAPHS
-from app.graph.drawing import draw_svg
-from app.graph.shared_memory import SharedMemoryGraph
 from app.runs import read
 
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
@@ -92,7 +90,7 @@ _MEDIA = {
     summary="The graph as a picture",
     response_class=Response,
     responses={
-        **problems(404),
+        **problems(404, 503),
         200: {
             "description": "The drawing.",
             "content": {
@@ -102,6 +100,7 @@ _MEDIA = {
     },
 )
 async def drawing(
+    request: Request,
     service: ServiceDep,
     tenant: Tenant,
     name: DefinitionName,
@@ -111,17 +110,13 @@ async def drawing(
     ] = None,
 ) -> Response:
     async with service.database.begin(tenant) as tx:
+        versions: dict[str, int] = {}
         if run_id is None:
-            graph = to_graph((await store.get(tx, GRAPHS, tenant, name)).content)
+            content = (await store.get(tx, GRAPHS, tenant, name)).content
         else:
-            graph = await read.published_graph(tx, tenant, run_id, name)
-    draw = {
-        "svg": draw_svg,
-        "mermaid": SharedMemoryGraph.to_mermaid,
-        "dot": SharedMemoryGraph.to_dot,
-    }
-    # A large one takes seconds: not in the loop that heartbeats and streams need.
-    picture = await asyncio.to_thread(draw[format], graph)
+            content, versions = await read.published_graph(tx, tenant, run_id, name)
+    drawings: Drawings = request.app.state.drawings
+    picture = await drawings.get(tenant, content, versions, format)
     # A picture that is opened by itself must not be able to load or run anything.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)

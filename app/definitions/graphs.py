@@ -3,8 +3,10 @@
 from collections import Counter
 from typing import Any
 
-from app.errors import ConflictError, NotFoundError
+from app.errors import ConflictError, InvalidInputError, NotFoundError
 from app.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
+
+MOST_NODES = 500
 
 
 def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
@@ -31,6 +33,7 @@ def normalised(content: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CycleError: its edges close a cycle.
         ConflictError: ``exists``: a node or an edge stands there twice.
+        InvalidInputError: more than :data:`MOST_NODES` nodes.
     """
     names = [node["agent"] for node in content["nodes"]]
     pairs = [(edge["source"], edge["target"]) for edge in content["edges"]]
@@ -38,9 +41,16 @@ def normalised(content: dict[str, Any]) -> dict[str, Any]:
         twice = next((item for item, times in Counter(listed).items() if times > 1), None)
         if twice is not None:
             raise ConflictError(f"the graph lists the {what} {twice} twice", code="exists")
-    to_graph(content)
+    known = set(names)
     ends = dict.fromkeys(end for pair in pairs for end in pair)
-    added = [{"agent": name, "ttl_s": None} for name in ends if name not in set(names)]
+    added = [{"agent": name, "ttl_s": None} for name in ends if name not in known]
+    if len(names) + len(added) > MOST_NODES:
+        raise InvalidInputError(
+            f"the graph has {len(names) + len(added)} nodes with those that only edges name, and "
+            f"{MOST_NODES} at most: leave some out",
+            pointer="/edges",
+        )
+    to_graph(content)
     return {**content, "nodes": [*content["nodes"], *added]}
 
 

@@ -28,10 +28,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
 from app.definitions import store
-from app.definitions.graphs import to_graph
 from app.errors import NotFoundError
 from app.events.types import EventType
-from app.graph.shared_memory import Publication, SharedMemoryGraph
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _RUNS = (
@@ -281,8 +279,8 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
 
 async def published_graph(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
-) -> SharedMemoryGraph:
-    """The graph of a run with what was published in it.
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The graph of a run, as a definition, and the versions that its agents have published.
 
     Raises:
         NotFoundError: unknown run, or one that works on no graph of this name.
@@ -290,18 +288,11 @@ async def published_graph(
     found = await graph(connection, tenant_id, run_id)
     if found["name"] != name:
         raise NotFoundError(f"run {run_id} works on the graph '{found['name']}', not '{name}'")
-    shared = to_graph({"ttl_s": None, **found})
-    for node in found["nodes"]:
-        if published := node["published"]:
-            shared.restore(
-                Publication(
-                    agent_id=node["agent"],
-                    content=published["content"],
-                    version=published["version"],
-                    timestamp=published["published_at"],
-                )
-            )
-    return shared
+    nodes = [{"agent": node["agent"], "ttl_s": node["ttl_s"]} for node in found["nodes"]]
+    versions = {
+        node["agent"]: node["published"]["version"] for node in found["nodes"] if node["published"]
+    }
+    return {"nodes": nodes, "edges": found["edges"], "ttl_s": None}, versions
 
 
 def with_answers(*columns: Column[Any]) -> Select[Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from app.api.schemas.base import Answer, Body, Name
+from app.definitions.graphs import MOST_NODES
 
 Seconds = Annotated[
     float, Field(gt=0, le=31_536_000, description="A publication older than this is not read.")
@@ -43,7 +44,7 @@ class GraphContent(Body):
         }
     )
 
-    nodes: Annotated[list[Node | Name], Field(max_length=500)] = Field(default_factory=list)
+    nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
 
