@@ -18,6 +18,8 @@ from app.llm.wire import without_lone_surrogates
 # Fields that say what a piece is; all other texts of a stream are pieces to be joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
+_OPEN = 64  # items of a list that may still go on, the newest
+
 Fields = dict[str, Any]
 
 
@@ -27,8 +29,9 @@ def origin_of(*parts: str) -> str:
 
 
 def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Fields:
-    """The state of an answer; empty if there is nothing to keep."""
-    kept = {"message": message, "calls": {key: call for key, call in calls.items() if call}}
+    """The state of an answer, of what :func:`take` took; empty if there is nothing to keep."""
+    own = {key: more for key, more in calls.items() if more}
+    kept = _joined({"message": message, "calls": own})
     if not any(kept.values()):
         return {}
     cleaned: Fields = without_lone_surrogates({"origin": origin, **kept})
@@ -53,13 +56,23 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
             fields[name] = _merged(name, fields.get(name), value)
 
 
+class _Pieces(list[str]):
+    """Pieces of a text that may go on: joined once, as a long one comes in many."""
+
+
 def _merged(name: str, old: Any, new: Any) -> Any:
-    if isinstance(old, str) and isinstance(new, str) and name not in _REPLACED:
-        return old + new
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old | {key: _merged(key, old.get(key), value) for key, value in new.items()}
+    """A value with what came now; changes the old one, which is of our own making."""
+    if isinstance(new, str) and name not in _REPLACED:
+        pieces = old if isinstance(old, _Pieces) else _Pieces()
+        pieces.append(new)
+        return pieces
+    if isinstance(new, dict):
+        merged = old if isinstance(old, dict) else {}
+        for key, value in new.items():
+            merged[key] = _merged(key, merged.get(key), value)
+        return merged
     if isinstance(new, list):
-        items = list(old) if isinstance(old, list) else []
+        items = old if isinstance(old, list) and not isinstance(old, _Pieces) else []
         for item in new:
             _add(items, item)
         return items
@@ -68,11 +81,21 @@ def _merged(name: str, old: Any, new: Any) -> Any:
 
 def _add(items: list[Any], item: Any) -> None:
     """Merge an item with the one it goes on with, or append it."""
-    for place, known in enumerate(items):
-        if _goes_on(known, item, is_last=place == len(items) - 1):
-            items[place] = _merged("", known, item)
+    newest = len(items) - 1
+    for place in range(newest, max(-1, newest - _OPEN), -1):
+        if _goes_on(items[place], item, is_last=place == newest):
+            items[place] = _merged("", items[place], item)
             return
-    items.append(item)
+    items.append(_merged("", None, item))
+
+
+def _joined(value: Any) -> Any:
+    """A value with its texts whole."""
+    if isinstance(value, _Pieces):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {key: _joined(item) for key, item in value.items()}
+    return [_joined(item) for item in value] if isinstance(value, list) else value
 
 
 def _goes_on(known: Any, item: Any, *, is_last: bool) -> bool:
