@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.definitions import definition_router
-from app.api.schemas.agents import Agent, AgentContent, NewAgent
+from app.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from app.definitions.agents import refuse_circle
 from app.definitions.store import AGENTS
 from app.tools.http import HttpToolDefinition
@@ -30,5 +30,5 @@ async def _prepare(
 
 
 router = definition_router(
-    AGENTS, new=NewAgent, content=AgentContent, shown=Agent, prepare=_prepare
+    AGENTS, new=NewAgent, content=AgentContent, shown=Agent, summary=AgentSummary, prepare=_prepare
 )

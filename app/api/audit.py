@@ -82,6 +82,6 @@ async def list_(
         noted_before=query.noted_before,
         after=query.place(UUID),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda entry: entry["id"])

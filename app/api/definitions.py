@@ -12,15 +12,16 @@ from app.api.deps import Actor, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.etags import if_match_version
 from app.api.idempotency import OnceDep
-from app.api.pages import LINK, PageQuery
+from app.api.pages import LINK, ViewQuery
 from app.api.schemas.base import NAME_PATTERN, Page
+from app.db.pages import Part
 from app.definitions import store
 from app.definitions.store import Definition, Kind
 from app.tenants import audit
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
-Paging = Annotated[PageQuery, Query()]
+Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
     str | None, Header(description='Do it only if this is the current version: `"3"`.')
 ]
@@ -50,6 +51,7 @@ def definition_router(
     new: type[BaseModel],
     content: type[BaseModel],
     shown: type[BaseModel],
+    summary: type[BaseModel],
     prepare: Prepare,
 ) -> APIRouter:
     """The routes of one kind under ``/v1/{noun}s``.
@@ -58,13 +60,14 @@ def definition_router(
         new: schema of POST; ``content`` with a ``name``.
         content: schema of PUT.
         shown: schema of the answers.
+        summary: schema of items of lists, which have no bodies.
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
     _add_create(router, kind, new, shown, prepare)
     _add_changes(router, kind, content, shown, prepare)
-    _add_reads(router, kind, shown)
-    _add_versions(router, kind, shown)
+    _add_reads(router, kind, shown, summary)
+    _add_versions(router, kind, shown, summary)
     return router
 
 
@@ -154,14 +157,16 @@ def _add_changes(
         await audit.note(tx, tenant, actor, f"{noun}.delete", name)
 
 
-def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
+def _add_reads(
+    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+) -> None:
     noun = kind.noun
 
     @router.get(
         "",
         operation_id=f"list_{noun}s",
         summary=f"List {noun}s by name",
-        response_model=Page[shown],  # type: ignore[valid-type]
+        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(), 200: headers(Link=LINK)},
     )
     async def list_(
@@ -173,9 +178,10 @@ def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
             tenant,
             after=query.place(str),
             descending=query.descending,
-            limit=query.limit + 1,
+            limit=query.limit,
+            full=query.full,
         )
-        items = [answer(item) for item in found]
+        items = Part(map(answer, found), more=found.more)
         return query.page(request, response, items, lambda item: item["name"])
 
     @router.get(
@@ -189,14 +195,16 @@ def _add_reads(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
         return answer(await store.get(tx, kind, tenant, name), response)
 
 
-def _add_versions(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None:
+def _add_versions(
+    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+) -> None:
     noun = kind.noun
 
     @router.get(
         "/{name}/versions",
         operation_id=f"list_{noun}_versions",
         summary=f"List the {noun}'s versions",
-        response_model=Page[shown],  # type: ignore[valid-type]
+        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(404), 200: headers(Link=LINK)},
     )
     async def versions(
@@ -214,9 +222,10 @@ def _add_versions(router: APIRouter, kind: Kind, shown: type[BaseModel]) -> None
             name,
             after=query.place(int),
             descending=query.descending,
-            limit=query.limit + 1,
+            limit=query.limit,
+            full=query.full,
         )
-        items = [answer(item) for item in found]
+        items = Part(map(answer, found), more=found.more)
         return query.page(request, response, items, lambda item: item["version"])
 
     @router.get(

@@ -31,6 +31,7 @@ from app.api.schemas.episodes import (
 from app.api.schemas.feedback import OutcomeName
 from app.api.schemas.runs import SessionName
 from app.container import Service
+from app.db.pages import Part
 from app.errors import InvalidInputError
 from app.memory import episode as memory
 from app.memory import rows
@@ -218,15 +219,15 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await service.memory.structured_search(
+    found = await service.memory.page(
         tenant,
         within(principal, query.user, query.session_id, query.scope),
         query.wanted(),
         after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
-    items = [shown(episode) for episode in found]
+    items = Part(map(shown, found), more=found.more)
     return query.page(request, response, items, lambda item: [item["at"], item["id"]])
 
 

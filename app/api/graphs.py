@@ -12,7 +12,7 @@ from app.api.drawings import Drawings
 from app.api.errors import problems
 from app.api.etags import if_match_version
 from app.api.schemas.base import NAME_PATTERN
-from app.api.schemas.graphs import Edge, Graph, GraphContent, NewGraph, Order
+from app.api.schemas.graphs import Edge, Graph, GraphContent, GraphSummary, NewGraph, Order
 from app.definitions import store
 from app.definitions.graphs import normalised, to_graph, with_edge, without_edge
 from app.definitions.store import GRAPHS
@@ -28,7 +28,7 @@ async def _prepare(
 
 
 router = definition_router(
-    GRAPHS, new=NewGraph, content=GraphContent, shown=Graph, prepare=_prepare
+    GRAPHS, new=NewGraph, content=GraphContent, shown=Graph, summary=GraphSummary, prepare=_prepare
 )
 
 

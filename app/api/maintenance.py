@@ -61,7 +61,7 @@ async def list_(
         tenant,
         after=query.place(UUID),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda job: job.id)
 

@@ -1,8 +1,11 @@
-"""Lists come in pages: ``limit``, ``order``, and an opaque ``cursor`` for the next one."""
+"""Lists come in pages: ``limit``, ``order``, and an opaque ``cursor`` for the next one.
+
+A page ends earlier if its items take more than ``PAGE_BYTES``, see :mod:`app.db.pages`.
+"""
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
@@ -10,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from app.api.schemas.base import check_storable
+from app.db.pages import Part
 from app.errors import InvalidInputError
 
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
@@ -69,19 +73,31 @@ class PageQuery(BaseModel):
         self,
         request: Request,
         response: Response,
-        found: Sequence[Any],
+        found: Part[Any],
         place: Callable[[Any], Any],
     ) -> dict[str, Any]:
-        """The answer for ``found``, which holds one item more than the page if there is a next.
+        """Return the answer for a page's items.
 
         Args:
             place: of an item, what :meth:`place` is to give back.
         """
-        items = list(found[: self.limit])
-        if len(found) <= self.limit:
-            return {"items": items, "next_cursor": None}
-        raw = to_json([self.order, place(items[-1])])
+        if not found.more:
+            return {"items": found, "next_cursor": None}
+        raw = to_json([self.order, place(found[-1])])
         cursor = urlsafe_b64encode(raw).decode().rstrip("=")
         link = request.url.include_query_params(cursor=cursor)
         response.headers["Link"] = f'<{link.path}?{link.query}>; rel="next"'
-        return {"items": items, "next_cursor": cursor}
+        return {"items": found, "next_cursor": cursor}
+
+
+class ViewQuery(PageQuery):
+    """Query parameters of a list whose items have bodies."""
+
+    view: Annotated[
+        Literal["summary", "full"],
+        Field(description="`full`: items as they are read one by one; `summary`: without bodies."),
+    ] = "summary"
+
+    @property
+    def full(self) -> bool:
+        return self.view == "full"

@@ -126,7 +126,7 @@ async def list_(
         query.wanted(),
         after=query.place(UUID),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda pattern: pattern.key)
 

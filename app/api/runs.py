@@ -11,14 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.api.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
-from app.api.pages import LINK, PageQuery
+from app.api.pages import LINK, PageQuery, ViewQuery
 from app.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName, check_storable
+from app.api.schemas.messages import Message
 from app.api.schemas.runs import (
     Context,
-    Message,
     NewRun,
     Run,
     RunGraph,
+    RunSummary,
     SessionName,
     Status,
     Task,
@@ -50,7 +51,7 @@ def _storable(value: T) -> T:
     return value
 
 
-class RunQuery(PageQuery):
+class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
 
     status: Status | None = None
@@ -174,7 +175,7 @@ async def create(
     "",
     operation_id="list_runs",
     summary="List runs by age",
-    response_model=Page[Run],
+    response_model=Page[Run] | Page[RunSummary],
     responses={**problems(), 200: headers(Link=LINK)},
 )
 async def list_(
@@ -190,7 +191,8 @@ async def list_(
         query.wanted(),
         after=query.place(UUID),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
+        full=query.full,
     )
     return query.page(request, response, found, lambda run: run["id"])
 
@@ -227,7 +229,7 @@ async def tasks(
         run_id,
         after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
 
@@ -267,7 +269,7 @@ async def list_messages(
         query.task_id,
         after=query.place(tuple[Seq, Part]),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda message: [message["seq"], message["part"]])
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.api.deps import Actor, ServiceDep, Tenant, Transaction
 from app.api.errors import headers, problems
 from app.api.idempotency import OnceDep
-from app.api.pages import LINK, PageQuery
+from app.api.pages import LINK, ViewQuery
 from app.api.runs import check_webhook
 from app.api.schemas.base import NAME_PATTERN, Page
 from app.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
+from app.db.pages import Part
 from app.runs import schedules
 from app.tenants import audit
 
@@ -66,13 +67,14 @@ async def create(
     "",
     operation_id="list_schedules",
     summary="List schedules by name",
+    description="In a summary, `run` has no `input`.",
     response_model=Page[Schedule],
     responses={**problems(), 200: headers(Link=LINK)},
 )
 async def list_(
     tx: Transaction,
     tenant: Tenant,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[ViewQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
@@ -81,9 +83,10 @@ async def list_(
         tenant,
         after=query.place(str),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
+        full=query.full,
     )
-    items = [_shown(row) for row in found]
+    items = Part(map(_shown, found), more=found.more)
     return query.page(request, response, items, lambda item: item["name"])
 
 

@@ -37,7 +37,7 @@ async def list_(
         tenant,
         after=query.place(str),
         descending=query.descending,
-        limit=query.limit + 1,
+        limit=query.limit,
     )
     return query.page(request, response, found, lambda session: session["id"])
 

@@ -19,6 +19,7 @@ from app.api.schemas.base import Page
 from app.api.schemas.runs import Event as EventAnswer
 from app.api.watch import MAX_SEQ, WatchQuery
 from app.container import Service
+from app.db.pages import Part
 from app.errors import UnauthenticatedError
 from app.events import log
 from app.events.frames import Frame
@@ -116,10 +117,10 @@ async def events(
         query.only,
         after=after,
         before=before,
-        limit=query.limit + 1,
+        limit=query.limit,
         descending=query.descending,
     )
-    items = [event.envelope() for event in found]
+    items = Part((event.envelope() for event in found), more=found.more)
     return query.page(request, response, items, lambda event: event["seq"])
 
 

@@ -4,17 +4,29 @@ Both kinds live by the same rules, so one set of verbs serves them; what is part
 in :mod:`app.definitions.agents` and :mod:`app.definitions.graphs`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
-from sqlalchemy import Row, Select, Table, and_, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Table,
+    Text,
+    and_,
+    cast,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db import tables
+from app.db.pages import Part, fetch_page
 from app.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
@@ -23,15 +35,20 @@ MOST_VERSIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of definition: its noun in messages, its table, and that of its versions."""
+    """A kind of definition: its noun in messages, its table, and that of its versions.
+
+    Attributes:
+        bodies: fields that only a full view shows.
+    """
 
     noun: str
     table: Table
     versions: Table
+    bodies: tuple[str, ...]
 
 
-AGENTS = Kind("agent", tables.agents, tables.agent_versions)
-GRAPHS = Kind("graph", tables.graphs, tables.graph_versions)
+AGENTS = Kind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
+GRAPHS = Kind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +146,21 @@ async def page(
     after: str | None,
     descending: bool,
     limit: int,
-) -> list[Definition]:
-    """Current versions by name, at most ``limit``, behind the name ``after``."""
+    full: bool,
+) -> Part[Definition]:
+    """List current versions by name: a page behind the name ``after``.
+
+    Args:
+        full: with the kind's bodies.
+    """
     column = kind.table.c.name
-    query = _current(kind).where(
+    query = _current(kind, full=full).where(
         kind.table.c.tenant_id == tenant_id, kind.table.c.deleted_at.is_(None)
     )
     if after is not None:
         query = query.where(column < after if descending else column > after)
-    query = query.order_by(column.desc() if descending else column).limit(limit)
-    return [_definition(row) for row in await connection.execute(query)]
+    query = query.order_by(column.desc() if descending else column)
+    return _definitions(await fetch_page(connection, query, limit))
 
 
 async def delete(
@@ -186,19 +208,25 @@ async def versions(
     after: int | None,
     descending: bool,
     limit: int,
-) -> list[Definition]:
-    """Versions of a name, by number.
+    full: bool,
+) -> Part[Definition]:
+    """List versions of a name by number: a page behind ``after``.
+
+    Args:
+        full: with the kind's bodies.
 
     Raises:
         NotFoundError: there is no such name.
     """
     await get(connection, kind, tenant_id, name)
     table = kind.versions
-    query = select(table).where(table.c.tenant_id == tenant_id, table.c.name == name)
+    query = select(*_columns(kind, full=full)).where(
+        table.c.tenant_id == tenant_id, table.c.name == name
+    )
     if after is not None:
         query = query.where(table.c.version < after if descending else table.c.version > after)
-    query = query.order_by(table.c.version.desc() if descending else table.c.version).limit(limit)
-    return [_definition(row) for row in await connection.execute(query)]
+    query = query.order_by(table.c.version.desc() if descending else table.c.version)
+    return _definitions(await fetch_page(connection, query, limit))
 
 
 async def version(
@@ -225,9 +253,22 @@ def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
     return and_(table.c.tenant_id == tenant_id, table.c.name == name, table.c.deleted_at.is_(None))
 
 
-def _current(kind: Kind) -> Select[Any]:
+def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
+    """Yield what a definition is made of; only ``full`` with its bodies."""
+    columns = kind.versions.c
+    yield from (columns.name, columns.version, columns.created_at)
+    bodies = cast(kind.bodies, ARRAY(Text))
+    yield (
+        columns.definition
+        if full
+        else columns.definition.op("-", return_type=JSONB())(bodies).label("definition")
+    )
+
+
+def _current(kind: Kind, *, full: bool = True) -> Select[Any]:
     table, old = kind.table, kind.versions
-    return select(old).join(
+    return select(*_columns(kind, full=full)).join_from(
+        old,
         table,
         and_(
             old.c.tenant_id == table.c.tenant_id,
@@ -239,6 +280,11 @@ def _current(kind: Kind) -> Select[Any]:
 
 def _definition(row: Row[Any]) -> Definition:
     return Definition(row.name, row.version, row.definition, row.created_at)
+
+
+def _definitions(rows: Part[dict[str, Any]]) -> Part[Definition]:
+    fields = ("name", "version", "definition", "created_at")
+    return Part((Definition(*(row[each] for each in fields)) for row in rows), more=rows.more)
 
 
 async def _store_version(

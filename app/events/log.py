@@ -10,6 +10,7 @@ import stamina
 from pydantic_core import from_json, to_json
 
 from app.db.engine import acting_as
+from app.db.pages import Part, fetch_rows
 from app.errors import FencedError, UnavailableError
 from app.events.frames import Filter
 from app.events.types import FINAL_EVENT_TYPES, Event
@@ -57,14 +58,15 @@ async def page(
     before: int,
     limit: int,
     descending: bool,
-) -> list[Event]:
-    """Up to ``limit`` of the events that pass, with a ``seq`` above ``after`` and below ``before``.
+) -> Part[Event]:
+    """List events that pass, with a ``seq`` above ``after`` and below ``before``: a page of them.
 
     Args:
         descending: the newest first.
     """
     async with acting_as(pool, tenant_id) as connection:
-        rows = await connection.fetch(
+        rows = await fetch_rows(
+            connection,
             _PAGE.format(order="DESC" if descending else "ASC"),
             tenant_id,
             run_id,
@@ -74,9 +76,9 @@ async def page(
             None if only.types is None else list(only.types),
             None if only.agents is None else list(only.agents),
             only.depth,
-            limit,
+            limit=limit,
         )
-    return _events(run_id, rows)
+    return Part(_events(run_id, rows), more=rows.more)
 
 
 def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:

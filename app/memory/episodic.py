@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from app.clock import Clock, monotonic
 from app.db.engine import acting_as
+from app.db.pages import Part
 from app.errors import BottegaError, NotFoundError, UnavailableError
 from app.memory import rows, search
 from app.memory.accesses import Accesses
@@ -247,10 +248,7 @@ class EpisodicMemory:
         descending: bool = False,
     ) -> list[Episode]:
         """Episodes within the scope by when they ended, then by id; at most ``limit``, behind the
-        place ``after``.
-
-        Does not count as an access: who lists does not look for one.
-        """
+        place ``after``. Does not count as an access: who lists does not look for one."""
         if scope.reach is Reach.RUN:
             return []
         async with acting_as(self._pool, tenant_id) as connection:
@@ -258,6 +256,25 @@ class EpisodicMemory:
                 connection, scope, where, limit=limit, after=after, descending=descending
             )
             return await self._in_order(connection, scope, ids)
+
+    async def page(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        where: EpisodeFilter,
+        *,
+        limit: int,
+        after: Place | None = None,
+        descending: bool = False,
+    ) -> Part[Episode]:
+        """List the scope's episodes by when they ended, then by id: a page behind ``after``."""
+        if scope.reach is Reach.RUN:
+            return Part(more=False)
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = await search.structured(
+                connection, scope, where, limit=limit + 1, after=after, descending=descending
+            )
+            return await rows.load_page(connection, scope, ids, limit=limit)
 
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY

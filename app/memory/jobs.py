@@ -4,7 +4,7 @@ Whoever claims a job holds it until its lease is over, and renews that while it 
 the claim is the fence: who lost a job can write nothing of it any more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from app.db.pages import Part, fetch_rows
 from app.errors import ConflictError, NotFoundError
 from app.memory.reflection import learn_again
 from app.memory.rows import CHANNEL
@@ -142,12 +143,12 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> Sequence[Job]:
-    """Jobs by when they were ordered, at most ``limit``, behind the one ``after``."""
+) -> Part[Job]:
+    """List jobs by when they were ordered: a page behind the one ``after``."""
     than, direction = ("<", "DESC") if descending else (">", "ASC")
     query = _PAGE.format(columns=_COLUMNS, than=than, order=direction)
-    rows = await connection.fetch(query, tenant_id, after, limit)
-    return [_job(tenant_id, row) for row in rows]
+    rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
+    return Part((_job(tenant_id, row) for row in rows), more=rows.more)
 
 
 async def renew(connection: asyncpg.Connection, job: Job, lease_s: float) -> bool:

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from app.db.pages import Part, fetch_rows
 from app.memory.pattern import (
     APPLIED,
     Baseline,
@@ -109,6 +110,15 @@ async def load(
     """Patterns by id, whole; without those that are unknown."""
     rows = await connection.fetch(_WHOLE, tenant_id, ids, _GIVEN_ARMS)
     return {row["id"]: pattern(row) for row in rows}
+
+
+async def load_page(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], *, limit: int
+) -> Part[Pattern]:
+    """Load as many of the patterns as fit in a page, in the order of ``ids``."""
+    query = f"{_WHOLE} ORDER BY array_position($2, p.id) LIMIT $4"
+    rows = await fetch_rows(connection, query, tenant_id, ids, _GIVEN_ARMS, limit=limit)
+    return Part(map(pattern, rows), more=rows.more)
 
 
 async def hold(

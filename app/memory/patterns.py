@@ -11,6 +11,7 @@ import asyncpg
 
 from app.clock import Clock
 from app.db.engine import acting_as
+from app.db.pages import Part
 from app.memory import application_rows, baselines, curating, judging, pattern_rows
 from app.memory.options import LearningOptions
 from app.memory.pattern import (
@@ -114,14 +115,13 @@ class PatternCache:
         limit: int,
         after: UUID | None = None,
         descending: bool = False,
-    ) -> list[Pattern]:
-        """Patterns in the order in which they came; at most ``limit``, behind the one ``after``."""
+    ) -> Part[Pattern]:
+        """List patterns in the order in which they came: a page behind the one ``after``."""
         async with acting_as(self._pool, tenant_id) as connection:
             ids = await pattern_rows.page(
-                connection, tenant_id, where, limit=limit, after=after, descending=descending
+                connection, tenant_id, where, limit=limit + 1, after=after, descending=descending
             )
-            found = await pattern_rows.load(connection, tenant_id, ids)
-        return [found[each] for each in ids if each in found]
+            return await pattern_rows.load_page(connection, tenant_id, ids, limit=limit)
 
     async def update(
         self,

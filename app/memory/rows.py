@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from app.db.pages import Part, fetch_rows
 from app.memory.episode import Body, Episode, State, StorageState
 from app.memory.scope import Scope
 
@@ -58,6 +59,15 @@ async def load(
     outside of the scope, unknown or deleted."""
     rows = await connection.fetch(_EPISODES, scope.document, ids)
     return {row["id"]: _episode(row) for row in rows}
+
+
+async def load_page(
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID], *, limit: int
+) -> Part[Episode]:
+    """Load as many of the scope's episodes as fit in a page, in the order of ``ids``."""
+    query = f"{_EPISODES} ORDER BY array_position($2, id) LIMIT $3"
+    rows = await fetch_rows(connection, query, scope.document, ids, limit=limit)
+    return Part(map(_episode, rows), more=rows.more)
 
 
 def _episode(row: Mapping[str, Any]) -> Episode:

@@ -10,12 +10,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.agents.messages import AssistantMessage, ToolResult
 from app.agents.recording import task_id_at
 from app.agents.subagent import question_of
+from app.db.pages import PAGE_BYTES, Part, fetch_page
 from app.db.tables import run_events, tasks
 from app.errors import NotFoundError
 from app.events.types import EventType
@@ -88,8 +89,8 @@ async def page(
     after: tuple[int, int] | None,
     descending: bool,
     limit: int,
-) -> list[dict[str, Any]]:
-    """Messages of a task, or of the run's own agent, in the order of the log.
+) -> Part[dict[str, Any]]:
+    """List messages of a task, or of the run's own agent, in the order of the log: a page.
 
     Args:
         after: (``seq``, ``part``) of the message before the page.
@@ -98,28 +99,56 @@ async def page(
         NotFoundError: an unknown run or task.
     """
     run = await read.get(connection, tenant_id, run_id)
-    parent = None
+    parent: UUID | None = None
     if task_id is not None:
         parent = await _parent_of(connection, tenant_id, run_id, task_id)
     first = EventType.RUN_QUEUED if task_id is None else EventType.AGENT_STARTED
-    query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
     seq = run_events.c.seq
-    if after is not None:  # its own event may hold more
-        query = query.where(seq <= after[0] if descending else seq >= after[0])
-    query = query.order_by(seq.desc() if descending else seq).limit(limit + 1)
-    rows = (await connection.execute(query)).all()
+    query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
+    query = query.order_by(seq.desc() if descending else seq)
     question: Sequence[Mapping[str, str]] = _input(run)
-    if task_id is not None and (parent is not None or run["mode"] == "orchestrated"):
-        begins = any(row.type == first for row in rows)
-        question = await _asked(connection, run, parent, task_id) if begins else ()
+    asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
     found: list[dict[str, Any]] = []
-    for row in rows:
-        messages = messages_of(Entry(row.seq, row.type, row.at, row.data, row.output), question)
-        for message in reversed(messages) if descending else messages:
-            place = (message["seq"], message["part"])
-            if after is None or (place < after if descending else place > after):
-                found.append(message)
-    return found[:limit]
+    more = True
+    while more and not found:  # the event that holds the place may hold nothing more
+        rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
+        if asked_by_agent and task_id is not None:
+            begins = any(row["type"] == first for row in rows)
+            question = await _asked(connection, run, parent, task_id) if begins else ()
+        for row in rows:
+            entry = Entry(row["seq"], row["type"], row["at"], row["data"], row["output"])
+            messages = messages_of(entry, question)
+            for message in reversed(messages) if descending else messages:
+                place = (message["seq"], message["part"])
+                if after is None or (place < after if descending else place > after):
+                    found.append(message)
+        more = rows.more
+        if rows:
+            after = (rows[-1]["seq"], -1 if descending else _LAST)
+    return _fitting(found, limit, more=more)
+
+
+_LAST = 2**31 - 1
+
+
+def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
+    """The events that hold messages behind a place; its own may hold more."""
+    if after is None:
+        return true()
+    seq, part = after
+    if part in (-1, _LAST):
+        return run_events.c.seq < seq if descending else run_events.c.seq > seq
+    return run_events.c.seq <= seq if descending else run_events.c.seq >= seq
+
+
+def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> Part[dict[str, Any]]:
+    """Cut messages to a page: those of a run's input are not measured by the database."""
+    size = 0
+    for number, message in enumerate(found):
+        size += len((message["content"] or "").encode(errors="replace"))
+        if number == limit or (number and size > PAGE_BYTES):
+            return Part(found[:number], more=True)
+    return Part(found, more=more)
 
 
 def _conversation(

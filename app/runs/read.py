@@ -12,7 +12,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     DateTime,
-    RowMapping,
     Select,
     Text,
     Uuid,
@@ -26,29 +25,38 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.db.pages import Part, fetch_page
 from app.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
 from app.definitions import store
 from app.errors import NotFoundError
 from app.events.types import EventType
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
-_RUNS = (
-    select(
-        runs,
-        *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
-        run_learning.c.status.label("learning"),
+_BODIES = ("input", "output")
+_HIDDEN = ("pinned", "session_base")
+"""Columns that no list shows, some of them large."""
+
+
+def _runs(*but: str) -> Select[Any]:
+    """Select runs with what lies beside them, without the columns ``but``."""
+    return (
+        select(
+            *(column for column in runs.c if column.name not in but),
+            *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
+            run_learning.c.status.label("learning"),
+        )
+        .join_from(
+            runs,
+            webhooks,
+            and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
+            isouter=True,
+        )
+        .outerjoin(
+            run_learning,
+            and_(run_learning.c.tenant_id == runs.c.tenant_id, run_learning.c.run_id == runs.c.id),
+        )
     )
-    .join_from(
-        runs,
-        webhooks,
-        and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
-        isouter=True,
-    )
-    .outerjoin(
-        run_learning,
-        and_(run_learning.c.tenant_id == runs.c.tenant_id, run_learning.c.run_id == runs.c.id),
-    )
-)
+
 
 _BY_METADATA = text("""
 SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
@@ -87,7 +95,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = _RUNS.where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    query = _runs().where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
@@ -113,18 +121,24 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> list[dict[str, Any]]:
-    """Runs by age, at most ``limit``, behind the run ``after``."""
-    query = _RUNS.where(runs.c.tenant_id == tenant_id)
+    full: bool,
+) -> Part[dict[str, Any]]:
+    """List runs by age: a page behind the run ``after``.
+
+    Args:
+        full: with input and output.
+    """
+    query = _runs(*_HIDDEN, *(() if full else _BODIES)).where(runs.c.tenant_id == tenant_id)
     if wanted.metadata:
-        found = await _with_metadata(connection, wanted, after, descending, limit)
+        found = await _with_metadata(connection, wanted, after, descending, limit + 1)
         query = query.where(runs.c.id.in_(found))
     else:
         query = query.where(*_conditions(wanted))
         if after is not None:
             query = query.where(runs.c.id < after if descending else runs.c.id > after)
-    query = query.order_by(runs.c.id.desc() if descending else runs.c.id).limit(limit)
-    return [shown(dict(row)) for row in (await connection.execute(query)).mappings()]
+    query = query.order_by(runs.c.id.desc() if descending else runs.c.id)
+    rows = await fetch_page(connection, query, limit)
+    return Part((shown(dict(row)) for row in rows), more=rows.more)
 
 
 def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
@@ -205,9 +219,9 @@ async def tasks_page(
     after: tuple[Any, ...] | None,
     descending: bool,
     limit: int,
-) -> list[RowMapping]:
-    """The tasks of a run in the order they were asked for, each with its accepted answer."""
-    await get(connection, tenant_id, run_id)
+) -> Part[dict[str, Any]]:
+    """List the tasks of a run in the order they were asked for, each with its accepted answer."""
+    await require(connection, tenant_id, run_id)
     answer = run_events.alias("answer")
     query = (
         select(tasks, answer.c.data["output"].astext.label("output"))
@@ -228,7 +242,18 @@ async def tasks_page(
         place = tuple_(*columns)
         query = query.where(place < after if descending else place > after)
     query = query.order_by(*(column.desc() if descending else column for column in columns))
-    return list((await connection.execute(query.limit(limit))).mappings())
+    return await fetch_page(connection, query, limit)
+
+
+async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
+    """Check that there is a run.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    query = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    if await connection.scalar(query) is None:
+        raise NotFoundError(f"there is no run {run_id}")
 
 
 async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from uuid import UUID
 
 import structlog
 from sqlalchemy import RowMapping, and_, delete, func, select, text, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.db.engine import act_as
+from app.db.pages import Part, fetch_page
 from app.db.tables import schedules
 from app.errors import BottegaError, ConflictError, NotFoundError
 from app.events.log import is_transient
@@ -112,14 +113,22 @@ async def page(
     after: str | None,
     descending: bool,
     limit: int,
-) -> list[dict[str, Any]]:
-    """Schedules by name, at most ``limit``, behind the name ``after``."""
+    full: bool,
+) -> Part[dict[str, Any]]:
+    """List schedules by name: a page behind the name ``after``.
+
+    Args:
+        full: with the input of their runs.
+    """
     column = _columns.name
-    query = select(schedules).where(_columns.tenant_id == tenant_id)
+    run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
+    columns = [each for each in _columns if each.name != "run"]
+    query = select(*columns, run).where(_columns.tenant_id == tenant_id)
     if after is not None:
         query = query.where(column < after if descending else column > after)
-    query = query.order_by(column.desc() if descending else column).limit(limit)
-    return [dict(row) for row in (await connection.execute(query)).mappings()]
+    query = query.order_by(column.desc() if descending else column)
+    rows = await fetch_page(connection, query, limit)
+    return Part(map(dict, rows), more=rows.more)
 
 
 async def pause(

@@ -3,9 +3,10 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, and_, select
+from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.db.pages import Part, fetch_page
 from app.db.tables import session_memory, sessions
 from app.errors import ConflictError, NotFoundError
 
@@ -51,13 +52,13 @@ async def page(
     after: str | None,
     descending: bool,
     limit: int,
-) -> list[RowMapping]:
-    """Sessions by id, at most ``limit``, behind the id ``after``."""
+) -> Part[dict[str, Any]]:
+    """List sessions by id: a page behind the id ``after``."""
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(sessions.c.id < after if descending else sessions.c.id > after)
-    query = query.order_by(sessions.c.id.desc() if descending else sessions.c.id).limit(limit)
-    return list((await connection.execute(query)).mappings())
+    query = query.order_by(sessions.c.id.desc() if descending else sessions.c.id)
+    return await fetch_page(connection, query, limit)
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.db.pages import Part, fetch_page
 from app.db.tables import audit_log
 
 
@@ -45,8 +46,8 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> list[RowMapping]:
-    """What was noted, by time (ids grow with it), at most ``limit``, behind the id ``after``.
+) -> Part[dict[str, Any]]:
+    """List what was noted by time (ids grow with it): a page behind the id ``after``.
 
     Args:
         noted_after, noted_before: neither moment itself.
@@ -61,5 +62,5 @@ async def page(
         query = query.where(log.at < noted_before)
     if after is not None:
         query = query.where(log.id < after if descending else log.id > after)
-    query = query.order_by(log.id.desc() if descending else log.id).limit(limit)
-    return list((await connection.execute(query)).mappings())
+    query = query.order_by(log.id.desc() if descending else log.id)
+    return await fetch_page(connection, query, limit)

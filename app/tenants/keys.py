@@ -8,12 +8,13 @@ import secrets
 import string
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.db.pages import Part, fetch_page
 from app.db.tables import api_keys
 from app.errors import ConflictError, InvalidInputError, NotFoundError
 from app.tenants import audit
@@ -118,13 +119,13 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> list[RowMapping]:
-    """The tenant's keys by age, revoked ones too, at most ``limit``, behind the id ``after``."""
+) -> Part[dict[str, Any]]:
+    """List the tenant's keys by age, revoked ones too: a page behind the id ``after``."""
     query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
     if after is not None:
         query = query.where(_keys.id < after if descending else _keys.id > after)
-    query = query.order_by(_keys.id.desc() if descending else _keys.id).limit(limit)
-    return list((await tx.execute(query)).mappings())
+    query = query.order_by(_keys.id.desc() if descending else _keys.id)
+    return await fetch_page(tx, query, limit)
 
 
 async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID) -> None:

@@ -91,7 +91,7 @@ def test_a_secret_that_signs_nothing_is_refused(
 async def found(client: httpx2.AsyncClient, **query: Any) -> list[str]:
     """The inputs of the runs that a list answers with, over all its pages."""
     inputs: list[str] = []
-    answer = await client.get("/v1/runs", params={"limit": 2, **query})
+    answer = await client.get("/v1/runs", params={"limit": 2, "view": "full", **query})
     while True:
         assert answer.status_code == 200, answer.text
         inputs += [run["input"] for run in answer.json()["items"]]

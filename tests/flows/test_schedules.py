@@ -86,7 +86,7 @@ async def test_a_schedule_is_stored_listed_and_deleted(api: Running) -> None:
     again = await client.post("/v1/schedules", json=HOURLY)
     assert problem(again, 409)["code"] == "exists"
     await client.post("/v1/schedules", json=HOURLY | {"name": "other", "timezone": "Asia/Tokyo"})
-    page = (await client.get("/v1/schedules?limit=1")).json()
+    page = (await client.get("/v1/schedules?limit=1&view=full")).json()
     assert page["items"] == [shown]
     rest = await client.get("/v1/schedules", params={"cursor": page["next_cursor"]})
     assert [item["name"] for item in rest.json()["items"]] == ["other"]

@@ -297,20 +297,18 @@ class NewAgent(AgentContent):
     name: Name
 
 
-class Agent(Answer):
-    """An agent in one of its versions."""
+class AgentSummary(Answer):
+    """An agent in one of its versions, as lists show it."""
 
     name: str
     version: int
     description: str
-    system_message: str
     model: str | None
     provider: Literal["chat_completions", "responses"] | None
     model_patience_s: float | None = None
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None
-    tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]
     recall: SemanticRecall | None
     tool_policy: list[ToolRule]
     exit_on_success: list[str]
@@ -320,3 +318,10 @@ class Agent(Answer):
     memory_scope: MemoryScope | None = None
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="When this version was stored.")]
+
+
+class Agent(AgentSummary):
+    """An agent in one of its versions."""
+
+    system_message: str
+    tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]

@@ -74,15 +74,20 @@ class NewGraph(GraphContent):
     name: Name
 
 
-class Graph(Answer):
-    """A graph in one of its versions."""
+class GraphSummary(Answer):
+    """A graph in one of its versions, as lists show it."""
 
     name: str
     version: int
-    nodes: list[Node]
-    edges: list[Edge]
     ttl_s: float | None
     created_at: Annotated[datetime, Field(description="When this version was stored.")]
+
+
+class Graph(GraphSummary):
+    """A graph in one of its versions."""
+
+    nodes: list[Node]
+    edges: list[Edge]
 
 
 class Order(Answer):

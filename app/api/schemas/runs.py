@@ -227,8 +227,8 @@ class AgentUsage(Usage):
     tool_calls: int
 
 
-class Run(Answer):
-    """A run."""
+class RunSummary(Answer):
+    """A run, as lists show it."""
 
     id: UUID
     status: Status
@@ -237,10 +237,6 @@ class Run(Answer):
     graph: str | None
     session_id: str | None
     user: str | None = None
-    input: str | list[InputMessage]
-    output: Annotated[
-        Any, Field(description="The answer, or what there is of one if the run failed; else null.")
-    ]
     stop_reason: str | None
     error: Failure | None
     usage: AgentUsage | None
@@ -265,6 +261,15 @@ class Run(Answer):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+
+
+class Run(RunSummary):
+    """A run."""
+
+    input: str | list[InputMessage]
+    output: Annotated[
+        Any, Field(description="The answer, or what there is of one if the run failed; else null.")
+    ]
 
 
 class Task(Answer):
@@ -306,36 +311,6 @@ class Task(Answer):
         datetime | None, Field(description="Null: it waits, or was cancelled while it did.")
     ]
     ended_at: datetime | None
-
-
-class MessageCall(Answer):
-    """A tool call that a model made."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-    malformed: Annotated[
-        str | None, Field(description="What the model wrote instead, if that is no JSON object.")
-    ]
-
-
-class Message(Answer):
-    """A message of a conversation, as the log has it."""
-
-    seq: Annotated[int, Field(description="Of the event that says so; an input shares one.")]
-    at: datetime
-    role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        Field(description="`system`: of the input, or what another agent (`source`) passed on."),
-    ]
-    content: str
-    tool_calls: list[MessageCall] = Field(default_factory=list)
-    usage: Annotated[Usage | None, Field(description="Of a model's answer.")] = None
-    tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
-    name: Annotated[str | None, Field(description="The tool's.")] = None
-    status: Annotated[Literal["success", "error"] | None, Field(description="The tool's.")] = None
-    source: str | None = None
-    version: int | None = None
 
 
 class Event(Answer):

@@ -1,0 +1,216 @@
+"""Pages of every list: bounded by bytes, complete, without bodies unless they are asked for."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import httpx2
+import pytest
+
+from app.db.pages import PAGE_BYTES
+from tests.api.test_episodes import remember
+from tests.api.test_patterns import add
+from tests.fake_model import FakeModel
+from tests.processes import command
+from tests.service import Running
+from tests.team import define, start
+
+SMALL = {"list_sessions", "list_keys", "list_audit_log", "list_memory_reports"}
+"""Lists whose items are always small: 200 of them fit in a page."""
+LARGER = [
+    """UPDATE agent_versions SET definition = definition
+       || jsonb_build_object('metadata', jsonb_build_object('k', repeat('x', 400000)))""",
+    """UPDATE graph_versions SET definition = definition
+       || jsonb_build_object('ttl_s', 5, 'x', repeat('x', 400000))""",
+    "UPDATE schedules SET run = jsonb_set(run, '{metadata,k}', to_jsonb(repeat('x', 400000)))",
+    "UPDATE patterns SET document = document || jsonb_build_object('detail', repeat('x', 400000))",
+    "UPDATE runs SET metadata = jsonb_build_object('k', repeat('x', 400000))",
+    """UPDATE run_events SET data = jsonb_set(data, '{output}', to_jsonb(repeat('x', 400000)))
+       WHERE data ? 'output'""",
+    """UPDATE run_events SET data = jsonb_set(data, '{message,content}',
+       to_jsonb(repeat('x', 400000))) WHERE data ? 'message' AND type = 'llm.completed'""",
+]
+
+
+async def fill(server: Running) -> dict[str, str]:
+    """Make items of every kind, most of them large; answers with the path of each list."""
+    client = server.client
+    await define(client)
+    run_id = await start(client)
+    await server.frames(f"/v1/runs/{run_id}/ws")
+    run = {"agent": "designer", "input": "x", "session_id": "s"}
+    for number in range(4):
+        await client.post("/v1/agents", json={"name": f"a{number}", "system_message": "x"})
+        await client.put("/v1/agents/designer", json={"system_message": "x", "description": "y"})
+        await client.post("/v1/graphs", json={"name": f"g{number}"})
+        await client.put("/v1/graphs/g0", json={})
+        schedule = {"name": f"s{number}", "cron": "0 5 * * 1", "run": run}
+        assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+        assert (
+            await client.post("/v1/runs?wait=30", json=run | {"session_id": f"s{number}"})
+        ).is_success
+        await add(client, name=f"p{number}")
+    await client.delete("/v1/agents/a0")
+    for _ in range(20):
+        task = {"original_input": "x", "context": {"k": "y" * 60_000}}
+        await remember(client, task=task)
+    assert (await client.post("/v1/memory/maintenance")).is_success
+    for statement in LARGER:
+        await server.owner.execute(statement)
+    run_path = f"/v1/runs/{run_id}"
+    return {
+        "list_agents": "/v1/agents",
+        "list_agent_versions": "/v1/agents/designer/versions",
+        "list_graphs": "/v1/graphs",
+        "list_graph_versions": "/v1/graphs/g0/versions",
+        "list_schedules": "/v1/schedules",
+        "list_patterns": "/v1/patterns",
+        "list_runs": "/v1/runs",
+        "list_run_tasks": f"{run_path}/tasks",
+        "list_run_messages": f"{run_path}/messages",
+        "list_run_events": f"{run_path}/events",
+        "list_episodes": "/v1/episodes",
+        "list_sessions": "/v1/sessions",
+        "list_keys": "/v1/keys",
+        "list_audit_log": "/v1/audit",
+        "list_memory_reports": "/v1/memory/reports",
+    }
+
+
+async def pages(client: httpx2.AsyncClient, path: str, **query: str) -> list[list[Any]]:
+    """All pages of a list, along their Link headers, each checked to be within the bound."""
+    found = []
+    params: dict[str, Any] = query
+    while True:
+        answer = await client.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        assert len(answer.content) <= PAGE_BYTES or len(body["items"]) == 1
+        found.append(body["items"])
+        if body["next_cursor"] is None:
+            assert "link" not in answer.headers
+            return found
+        assert body["items"]
+        target, _, relation = answer.headers["link"].partition(">")
+        assert relation == '; rel="next"'
+        link = urlsplit(target.removeprefix("<"))
+        params = {name: value for name, (value,) in parse_qs(link.query).items()}
+        assert link.path == path
+        assert params == query | {"cursor": body["next_cursor"]}
+        assert urlsplit(path).path == path
+
+
+def told(found: list[list[Any]]) -> list[tuple[Any, ...]]:
+    """What the items of pages are told apart by, in their order."""
+    names = ("id", "seq", "name", "version", "content")
+    return [tuple(item.get(name) for name in names) for page in found for item in page]
+
+
+def peak(pid: int) -> int:
+    """Return the most memory that a process has taken so far, in bytes."""
+    (line,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(line.split()[1]) * 1024
+
+
+async def test_every_list_comes_in_pages_of_a_megabyte(bottega: Running, model: FakeModel) -> None:
+    paths = await fill(bottega)
+    document = (await bottega.client.get("/openapi.json")).json()
+    lists = {
+        operation["operationId"]: {each["name"] for each in operation.get("parameters", [])}
+        for operations in document["paths"].values()
+        for method, operation in operations.items()
+        if method == "get"
+    }
+    assert {name for name, parameters in lists.items() if "cursor" in parameters} == paths.keys()
+    for name, path in paths.items():
+        views = ("summary", "full") if "view" in lists[name] else ("",)
+        for view in views:
+            query = {"view": view} if view else {}
+            many = await pages(bottega.client, path, limit="200", **query)
+            single = await pages(bottega.client, path, limit="1", **query)
+            back = await pages(bottega.client, path, limit="200", order="desc", **query)
+            assert told(many) == told(single) == told(back)[::-1], name
+            assert all(len(page) <= 1 for page in single)
+            assert name in SMALL or len(many) > 1, name
+            assert many[0] or name == "list_keys", name
+
+
+async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: FakeModel) -> None:
+    client = bottega.client
+    await define(client)
+    run_id = await start(client)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run = {"agent": "designer", "input": "secret words", "priority": 3}
+    await client.post("/v1/schedules", json={"name": "s", "cron": "0 5 * * 1", "run": run})
+    for path, one, bodies in [
+        ("/v1/runs", f"/v1/runs/{run_id}", {"input", "output"}),
+        ("/v1/agents", "/v1/agents/coordinator", {"system_message", "tools"}),
+        ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", {"system_message", "tools"}),
+        ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges"}),
+    ]:
+        whole = (await client.get(one)).json()
+        ((summary, *_), *_) = await pages(client, path, limit="1")
+        ((full, *_), *_) = await pages(client, path, limit="1", view="full")
+        for shown in (whole, full, summary):
+            shown.pop("learning", None)  # goes on after the end
+        assert full == whole, path
+        assert summary == {name: whole[name] for name in whole.keys() - bodies}, path
+    ((summary,),) = await pages(client, "/v1/schedules")
+    ((full,),) = await pages(client, "/v1/schedules", view="full")
+    assert full == (await client.get("/v1/schedules/s")).json()
+    assert full["run"]["input"] == "secret words"
+    assert summary == full | {"run": {k: v for k, v in full["run"].items() if k != "input"}}
+    assert (await client.get("/v1/runs", params={"view": "all"})).status_code == 422
+
+
+async def test_a_long_question_comes_in_pages(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    said = [{"role": "system", "content": f"{number}" * 450_000} for number in range(2)]
+    said.append({"role": "user", "content": "Build it."})
+    run_id = await start(bottega.client, input=said)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    await bottega.owner.execute(LARGER[-1])
+    path = f"/v1/runs/{run_id}/messages"
+    first, *others = await pages(bottega.client, path)
+    assert first == await _messages(bottega.client, path, limit="3")
+    assert [message["content"] for message in first] == [each["content"] for each in said]
+    *_, last = await pages(bottega.client, path, order="desc")
+    assert {message["seq"] for message in last} == {1}
+    assert others[0][0]["role"] == "assistant"
+
+
+async def _messages(client: httpx2.AsyncClient, path: str, **query: str) -> Any:
+    return (await client.get(path, params=query)).json()["items"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+async def test_lists_of_large_items_take_little_memory(database_url: str) -> None:
+    """Without a bound four lists of 200 schedules of 1 MB take 1.8 GB."""
+    async with command("serve", "--port", "0", DATABASE_URL=database_url) as server:
+        base = f"http://127.0.0.1:{server.port}"
+        async with httpx2.AsyncClient(base_url=base, timeout=120) as client:
+            run = {"agent": "a", "input": "x"}
+            new = {"name": "s", "cron": "0 5 * * 1", "run": run}
+            assert (await client.post("/v1/schedules", json=new)).status_code == 201
+            owner = await asyncpg.connect(database_url)
+            await owner.execute(
+                """INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
+                   SELECT tenant_id, 's' || n, cron, timezone,
+                          run || jsonb_build_object('input', repeat('x', 1000000)), next_at
+                   FROM schedules, generate_series(1, 200) n"""
+            )
+            await owner.close()
+            before = peak(server.process.pid)
+            asked = [
+                client.get("/v1/schedules", params={"limit": 200, "view": view})
+                for view in ("full", "summary") * 4
+            ]
+            answers = await asyncio.gather(*asked)
+            assert [len(each.json()["items"]) for each in answers] == [2, 200] * 4
+            assert peak(server.process.pid) - before < 100_000_000
