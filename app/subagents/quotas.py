@@ -59,7 +59,15 @@ def check_dispatch(
             size=parent.queued - room,
             limit=own.max_queued,
         )
-    sizes = [(queued, limits.max_queue_size)]
+    _check_queue(parent, limits, queued, queued_of_tenant, room)
+
+
+def _check_queue(
+    parent: Parent, limits: SubagentLimits, queued: int, queued_of_tenant: int, room: int
+) -> None:
+    sizes = []
+    if queued_of_tenant:  # each tenant has one place, however full the queue is
+        sizes.append((queued, limits.max_queue_size))
     if parent.tenant_id is not None:
         of_tenant = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
         sizes.append((queued_of_tenant, of_tenant))

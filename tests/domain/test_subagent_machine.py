@@ -184,6 +184,7 @@ class Tasks(RuleBasedStateMachine):
         of_tenant = self.where.counts.queued_of_tenant(parent.tenant_id)
         match error.code:
             case "subagent_queue_full":
+                assert of_tenant > 0
                 assert self.where.queued_count >= LIMITS.max_queue_size or of_tenant >= (
                     LIMITS.tenant_max_queued or 0
                 )
@@ -401,7 +402,7 @@ class Tasks(RuleBasedStateMachine):
         restored = any(handle.attempt > 1 for handle in self.tasks.values())
         if restored:
             return  # to those no limits are applied again
-        assert self.where.queued_count <= LIMITS.max_queue_size
+        assert self.where.queued_count <= LIMITS.max_queue_size + len(TENANTS) - 1
         for parent in self.roots + self.below:
             assert parent.queued <= LIMITS.max_queued
         for tenant in TENANTS:

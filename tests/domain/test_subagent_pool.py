@@ -173,6 +173,29 @@ class TestFairness:
 
         run_virtual(run())
 
+    def test_each_tenant_has_a_place_in_a_queue_that_others_have_filled(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
+            async with registry(limits, min_workers=1, max_workers=1) as where:
+                one, two = self.tenants(where, Heard())
+                three, four = self.tenants(where, Heard())
+                running = put(where, one, "runs")
+                await settled()
+                for n in range(5):
+                    put(where, one, str(n))
+                    put(where, two, str(n))
+                for late in (three, four):
+                    put(where, late, "the place that is kept for it")
+                    with pytest.raises(SubagentQueueFullError) as refused:
+                        put(where, late, "one more")
+                    assert refused.value.about["limit"] == 10
+                assert where.queued_count == 12
+                await job(running).finish()
+                await settled()
+                assert where.queued_count == 11
+
+        run_virtual(run())
+
     def test_a_tenant_holds_no_more_slots_than_it_may(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(tenant_max_concurrent=2, tenant_max_queued=3, max_concurrent=9)
