@@ -78,10 +78,14 @@ class SubagentSettings(BaseSettings):
         _Seconds, Field(description="Seconds in which a waiting task gains one priority.")
     ] = 5.0
     subagent_failure_threshold: Annotated[
-        _Count, Field(description="Failures of a kind of task that open its circuit breaker.")
-    ] = 3
+        _Count,
+        Field(
+            description="Ended tasks of a kind from which its circuit breaker opens if at least "
+            "half of them failed."
+        ),
+    ] = 5
     subagent_monitor_window: Annotated[
-        _Seconds, Field(description="Seconds within which those failures count.")
+        _Seconds, Field(description="Seconds within which those tasks count.")
     ] = 60.0
     subagent_reset_timeout: Annotated[
         _Seconds, Field(description="Seconds until an open breaker lets one task through.")

@@ -1,7 +1,7 @@
 """Circuit breakers: kinds of task that keep failing are held back a while (spec page 3, S8). Pure.
 
 A breaker is closed (tasks go through), open (none does until its reset time), or half-open (one
-does, the probe, whose end decides). Only failures make one, so most kinds have none.
+does, the probe, whose end decides). It opens when at least half of enough tasks failed lately.
 """
 
 import json
@@ -11,14 +11,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
+from uuid import UUID
 
 from app.subagents.limits import SchedulerOptions
+
+_MOST_ENDS = 1000
+"""Ends of tasks that a breaker remembers, of either sort."""
 
 
 @lru_cache(maxsize=128)  # most dispatches are of a kind that was dispatched a moment ago
 def kind_of(agent: str | None, instructions: str | None) -> str:
     """What tasks of the same agent with the same instructions have in common: a short hash."""
     return blake2b(json.dumps([agent, instructions]).encode(), digest_size=8).hexdigest()
+
+
+BreakerKey = tuple[UUID | None, str, str]
+"""Tenant, what its tasks have in common (a model, or a run), and their kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +48,15 @@ class OpenBreaker:
 class _Breaker:
     """
     Attributes:
-        failures: when, in seconds.
+        failures, successes: of the latest tasks that ended, when, in seconds.
         retry_at: its reset time; ``None``: it is closed.
         probe: the task whose end decides.
         held: tasks that are held back, in order.
         idle_since: when it was first seen to wait for a probe that did not come.
     """
 
-    failures: deque[float] = field(default_factory=deque)
+    failures: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
+    successes: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
     retry_at: float | None = None
     probe: Hashable | None = None
     held: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
@@ -60,7 +69,7 @@ class _Breaker:
 
 
 class Breakers:
-    """The breakers of all kinds, each under a key: tenant and kind.
+    """Breakers, each under a key.
 
     A task is told of by any hashable value but ``None``. What does not look at all keys costs
     O(1).
@@ -112,29 +121,32 @@ class Breakers:
         if not was_closed and breaker.probe != task:
             return False
         breaker.failures.append(now)
-        self._drop_old_failures(breaker, now)
+        self._drop_old_ends(breaker, now)
         if was_closed:
-            if len(breaker.failures) < self._options.failure_threshold:
+            ended = len(breaker.failures) + len(breaker.successes)
+            if ended < self._options.failure_threshold or 2 * len(breaker.failures) < ended:
                 return False
             breaker.held.clear()
         breaker.probe = None
         breaker.retry_at = self._resting[key] = now + self._options.reset_timeout
         return True
 
-    def succeeded(self, key: Hashable, task: Hashable) -> bool:
+    def succeeded(self, key: Hashable, task: Hashable, now: float) -> bool:
         """A task completed. ``True``: it was the probe, and its breaker is closed.
 
         All that :meth:`held` names then may go; it names them until the breaker is forgotten or
         opens again.
         """
-        breaker = self._breakers.get(key)
-        if breaker is None:
-            return False
+        breaker = self._breakers.setdefault(key, _Breaker())
         breaker.held.pop(task, None)
-        if breaker.probe != task:
+        if breaker.retry_at is None:
+            breaker.successes.append(now)
+            self._drop_old_ends(breaker, now)
+        if breaker.probe is None or breaker.probe != task:
             return False
         breaker.probe = breaker.retry_at = None
         breaker.failures.clear()
+        breaker.successes.clear()
         return True
 
     def dropped(self, key: Hashable, task: Hashable) -> Hashable | None:
@@ -150,7 +162,7 @@ class Breakers:
         breaker.held.pop(task, None)
         return breaker.next_probe() if breaker.probe == task else None
 
-    def due(self, now: float) -> list[tuple[Hashable, Hashable]]:
+    def due(self, now: float) -> list[tuple[Any, Hashable]]:
         """Breakers whose reset time has come and the task to release for each, as its probe.
 
         Those that hold none back are not named: their next dispatch is the probe.
@@ -165,6 +177,10 @@ class Breakers:
     def next_due(self) -> float | None:
         """When :meth:`due` will have something to do; ``None``: not as things are."""
         return next(iter(self._resting.values()), None)
+
+    def failures(self, key: Hashable) -> int:
+        """Count the failures that it remembers."""
+        return len(self._breakers[key].failures) if key in self._breakers else 0
 
     def held(self, key: Hashable) -> list[Any]:
         """The tasks that are held back, in order."""
@@ -195,14 +211,15 @@ class Breakers:
 
     def _is_over(self, key: Hashable, breaker: _Breaker, now: float) -> bool:
         if breaker.retry_at is None:
-            self._drop_old_failures(breaker, now)
-            return not breaker.failures
+            self._drop_old_ends(breaker, now)
+            return not breaker.failures and not breaker.successes
         if key in self._resting or breaker.probe is not None:
             return False
         if breaker.idle_since is None:
             breaker.idle_since = now
         return now - breaker.idle_since > self._options.monitor_window
 
-    def _drop_old_failures(self, breaker: _Breaker, now: float) -> None:
-        while breaker.failures and now - breaker.failures[0] > self._options.monitor_window:
-            breaker.failures.popleft()
+    def _drop_old_ends(self, breaker: _Breaker, now: float) -> None:
+        for ends in (breaker.failures, breaker.successes):
+            while ends and now - ends[0] > self._options.monitor_window:
+                ends.popleft()

@@ -1,6 +1,7 @@
 """A task as the work of an agent: which one, asked what, and what its answer means."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from app.agents.base import BaseAgent
@@ -60,6 +61,7 @@ class Child:
                 graph.restore(publication)
         work = self._work(past.params)
         self.query.usage += past.usage
+        past = replace(past, params=self._with_model(past.params))
         handle = registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
         if self.task_id in self.scope.swarm.cancelled:
             registry.cancel(self.task_id, CANCELLED)
@@ -73,9 +75,17 @@ class Child:
         """
         registry, parent = self.scope.swarm.registry, self.scope.parent
         work = self._work(params)
+        params = self._with_model(params)
         handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
         self.scope.dispatched.add(self.task_id)
         return handle
+
+    def _with_model(self, params: DispatchParams) -> DispatchParams:
+        """Add the provider and model that the task's agent asks."""
+        source = self.agents.get(params.agent) if params.named else None
+        provider = (source or self.query.agent).provider
+        api, model = getattr(provider, "api", ""), getattr(provider, "model", "")
+        return replace(params, model=f"{type(provider).__name__}/{api}/{model}")
 
     def _work(self, params: DispatchParams) -> Callable[[SubagentHandle], Awaitable[Outcome]]:
         swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits

@@ -10,6 +10,7 @@ from uuid import UUID
 from app.agents.messages import AgentUsage, Usage
 from app.agents.recording import Path
 from app.graph.shared_memory import Publication
+from app.subagents.breaker import BreakerKey
 from app.subagents.ledger import Account
 from app.subagents.limits import SubagentLimits
 from app.subagents.queue import Entry
@@ -25,6 +26,7 @@ class DispatchParams:
     Attributes:
         agent: who does it; ``named``: one that its parent has under this name.
         timeout: in seconds; ``None`` is the default.
+        model: that its agent asks, with its provider.
     """
 
     prompt: str
@@ -35,6 +37,7 @@ class DispatchParams:
     timeout: float | None = None
     token_budget: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,8 @@ class SubagentHandle:
         scopes: parents within it.
         holds: other tasks that must be over before it may run.
         blocks: tasks that it holds back.
+        breakers: keys of those that may hold it back.
+        held_by: keys of those that do.
         suspended: given up without an end, to be rebuilt by another process.
         waiting_below: descendants that wait for a slot that they could take.
     """
@@ -195,7 +200,8 @@ class SubagentHandle:
     waiters: "set[Waiter] | None" = None
     holds: "set[SubagentHandle] | None" = None
     blocks: "list[SubagentHandle] | None" = None
-    held_by_breaker: bool = False
+    breakers: tuple[BreakerKey, ...] = ()
+    held_by: set[BreakerKey] = field(default_factory=set)
     suspended: bool = False
     # The scheduler's
     entry: Entry | None = None

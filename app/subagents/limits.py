@@ -54,8 +54,8 @@ class SchedulerOptions:
     Attributes:
         resize_cooldown: the least time between two resizes of the pool.
         ageing_interval: a waiting task gains one priority in this time.
-        failure_threshold: failures of a kind of task within ``monitor_window`` that open its
-            breaker for ``reset_timeout``.
+        failure_threshold: tasks of a kind that must have ended within ``monitor_window`` before
+            its breaker opens, for ``reset_timeout``: it does if at least half of them failed.
     """
 
     min_workers: int = 2
@@ -64,6 +64,6 @@ class SchedulerOptions:
     scale_down_threshold: float = 0.3
     resize_cooldown: float = 10.0
     ageing_interval: float = 5.0
-    failure_threshold: int = 3
+    failure_threshold: int = 5
     monitor_window: float = 60.0
     reset_timeout: float = 30.0

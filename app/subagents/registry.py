@@ -6,7 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from app.errors import SubagentRefusedError
-from app.subagents.breaker import kind_of
+from app.subagents.breaker import BreakerKey, kind_of
+from app.subagents.circuits import breaker_keys
 from app.subagents.collecting import Collector
 from app.subagents.counts import Counts
 from app.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle
@@ -99,9 +100,9 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
-        kind = _kind(params)
-        self._check(parent, kind)
-        handle = self._add(parent, params, kind, work, task_id, place)
+        breakers = breaker_keys(parent, params)
+        self._check(parent, breakers)
+        handle = self._add(parent, params, breakers, work, task_id, place)
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
         self.scheduler.enqueue(handle)
@@ -116,8 +117,8 @@ class SubagentRegistry:
         again, and no move is told."""
         if (known := self.get(task_id, parent)) is not None:
             return known
-        kind = _kind(past.params)
-        handle = self._add(parent, past.params, kind, work, task_id, place)
+        breakers = breaker_keys(parent, past.params)
+        handle = self._add(parent, past.params, breakers, work, task_id, place)
         now = self.scheduler.now()
         handle.attempt = past.attempt
         handle.created_at = now - past.waited
@@ -135,7 +136,7 @@ class SubagentRegistry:
         self._take_over(handle, past.outcome)
         return handle
 
-    def _check(self, parent: Parent, kind: str) -> None:
+    def _check(self, parent: Parent, breakers: Sequence[BreakerKey]) -> None:
         try:
             check_dispatch(
                 parent,
@@ -143,7 +144,7 @@ class SubagentRegistry:
                 queued=self.queued_count,
                 queued_of_tenant=self.counts.queued_of_tenant(parent.tenant_id),
                 room=self.scheduler.room(parent),
-                wait=self.scheduler.refusal(parent.tenant_id, kind),
+                wait=self.scheduler.refusal(breakers),
             )
         except SubagentRefusedError as refusal:
             self.telemetry.count("subagent.dispatch.rejected", reason=refusal.code)
@@ -156,7 +157,7 @@ class SubagentRegistry:
         self,
         parent: Parent,
         params: DispatchParams,
-        kind: str,
+        breakers: tuple[BreakerKey, ...],
         work: Work,
         task_id: UUID,
         place: Any,
@@ -175,7 +176,8 @@ class SubagentRegistry:
             timeout=min(params.timeout or limits.default_timeout, limits.max_timeout),
             token_budget=params.token_budget,
             metadata=params.metadata,
-            kind=kind,
+            kind=_kind(params),
+            breakers=breakers,
             created_at=now,
             status_changed_at=now,
             work=work,

@@ -5,12 +5,13 @@ What is decided is decided by the queue, the pool's size and the breakers; here 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from app.errors import BudgetExhaustedError
+from app.subagents.breaker import BreakerKey
 from app.subagents.circuits import Circuits
 from app.subagents.handle import Outcome, Parent, SubagentHandle
 from app.subagents.limits import SchedulerOptions
@@ -82,9 +83,11 @@ class SubagentScheduler:
         """Tasks that run and hold no slot: they wait, for others or for a slot."""
         return self.registry.active_count - self.busy
 
-    def refusal(self, tenant: UUID | None, kind: str) -> float | None:
-        """Seconds until a task of this kind may be dispatched; ``None``: now."""
-        return self.circuits.breakers.refusal((tenant, kind), self.now())
+    def refusal(self, breakers: Sequence[BreakerKey]) -> float | None:
+        """Seconds until a task that these may hold back may be dispatched; ``None``: now."""
+        now = self.now()
+        waits = [self.circuits.breakers.refusal(key, now) for key in breakers]
+        return max((wait for wait in waits if wait is not None), default=None)
 
     def room(self, parent: Parent) -> int:
         """How many more of a parent's tasks would get a slot at once."""
@@ -215,7 +218,7 @@ class SubagentScheduler:
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.entry is not None
-            or handle.held_by_breaker
+            or handle.held_by
             or handle.holds
         ):
             return

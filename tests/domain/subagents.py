@@ -47,7 +47,9 @@ class Heard:
 
 def registry(limits: SubagentLimits | None = None, **options: Any) -> SubagentRegistry:
     """With a pool of two by default, that never grows."""
-    chosen = SchedulerOptions(**{"min_workers": 2, "max_workers": 2, **options})
+    chosen = SchedulerOptions(
+        **{"min_workers": 2, "max_workers": 2, "failure_threshold": 3, **options}
+    )
     return SubagentRegistry(limits, SubagentScheduler(chosen))
 
 

@@ -53,8 +53,21 @@ def test_success_between_failures_does_not_undo_them() -> None:
     breakers = Breakers(OPTIONS)
     breakers.failed("k", 1, 0.0)
     breakers.failed("k", 2, 1.0)
-    assert not breakers.succeeded("k", 3)
+    assert not breakers.succeeded("k", 3, 0.0)
     assert breakers.failed("k", 4, 2.0)
+
+
+@pytest.mark.parametrize(("well", "opens"), [(3, True), (4, False)])
+def test_it_opens_when_at_least_half_of_those_that_ended_lately_failed(
+    well: int, opens: bool
+) -> None:
+    breakers = Breakers(OPTIONS)
+    breakers.succeeded("k", "long ago", -100.0)
+    for number in range(well):
+        assert not breakers.succeeded("k", f"good {number}", 0.0)
+    assert not breakers.failed("k", 1, 0.0)
+    assert not breakers.failed("k", 2, 0.0)
+    assert breakers.failed("k", 3, 0.0) is opens
 
 
 def test_failures_of_one_kind_do_not_block_another() -> None:
@@ -86,7 +99,7 @@ def test_fifty_that_are_queued_wait_and_one_of_them_is_tried() -> None:
     assert breakers.refusal("k", 1000.0) == 30.0
     assert breakers.admit("k", "q0", 1000.0)
     assert not breakers.admit("k", "late", 1000.0)
-    assert breakers.succeeded("k", "q0")
+    assert breakers.succeeded("k", "q0", 0.0)
     assert breakers.held("k") == [*queued[1:], "late"]
     assert breakers.refusal("k", 1000.0) is None
     assert breakers.open(1000.0) == []
@@ -112,7 +125,7 @@ def test_a_dropped_probe_passes_its_role_on() -> None:
     assert breakers.admit("k", "next", 31.0)
     assert breakers.refusal("k", 31.0) == 30.0
     assert not breakers.admit("k", "after", 31.0)
-    assert breakers.succeeded("k", "next")
+    assert breakers.succeeded("k", "next", 0.0)
     assert breakers.held("k") == ["after"]
 
 
@@ -137,27 +150,27 @@ def test_what_is_dispatched_before_the_timer_ran_does_not_overtake() -> None:
 
 def test_tasks_that_ran_when_it_opened_decide_nothing() -> None:
     breakers = opened("q0")
-    assert not breakers.succeeded("k", "ran")
+    assert not breakers.succeeded("k", "ran", 0.0)
     assert not breakers.failed("k", "ran too", 10.0)
     assert breakers.next_due() == 30.0
     breakers.due(30.0)
-    assert not breakers.succeeded("k", "ran long")
+    assert not breakers.succeeded("k", "ran long", 0.0)
     assert not breakers.failed("k", "ran longer", 31.0)
     assert breakers.refusal("k", 31.0) == 30.0
-    assert breakers.succeeded("k", "q0")
+    assert breakers.succeeded("k", "q0", 0.0)
 
 
 def test_one_that_ended_though_held_back_is_never_the_probe() -> None:
     breakers = opened("q0", "q1", "q2")
     assert not breakers.failed("k", "q0", 1.0)
-    assert not breakers.succeeded("k", "q1")
+    assert not breakers.succeeded("k", "q1", 0.0)
     assert breakers.due(30.0) == [("k", "q2")]
 
 
 def test_after_closing_three_more_failures_open_it_and_hold_who_waits_then() -> None:
     breakers = opened("q0", "q1")
     breakers.due(30.0)
-    assert breakers.succeeded("k", "q0")
+    assert breakers.succeeded("k", "q0", 0.0)
     assert breakers.held("k") == ["q1"]  # let go, and running from now on
     assert [breakers.failed("k", n, 31.0) for n in range(3)] == [False, False, True]
     assert breakers.held("k") == []
@@ -200,7 +213,7 @@ def test_those_that_are_closed_and_clean_are_forgotten() -> None:
 def test_one_that_closed_is_forgotten_with_those_it_held() -> None:
     breakers = opened("q0", "q1")
     breakers.due(30.0)
-    breakers.succeeded("k", "q0")
+    breakers.succeeded("k", "q0", 0.0)
     breakers.forget(30.0)
     assert breakers.held("k") == []
 
@@ -258,6 +271,7 @@ class Tasks(RuleBasedStateMachine):
         self.probe: dict[str, int | None] = dict.fromkeys(KEYS)
         self.opened_at: dict[str, float | None] = dict.fromkeys(KEYS)
         self.failures: dict[str, list[float]] = {key: [] for key in KEYS}
+        self.successes: dict[str, list[float]] = {key: [] for key in KEYS}
         for _ in range(3 + queued if failing else 0):
             self.dispatch("x", restored=False)
         for task in self.ready["x"][:3]:
@@ -326,7 +340,10 @@ class Tasks(RuleBasedStateMachine):
         if closed:
             self.failures[key].append(self.now)
         recent = [at for at in self.failures[key] if self.now - at <= OPTIONS.monitor_window]
-        opens = was_probe or (closed and len(recent) >= OPTIONS.failure_threshold)
+        well = [at for at in self.successes[key] if self.now - at <= OPTIONS.monitor_window]
+        ended = len(recent) + len(well)
+        enough = ended >= OPTIONS.failure_threshold and 2 * len(recent) >= ended
+        opens = was_probe or (closed and enough)
         assert self.breakers.failed(key, task, self.now) is opens
         if opens:
             self.opened_at[key] = self.now
@@ -339,8 +356,11 @@ class Tasks(RuleBasedStateMachine):
             self.held[key] = queued
 
     def has_succeeded(self, key: str, task: int, was_probe: bool) -> None:
-        assert self.breakers.succeeded(key, task) is was_probe
+        assert self.breakers.succeeded(key, task, self.now) is was_probe
+        if self.opened_at[key] is None:
+            self.successes[key].append(self.now)
         if was_probe:
+            self.successes[key] = []
             self.opened_at[key] = None
             assert self.breakers.held(key) == self.held[key]
             self.ready[key] += self.held[key]

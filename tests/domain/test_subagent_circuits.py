@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.agents import ModelError
+from app.errors import SubagentCircuitOpenError
 from app.subagents.limits import SubagentLimits
 from app.subagents.states import SubagentStatus
 from app.subagents.swarm import Swarm
@@ -38,9 +39,16 @@ def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
     async def run() -> None:
         model = Model(
             go=[
-                [dispatch("a"), dispatch("b"), dispatch("c")],
+                [
+                    dispatch("a", agent="helper"),
+                    dispatch("b", agent="helper"),
+                    dispatch("c", agent="helper"),
+                ],
                 await_all,
-                [dispatch("again"), dispatch("another", instructions="Otherwise.")],
+                [
+                    dispatch("again", agent="helper"),
+                    dispatch("another", agent="helper", instructions="Otherwise."),
+                ],
                 "gave up",
             ],
             a=[ERROR],
@@ -51,7 +59,9 @@ def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
         async with registry() as where:
             recorder = Notes()
             recorder.swarm = Swarm(where, listener=(heard := Heard()))
-            lead = coordinator(model, where)
+            helper = coordinator(model, where, description="helps")
+            helper.agent_name = "helper"
+            lead = coordinator(model, where, helper)
             response = await lead.execute_query_async("go", recorder=recorder)
             assert response.content == "gave up"
             assert response.error is None
@@ -180,8 +190,11 @@ def test_failures_of_one_kind_or_tenant_do_not_block_another() -> None:
     run_virtual(run())
 
 
-@pytest.mark.parametrize("how", ["budget", "cancel"])
-def test_exhausted_budgets_and_cancellation_do_not_count(how: str) -> None:
+NOT_COUNTED = ("budget_exhausted", "max_iterations", "model_rate_limited", "model_bad_request")
+
+
+@pytest.mark.parametrize("how", [*NOT_COUNTED, "cancel"])
+def test_what_neither_the_agent_nor_its_model_did_does_not_count(how: str) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent = by_hand(where, heard := Heard())
@@ -191,13 +204,54 @@ def test_exhausted_budgets_and_cancellation_do_not_count(how: str) -> None:
                 if how == "cancel":
                     where.cancel(handle.task_id, "enough")
                 else:
-                    await job(handle).fail("budget_exhausted")
+                    await job(handle).fail(how)
             assert heard.of("circuit_opened") == []
 
     run_virtual(run())
 
 
-def test_timeouts_count_and_old_failures_do_not() -> None:
+@pytest.mark.parametrize(("code", "of_model"), [("task_failed", False), ("model_timeout", True)])
+def test_only_failures_of_its_model_close_an_agent_for_other_runs(
+    code: str, of_model: bool
+) -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            tenant = by_hand(where).run_id
+            parent = by_hand(where, heard := Heard(), tenant_id=tenant)
+            for n in range(3):
+                handle = put(where, parent, str(n), model="one")
+                await settled()
+                await job(handle).fail(code)
+            assert heard.of("circuit_opened") == ["2"]
+            other = by_hand(where, tenant_id=tenant)
+            put(where, other, "another model", model="two")
+            put(where, other, "anonymous", named=False, model="one")
+            if of_model:
+                put(where, parent, "another model", model="two")
+                with pytest.raises(SubagentCircuitOpenError):
+                    put(where, other, "the same", model="one")
+            else:
+                put(where, other, "the same", model="one")
+                with pytest.raises(SubagentCircuitOpenError):
+                    put(where, parent, "another model", model="two")
+
+    run_virtual(run())
+
+
+def test_anonymous_tasks_share_no_breaker() -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=3, max_workers=3) as where:
+            parent = by_hand(where, heard := Heard())
+            for n in range(10):
+                handle = put(where, parent, str(n), named=False)
+                await settled()
+                await job(handle).fail("model_timeout")
+            assert heard.of("circuit_opened") == []
+
+    run_virtual(run())
+
+
+def test_neither_timeouts_nor_old_failures_count() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent = by_hand(where, heard := Heard())
@@ -207,10 +261,11 @@ def test_timeouts_count_and_old_failures_do_not() -> None:
                 await job(handle).fail()
                 await passed(40)
             assert heard.of("circuit_opened") == []
-            for n in range(3):
+            for n in range(5):
                 put(where, parent, f"slow{n}", timeout=5)
-            await passed(6)
-            assert heard.of("circuit_opened") == ["slow1"]  # the last failure was 45 s ago
+            await passed(12)
+            assert len(heard.of("timeout")) == 5
+            assert heard.of("circuit_opened") == []
 
     run_virtual(run())
 

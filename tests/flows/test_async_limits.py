@@ -170,15 +170,15 @@ async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
     gate = asyncio.Event()
     script: dict[str, list[swarm.Step]] = {
         "root": [
-            swarm.dispatches("x", "y", "z", instructions="Fail."),
+            swarm.dispatches(*"vwxyz", agent="weak", instructions="Fail."),
             swarm.awaits(),
             calls(
-                ("dispatch_subagent", {"prompt": "u", "instructions": "Fail."}),
-                ("dispatch_subagent", {"prompt": "v"}),
+                ("dispatch_subagent", {"prompt": "u", "agent": "weak", "instructions": "Fail."}),
+                ("dispatch_subagent", {"prompt": "fine"}),
             ),
             swarm.held(gate, text("done")),
         ],
-        **{leaf: [lambda request: http_error(400)] for leaf in "xyz"},
+        **{leaf: [lambda request: http_error(500)] for leaf in "vwxyz"},
     }
     mine, other = [await holder(database_url, name) for name in ("mine", "other")]
     async with (
@@ -186,11 +186,12 @@ async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
         mine.client(bottega) as client,
         other.client(bottega) as stranger,
     ):
-        await swarm.coordinator(client)
+        await swarm.agent(client, "weak")
+        await swarm.coordinator(client, subagents={"names": ["weak"]})
         model.decide = swarm.plays(script)
         await swarm.start(client)
         await swarm.until(
-            database_url, "SELECT EXISTS (SELECT FROM run_events WHERE data ->> 'prompt' = 'v')"
+            database_url, "SELECT EXISTS (SELECT FROM run_events WHERE data ->> 'prompt' = 'fine')"
         )
         await swarm.until(database_url, "SELECT count(*) = 1 FROM tasks WHERE status = 'completed'")
 
@@ -213,5 +214,5 @@ async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
     assert 0 < refused["retry_after_ms"] <= 30_000
     assert taken["status"] == "queued"
     (breaker,) = ours["workers"][0]["tenant"]["breakers"]
-    assert (breaker["state"], breaker["failures"], breaker["agent"]) == ("open", 3, "subagent")
+    assert (breaker["state"], breaker["failures"], breaker["agent"]) == ("open", 5, "weak")
     assert theirs["workers"][0]["tenant"]["breakers"] == []

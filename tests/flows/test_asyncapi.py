@@ -29,9 +29,10 @@ async def test_every_event_has_only_the_data_that_is_documented(
 async def test_so_have_the_events_of_tasks_beside_their_parent(
     bottega: Running, model: FakeModel
 ) -> None:
-    """One completes, three fail, which opens their breaker; one is refused, one is cut off."""
+    """One completes, five fail, which opens their breaker; one is refused, one is cut off."""
     limits = {"max_concurrent": 5, "max_queued": 5, "max_total_tokens": 100_000}
-    await create(bottega, "boss", subagents={"mode": "async", "names": [], "limits": limits})
+    await create(bottega, "weak", model_patience_s=0.0)
+    await create(bottega, "boss", subagents={"mode": "async", "names": ["weak"], "limits": limits})
     started = asyncio.Event()
 
     def decide(request: dict[str, Any]) -> Reply:
@@ -45,10 +46,10 @@ async def test_so_have_the_events_of_tasks_beside_their_parent(
         if not told:
             each = [("dispatch_subagent", {"prompt": prompt} | how) for prompt, how in ASKED]
             return calls(*each)
-        ids = [result["task_id"] for result in told if "task_id" in result][:4]
+        ids = [result["task_id"] for result in told if "task_id" in result][:6]
         if "tasks" not in told[-1]:
             return calls(("await_subagent", {"task_ids": ids}))
-        again = ("dispatch_subagent", {"prompt": "bad", "instructions": "Fail."})
+        again = ("dispatch_subagent", {"prompt": "bad", **dict(ASKED)["bad"]})
         return gated(started, text("done")) if len(told) > len(ASKED) + 1 else calls(again)
 
     model.decide = decide
@@ -60,12 +61,12 @@ async def test_so_have_the_events_of_tasks_beside_their_parent(
 
 ASKED: tuple[tuple[str, dict[str, str]], ...] = (
     ("good", {}),
-    *[("bad", {"instructions": "Fail."})] * 3,
+    *[("bad", {"agent": "weak", "instructions": "Fail."})] * 5,
     ("slow", {}),
 )
 ANSWERS = {
     "good": text("ok"),
-    "bad": http_error(400),
+    "bad": http_error(500),
     "slow": gated(asyncio.Event(), text("never")),
 }
 

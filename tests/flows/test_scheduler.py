@@ -127,9 +127,13 @@ async def test_a_breaker_that_opened_is_shown(
 ) -> None:
     gate = asyncio.Event()
     last = gated(gate, text("it failed"))
-    model.decide = team((5, "part"), worker=http_error(400), last=last)
+    model.decide = team((5, "part"), worker=http_error(500), last=last)
     configured = settings.model_copy(
-        update={"openai_base_url": model.base_url, "subagent_failure_threshold": 1}
+        update={
+            "openai_base_url": model.base_url,
+            "model_patience_s": 0.0,
+            "subagent_failure_threshold": 1,
+        }
     )
     async with running(configured, database_url, worker=True) as bottega:
         run_id = await start(bottega)
