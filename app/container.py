@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.db.engine import Database, open_database
 from app.db.migrate import require_current
+from app.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from app.events.feed import TEXT, Feed, Notifier, background
 from app.events.tails import Tails
 from app.memory.episodic import EpisodicMemory
@@ -43,6 +44,7 @@ class Service:
         keys: who is let in.
         memory: what was done before.
         patterns: what that taught.
+        descriptors: how many this process may have.
         working: whether this process executes runs too.
     """
 
@@ -53,6 +55,7 @@ class Service:
     keys: Keyring
     memory: EpisodicMemory
     patterns: PatternCache
+    descriptors: Descriptors
     working: bool = False
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -71,6 +74,8 @@ async def open_service(
     Raises:
         UnavailableError: the database is out of reach, or not migrated to this version.
     """
+    descriptors = raise_limit()
+    descriptors.note(settings.max_connections)
     async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
         feed = Feed(database.connect)
@@ -80,7 +85,12 @@ async def open_service(
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
             open_remembering(settings, database) as remembering,
-            background(lambda: sweeping, remembering.memory.accesses.run, remembering.matchers.run),
+            background(
+                lambda: sweeping,
+                lambda: warn_when_exhausted(descriptors),
+                remembering.memory.accesses.run,
+                remembering.matchers.run,
+            ),
             contextlib.AsyncExitStack() as stack,
         ):
             service = Service(
@@ -91,6 +101,7 @@ async def open_service(
                 keyring,
                 remembering.memory,
                 remembering.patterns,
+                descriptors,
                 working=worker,
             )
             if api:
@@ -163,11 +174,12 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     from app.tools.egress import Egress
 
     settings, database = service.settings, service.database
+    egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
     known = redactor(settings)
     notifier = Notifier(database.connect)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     bench = _bench(settings)
-    async with _models(settings) as providers, aclosing(Egress(settings.egress_allow)) as egress:
+    async with _models(settings) as providers, aclosing(egress):
         analyst = _analyst(settings, providers)
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(

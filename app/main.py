@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_network
 from typing import Any
 
 import uvicorn
@@ -40,7 +41,7 @@ from app.api import (
 )
 from app.api.auth import Authenticate
 from app.api.drawings import Drawings
-from app.api.edge import Bounds, HttpProtocol
+from app.api.edge import Addresses, Bounds, HttpProtocol
 from app.api.headers import ASSETS, SecurityHeaders, add_docs
 from app.api.limits import LimitTenants
 from app.api.middleware import Cors, OnlyFromHere, RefuseLongBody
@@ -112,16 +113,19 @@ def create_app(service: Service) -> FastAPI:
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """How uvicorn serves ``app``."""
-    settings: Settings = app.state.service.settings
+    service: Service = app.state.service
+    settings = service.settings
     bounds = Bounds(
         patience_s=settings.request_timeout_s,
         slow_reader_s=settings.slow_reader_s,
-        connections=settings.max_connections,
+        connections=service.descriptors.connections(settings.max_connections),
+        trusted=[ip_network(entry) for entry in settings.trusted_proxies],
     )
+    addresses = Addresses.of(bounds)
     return uvicorn.Config(
         SecurityHeaders(Cors(app, settings.cors_origins) if settings.cors_origins else app),
-        http=partial(HttpProtocol, bounds=bounds),  # type: ignore[arg-type]
-        ws=WebSocketProtocol,
+        http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
         # Heartbeats keep connections open. A pong may be late: the client reads what is before.
         ws_ping_interval=None,

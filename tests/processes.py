@@ -8,6 +8,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from resource import RLIMIT_NOFILE, setrlimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,7 @@ class Command:
 
     Attributes:
         port: of its API, if it has one.
-        log: the lines that it wrote since it was ready.
+        log: the lines that it wrote.
     """
 
     process: Process
@@ -29,7 +31,7 @@ class Command:
         self.process.kill()
 
     async def says(self, text: str) -> None:
-        """Wait until it has written a line with ``text`` to its log since it was ready."""
+        """Wait until it has written a line with ``text`` to its log."""
         while not any(text in line for line in self.log):
             self._more.clear()
             await self._more.wait()
@@ -44,6 +46,15 @@ class Command:
 @asynccontextmanager
 async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]:
     """Start ``bottega …`` and wait until it says it is ready; end it with the block."""
+    async with limited_command(None, *arguments, **environment) as started:
+        yield started
+
+
+@asynccontextmanager
+async def limited_command(
+    descriptors: tuple[int, int] | None, *arguments: str, **environment: str
+) -> AsyncIterator[Command]:
+    """The same with a soft and a hard limit of file descriptors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -51,6 +62,7 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]
         *arguments,
         env={**os.environ, "COLUMNS": "300", **environment},
         stderr=PIPE,
+        preexec_fn=descriptors and partial(setrlimit, RLIMIT_NOFILE, descriptors),
     )
     assert process.stderr is not None
     said: list[str] = []
@@ -61,7 +73,7 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]
         said.append(line.decode())
     if "listens on" in said[-1]:
         port = int(said[-1].split("http://127.0.0.1:")[1].split()[0])
-    started = Command(process, port)
+    started = Command(process, port, said)
     reading = asyncio.ensure_future(started.read_on(process.stderr))
     try:
         yield started

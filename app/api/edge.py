@@ -5,9 +5,11 @@ many there may be at a time. uvicorn has none of these.
 import logging
 import socket
 from asyncio import TimerHandle
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from starlette.responses import Response
@@ -38,11 +40,59 @@ class Bounds:
         patience_s: time for a request's head to arrive, and again for its body.
         slow_reader_s: time in which nothing of an answer is read.
         connections: of all clients, at a time.
+        trusted: proxies, which may have more than a quarter of them.
     """
 
     patience_s: float
     slow_reader_s: float
     connections: int
+    trusted: Sequence[IPv4Network | IPv6Network] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The open connections by the address of the client.
+
+    Args:
+        each: connections that one address may have; of IPv6, one network of 64 bits.
+    """
+
+    each: int
+    trusted: Sequence[IPv4Network | IPv6Network]
+    _open: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, bounds: Bounds) -> "Addresses":
+        """At most a quarter of all connections for each."""
+        return cls(max(1, bounds.connections // 4), bounds.trusted)
+
+    def enter(self, client: tuple[str, int] | None) -> int:
+        """Count a new connection; return how many its address then has beyond what it may."""
+        place = _place(client)
+        self._open[place] += 1
+        return 0 if self._is_trusted(client) else max(0, self._open[place] - self.each)
+
+    def leave(self, client: tuple[str, int] | None) -> None:
+        """Count a connection that was entered, and is closed."""
+        place = _place(client)
+        self._open[place] -= 1
+        if not self._open[place]:
+            del self._open[place]
+
+    def _is_trusted(self, client: tuple[str, int] | None) -> bool:
+        if client is None:  # no address of a network
+            return True
+        address = ip_address(client[0])
+        return any(address in network for network in self.trusted)
+
+
+def _place(client: tuple[str, int] | None) -> str:
+    if client is None:
+        return ""
+    address = ip_address(client[0])
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return client[0]
 
 
 class _RefusedError(Exception):
@@ -67,27 +117,37 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _unfinished = 0
 
-    def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: Bounds, addresses: Addresses, **options: Any) -> None:
         super().__init__(*args, **options)
         self.logger = _LOGGER
         self._bounds = bounds
+        self._addresses = addresses
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        beyond = self._addresses.enter(self.client)
         if len(self.connections) > self._bounds.connections:
-            detail = "this server has as many connections as it takes: try again in a moment"
-            busy = problem_response(
-                503, "too_many_connections", detail, headers={"Retry-After": "1"}
-            )
-            self._refusal = busy
-            transport.write(raw_answer(busy, self.server_state.default_headers))
-            transport.close()
+            self._refuse_at_once("this server has as many connections as it takes")
+            return
+        if beyond > 0:
+            why = f"your address has {self._addresses.each} connections here: close one"
+            if beyond > self._addresses.each:
+                self._refuse_at_once(why)
+            else:
+                self._refuse(_busy(why))
             return
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
         self._wait()
 
+    def _refuse_at_once(self, why: str) -> None:
+        """Answer and close; a client that has sent something may not get the answer."""
+        self._refusal = _busy(why)
+        self.transport.write(raw_answer(self._refusal, self.server_state.default_headers))
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._addresses.leave(self.client)
         self._stop_waiting()
         self._stop_watching()
         super().connection_lost(exc)
@@ -263,6 +323,11 @@ def raw_answer(answer: Response, more: Iterable[tuple[bytes, bytes]] = ()) -> by
         head,
         bytes(answer.body),
     )
+
+
+def _busy(why: str) -> Response:
+    detail = f"{why}, or try again in a moment"
+    return problem_response(503, "too_many_connections", detail, headers={"Retry-After": "1"})
 
 
 def _too_large(what: str) -> Response:

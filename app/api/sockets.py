@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Response
 
-from app.api.edge import DROP, raw_answer
+from app.api.edge import DROP, Addresses, raw_answer
 from app.api.errors import problem_response
 from app.api.headers import for_path
 from app.tenants.ratelimit import Rate, decide
@@ -43,9 +43,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     _paid_at = 0.0
     _deaf = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._addresses = addresses
         self.conn.reject = _refuse  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._addresses.leave(self.client)  # the connection was entered before its upgrade
+        super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
         extensions: Any = self.scope["extensions"]

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -136,8 +136,9 @@ def _arguments(
 
 
 def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
+    deps = replace(workshop.tool_deps, tenant=tenant)
     if definition["type"] == "builtin":
-        return builtin_tool(definition["name"], workshop.tool_deps)
+        return builtin_tool(definition["name"], deps)
     try:
         checked = HttpToolDefinition.model_validate(definition)
     except ValidationError as error:  # it was stored by a version that took it
@@ -146,7 +147,7 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
             f"{error.errors()[0]['msg']}; store the agent anew",
             code="tool_outdated",
         ) from None
-    secrets, deps = workshop.secrets(tenant), workshop.tool_deps
+    secrets = workshop.secrets(tenant)
     try:  # now, before a model asks for the tool
         for header in checked.headers.values():
             if isinstance(header, SecretHeader):
@@ -154,7 +155,7 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
     except InvalidInputError as error:
         detail = f"the tool '{checked.name}': {error.detail}"
         raise InvalidInputError(detail, code=error.code) from None
-    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known)
+    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known, tenant=tenant)
 
 
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:

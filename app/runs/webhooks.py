@@ -214,7 +214,7 @@ class Webhooks:
             return  # both were deleted
         answer, failure = None, None
         try:
-            answer = await self._post(to["url"], run_id, at, message(to["tenant"], run), secrets)
+            answer = await self._post(to, run_id, at, message(to["tenant"], run), secrets)
         except BottegaError as error:
             failure = error
         what = outcome(answer, failure, tries, self._retries_s)
@@ -226,7 +226,7 @@ class Webhooks:
             log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
 
     async def _post(
-        self, url: str, run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
+        self, to: Mapping[str, Any], run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
     ) -> int:
         """Post a body; the status that was answered.
 
@@ -240,10 +240,11 @@ class Webhooks:
             )
         reply = await self._egress.request(
             "POST",
-            url,
+            to["url"],
             headers=signed(secrets, run_id, at, body),
             content=body,
             timeout_s=self._timeout_s,
             max_bytes=_MAX_REPLY,
+            tenant=to["tenant"],
         )
         return reply.status

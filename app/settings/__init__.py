@@ -157,8 +157,21 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         Field(gt=0, le=3600, description="Time for a request's head to arrive, and for its body."),
     ] = 20.0
     max_connections: Annotated[
-        int, Field(ge=1, description="Connections of all clients at a time; see also ulimit -n.")
+        int,
+        Field(
+            ge=1,
+            description="Connections of all clients at a time; at most half of the file "
+            "descriptors (ulimit -Hn). A quarter of them for each address.",
+        ),
     ] = 10_000
+    trusted_proxies: Annotated[
+        list[str],
+        NoDecode,
+        Field(
+            default_factory=list,
+            description="Addresses, CIDRs that may have more than a quarter of the connections.",
+        ),
+    ]
     requests_per_s: Annotated[
         float,
         Field(
@@ -195,7 +208,7 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
     ] = "info"
 
-    @field_validator("egress_allow", "cors_origins", mode="before")
+    @field_validator("egress_allow", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -211,6 +224,16 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
             AllowList.parse(entries)
         except InvalidInputError as error:
             raise ValueError(error.detail) from None
+        return entries
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, entries: list[str]) -> list[str]:
+        for entry in entries:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError as error:
+                raise ValueError(f"no address or CIDR: {error}") from None
         return entries
 
     @field_validator("cors_origins")

@@ -37,11 +37,13 @@ class ToolDeps:
 
     Attributes:
         known: of secrets that no answer may hold.
+        tenant: whose requests these are.
     """
 
     egress: Egress
     clock: Clock = utcnow
     known: Redactor = Redactor(())
+    tenant: str = ""
 
 
 class _Builtin(FunctionTool):
@@ -112,7 +114,11 @@ def http_get(deps: ToolDeps) -> ToolBase:
         url: Annotated[str, Field(description="Public address, http:// or https://.")],
     ) -> dict[str, Any]:
         reply = await deps.egress.request(
-            "GET", url, timeout_s=_GET_TIMEOUT_S, max_bytes=_GET_MAX_BYTES
+            "GET",
+            url,
+            timeout_s=_GET_TIMEOUT_S,
+            max_bytes=_GET_MAX_BYTES,
+            tenant=deps.tenant,
         )
         if is_redirect(reply):
             target = deps.known.text(str(redirect_target(reply, url) or "an invalid address"))

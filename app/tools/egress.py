@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 import httpcore2
 import httpx2
@@ -113,6 +114,7 @@ class Egress:
             (``BOTTEGA_EGRESS_ALLOW``).
         resolve: instead of the system's resolver.
         ssl_context: instead of one that trusts what the system trusts.
+        each: requests of one tenant at a time; others wait.
 
     Raises:
         InvalidInputError: an entry of ``allow`` is none of these.
@@ -124,9 +126,12 @@ class Egress:
         *,
         resolve: Resolver = resolve,
         ssl_context: ssl.SSLContext | None = None,
+        each: int = 256,
     ) -> None:
         self._backend = GuardedBackend(AllowList.parse(allow), resolve)
         self._ssl_context = ssl_context
+        self._each = each
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @cached_property
     def _pool(self) -> httpcore2.AsyncConnectionPool:
@@ -153,11 +158,13 @@ class Egress:
         content: bytes | None = None,
         timeout_s: float,
         max_bytes: int,
+        tenant: str = "",
     ) -> Reply:
         """Send one request and read its answer, whatever its status.
 
         Args:
-            timeout_s: seconds for all of it, from the name's resolution to the last byte.
+            timeout_s: seconds for all of it, from waiting for its turn to the last byte.
+            tenant: whose request it is.
             max_bytes: of the decoded body; the rest is not read.
 
         Raises:
@@ -169,8 +176,9 @@ class Egress:
         fields = _fields(target, headers or {})
         failure: Exception
         limit = asyncio.timeout(timeout_s)
+        turn = self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
         try:
-            async with limit:
+            async with limit, turn:
                 try:
                     return await self._exchange(method, target, fields, content, max_bytes)
                 except _FAILURES as error:

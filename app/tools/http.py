@@ -195,6 +195,7 @@ class HttpTool(ToolBase):
         secrets: where secret headers get their values from, at each call.
         egress: sends the requests.
         known: of secrets that no answer may hold besides those that the tool sends.
+        tenant: whose requests these are.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class HttpTool(ToolBase):
         secrets: Secrets,
         egress: Egress,
         known: Redactor = Redactor(()),
+        tenant: str = "",
     ) -> None:
         self.definition = definition
         self.name = definition.name
@@ -215,6 +217,7 @@ class HttpTool(ToolBase):
         self._secrets = secrets
         self._egress = egress
         self._known = known
+        self._tenant = tenant
 
     def __repr__(self) -> str:
         return f"HttpTool({self.name!r}, {self.definition.method} {self._template.origin})"
@@ -237,6 +240,7 @@ class HttpTool(ToolBase):
                 timeout_s=self.definition.timeout_s,
                 # A body that is cut off could hold half a secret.
                 max_bytes=max(self.definition.max_bytes, _SHORTEST_READ),
+                tenant=self._tenant,
             )
         except (InvalidInputError, UnavailableError) as error:
             return error_result(tool_call, clean(error.detail))

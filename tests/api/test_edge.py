@@ -180,7 +180,7 @@ async def test_a_stream_may_take_longer_than_its_request(
 async def test_more_connections_than_there_may_be_are_refused(
     settings: Settings, database_url: str
 ) -> None:
-    few = settings.model_copy(update={"max_connections": 2})
+    few = settings.model_copy(update={"max_connections": 2, "trusted_proxies": ["127.0.0.0/8"]})
     async with running(few, database_url) as server:
         open_ = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
         for reader, writer in open_:

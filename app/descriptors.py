@@ -1,0 +1,64 @@
+"""File descriptors: how many this process may have, and which share of them is for what."""
+
+import asyncio
+import os
+import resource
+from dataclasses import dataclass
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+MOST = 65_536
+_CHECK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """The limits of this process.
+
+    Attributes:
+        soft: how many descriptors it may have.
+        hard: to what it may raise that.
+    """
+
+    soft: int
+    hard: int
+
+    def connections(self, most: int) -> int:
+        """Bound on connections of clients: half of the descriptors, and at most ``most``."""
+        return max(1, min(most, self.soft // 2))
+
+    def note(self, most: int) -> None:
+        """Log the limits, with the bound on connections that follows."""
+        connections = self.connections(most)
+        log.info("limits.descriptors", soft=self.soft, hard=self.hard, connections=connections)
+
+    @property
+    def calls_of_tenant(self) -> int:
+        """Bound on outgoing calls of one tenant at a time."""
+        return max(1, self.soft // 4)
+
+
+def raise_limit() -> Descriptors:
+    """Raise the soft limit to the hard one, or to ``MOST`` if that is less; return both."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft == resource.RLIM_INFINITY:
+        return Descriptors(MOST, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return Descriptors(max(soft, wanted), hard)
+
+
+async def warn_when_exhausted(found: Descriptors) -> None:
+    """Log an error while no descriptor is left, until cancelled.
+
+    The event loop drops connections that it cannot accept without a word.
+    """
+    while True:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            log.error("limits.descriptors_exhausted", soft=found.soft, error=error.strerror)
+        await asyncio.sleep(_CHECK_EVERY_S)
