@@ -74,3 +74,19 @@ def test_the_error_catalogue() -> None:
         if issubclass(kind, BottegaError)
     }
     check("errors", tree)
+
+
+def test_generators_can_name_every_object(settings: Settings) -> None:
+    """They name an inline object after its schema and property: `Episode.task`, `EpisodeTask`."""
+    schemas = document(settings)["components"]["schemas"]
+    names = {name.casefold() for name in schemas}
+    inline = {
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        for field, value in schema.get("properties", {}).items()
+        if value.get("type") == "object" or "enum" in value
+    }
+    clashes = {
+        each for each in inline if each.replace(".", "").replace("_", "").casefold() in names
+    }
+    assert clashes == set()

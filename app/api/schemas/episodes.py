@@ -9,6 +9,13 @@ from pydantic_core import PydanticCustomError, to_json
 
 from app.api.schemas.base import Answer, Body, PlaceInTime, UserName
 from app.api.schemas.feedback import Feedback, OutcomeName
+from app.api.schemas.recorded import (
+    RecordedExecution,
+    RecordedMetadata,
+    RecordedReflection,
+    RecordedResult,
+    RecordedTask,
+)
 from app.api.schemas.runs import SessionName
 from app.tools.json_values import WHOLE
 
@@ -321,26 +328,11 @@ class Episode(Answer):
     ]
     trust: Annotated[int, Field(description="3: own run; 2: one that read outside; 1: imported.")]
     origin: EpisodeOrigin
-    task: Annotated[
-        dict[str, Any],
-        Field(description="`original_input`, `goals`, `constraints`, `context`, `complexity`."),
-    ]
-    execution: Annotated[
-        dict[str, Any],
-        Field(
-            description=(
-                "`plan`, `adaptations`, `duration_s`, `resources`, and `trace`, null if it was "
-                "not asked for."
-            )
-        ),
-    ]
-    result: Annotated[
-        dict[str, Any], Field(description="`output`, `side_effects`, `quality`, `error`.")
-    ]
-    reflection: dict[str, Any] | None
-    metadata: Annotated[
-        dict[str, Any], Field(description="`tools_used`, `strategies_applied`, `agents`.")
-    ]
+    task: RecordedTask
+    execution: RecordedExecution
+    result: RecordedResult
+    reflection: RecordedReflection | None
+    metadata: RecordedMetadata
     summary: EpisodeSummary
     instances: Annotated[int, Field(description="For how many it stands; 1 for most.")] = 1
     consolidated: Annotated[
