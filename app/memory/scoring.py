@@ -30,7 +30,9 @@ class Candidate:
     Attributes:
         outcome: the effective one, feedback included.
         cosine: of its vector and the query's, -1 to 1; ``None`` if one of them is not there yet.
-        lexical: rank of its words for the query's, 0 or more; ``None`` if the query has no words.
+        lexical: rank of its words for the query's, each weighed by how few episodes have it, 0 or
+            more; ``None`` if the query has no words.
+        telling: whether it has one of the query's words that few episodes have.
     """
 
     episode_id: UUID
@@ -40,6 +42,7 @@ class Candidate:
     access_count: int
     cosine: float | None
     lexical: float | None
+    telling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Parts:
         similarity, recency, success, accesses, domain: its terms, weighed: they add up to it.
         cosine, lexical: as measured.
         cosine_normalised, lexical_normalised: among the candidates, 0 to 1.
+        telling: whether the two have a word in common that few episodes have.
     """
 
     similarity: float
@@ -86,6 +90,7 @@ class Parts:
     lexical: float | None
     cosine_normalised: float
     lexical_normalised: float
+    telling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,7 @@ def _parts(
         lexical=rank,
         cosine_normalised=cosine_normalised,
         lexical_normalised=rank_normalised,
+        telling=candidate.telling,
     )
 
 

@@ -312,4 +312,4 @@ def _scope(about: About, *, shared: bool) -> Scope:
 
 def may_help(hit: Hit) -> bool:
     """Whether an episode is about the same at all; the best of many may still be about nothing."""
-    return bool(hit.parts.lexical) or (hit.parts.cosine or 0.0) >= _NEAR
+    return hit.parts.telling or (hit.parts.cosine or 0.0) >= _NEAR

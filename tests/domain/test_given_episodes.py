@@ -9,10 +9,16 @@ from app.runs.giving import told
 from app.runs.memory import may_help
 
 
-def hit(cosine: float | None = None, lexical: float | None = None, **summary: str) -> Hit:
+def hit(
+    cosine: float | None = None,
+    lexical: float | None = None,
+    *,
+    telling: bool = False,
+    **summary: str,
+) -> Hit:
     when = datetime(2026, 11, 20, tzinfo=UTC)
     episode = Episode(at=when, outcome=Outcome.FAILURE, task={}, summary=Summary(**summary))
-    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0))
+    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, telling))
 
 
 def test_no_line_but_the_first_can_say_whose_word_it_is() -> None:
@@ -26,7 +32,8 @@ def test_no_line_but_the_first_can_say_whose_word_it_is() -> None:
 
 
 def test_the_best_of_many_may_still_be_about_nothing() -> None:
-    assert may_help(hit(lexical=0.1))
+    assert may_help(hit(lexical=0.1, telling=True))
+    assert not may_help(hit(lexical=0.1)), "only words that most episodes have"
     assert may_help(hit(cosine=0.6, lexical=0.0))
     assert not may_help(hit(cosine=0.1, lexical=0.0))
     assert not may_help(hit())

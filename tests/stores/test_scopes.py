@@ -156,6 +156,8 @@ WHERE p.pronamespace = 'public'::regnamespace
 NOT_READERS = {
     # What a scope means, and background work, which shows nothing to a run or a client.
     *("episode_scope", "erase_episodes", "episode_nearest"),
+    # How many episodes have a word, of those in the question.
+    "episode_word_shares",
 }
 
 

@@ -1,0 +1,33 @@
+"""A run is given no episode that has nothing to do with it, in any language."""
+
+import asyncio
+
+import pytest
+
+from tests.fake_model import FakeModel, text
+from tests.service import Running
+from tests.stores.test_words_that_tell import LANGUAGES
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_only_what_is_related_is_given(
+    bottega: Running, model: FakeModel, language: str
+) -> None:
+    tasks, unrelated, related = LANGUAGES[language]
+    client = bottega.client
+    model.decide = lambda request: text("done")
+    await client.post("/v1/agents", json={"name": "clerk", "system_message": "x"})
+    for task in tasks:
+        body = {"outcome": "SUCCESS", "task": {"original_input": task}}
+        assert (await client.post("/v1/episodes", json=body)).status_code == 201
+    async with asyncio.timeout(30):  # until all of them have vectors
+        while await bottega.owner.fetchval("SELECT count(*) FROM episode_vectors") < len(tasks):
+            pass
+    for question, given in ((unrelated, 0), (related, 1)):
+        body = {"agent": "clerk", "input": question, "memory": "read"}
+        run = (await client.post("/v1/runs?wait=30", json=body)).json()
+        events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["items"]
+        found = [event for event in events if event["type"] == "context.recalled"]
+        recalled = [event["data"]["content"] for event in found]
+        assert len(recalled) == given, recalled
+        assert all(tasks[0] in content for content in recalled)

@@ -1,0 +1,134 @@
+"""Words find episodes in any language, and those that say nothing find none."""
+
+import pytest
+
+from app.db.base import DEFAULT_TENANT
+from app.db.engine import Database, acting_as
+from app.memory.scope import EVERYTHING
+from app.memory.search import candidates, refresh_common
+from tests.memories import day, remember, told
+
+# Five tasks that have nothing to do with each other, a question about none of them that shares
+# their small words, and one about the first.
+ITALIAN = (
+    (
+        "Prepara la relazione della riunione di lunedì per la direzione.",
+        "Controlla la temperatura della cella frigorifera e la pressione dell'olio.",
+        "Traduci la lettera della banca per il cliente di Torino.",
+        "Ordina la carta della stampante con il catalogo del fornitore.",
+        "Verifica la fattura della ditta delle pulizie e paga la differenza.",
+    ),
+    "Qual è la capitale della Mongolia e con chi confina?",
+    "La relazione della direzione è pronta?",
+)
+GERMAN = (
+    (
+        "Bereite den Bericht über die Sitzung am Montag für die Leitung vor.",
+        "Prüfe die Temperatur in der Kühlkammer und den Druck des Öls.",
+        "Übersetze den Brief von der Bank für den Kunden aus Köln.",
+        "Bestelle das Papier für den Drucker mit dem Katalog des Händlers.",
+        "Zahle die Rechnung der Reinigung, wenn sie mit dem Vertrag übereinstimmt.",
+    ),
+    "Wie heißt die Hauptstadt der Mongolei, und mit wem hat sie eine Grenze?",
+    "Ist der BERICHT für die Leitung fertig?",
+)
+ENGLISH = (
+    (
+        "Prepare the report of the meeting on Monday for the board.",
+        "Check the temperature of the cold store and the pressure of the oil.",
+        "Translate the letter of the bank for the client in Leeds.",
+        "Order the paper of the printer with the catalogue of the dealer.",
+        "Pay the invoice of the cleaners if it is the same as in the contract.",
+    ),
+    "What is the capital of Mongolia, and who are the neighbours of it?",
+    "Is the report for the board ready?",
+)
+CHINESE = (
+    (
+        "请准备星期一会议的报告",
+        "请检查冷藏室的温度和机油的压力",
+        "请翻译银行给客户的信",
+        "请按照供应商的目录订购打印机的纸",
+        "请支付清洁公司的发票",
+    ),
+    "蒙古国与哪些邻邦接壤",
+    "会议的报告在哪里",
+)
+LANGUAGES = {"Italian": ITALIAN, "German": GERMAN, "English": ENGLISH, "Chinese": CHINESE}
+
+
+async def told_by(database: Database, query: str) -> set[str]:
+    """The tasks that share a word with a query that tells something."""
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        found = await candidates(
+            connection, EVERYTHING, query, None, embedder=None, aged_before=day(-99)
+        )
+        ids = [each.episode_id for each in found if each.telling]
+        rows = await connection.fetch("SELECT summary FROM episodes WHERE id = ANY ($1)", ids)
+    assert all((each.lexical or 0) > 0 for each in found if each.telling)
+    return {row["summary"] for row in rows}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_what_is_unrelated_is_told_by_no_word(database: Database, language: str) -> None:
+    tasks, unrelated, related = LANGUAGES[language]
+    await remember(
+        database.pool, *(told(task, day(1), answer="") for task in tasks), embedded=False
+    )
+    assert await told_by(database, unrelated) == set()
+    (found,) = await told_by(database, related)
+    assert tasks[0] in found
+
+
+async def test_one_earlier_episode_is_enough_to_be_told(database: Database) -> None:
+    await remember(database.pool, told("I am allergic to peanuts.", day(1)), embedded=False)
+    assert len(await told_by(database, "What am I allergic to?")) == 1
+    assert await told_by(database, "What am I to do?") == set()
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("È già tutto pagato a Forlì", "PAGATO"),
+        ("perché la città è chiusa", "Citta chiusa"),
+        ("Größe der Türen", "GRÖSSE DER TÜREN"),
+        ("Заказать бумагу для принтера", "БУМАГУ"),
+        ("プリンターの用紙を注文する", "用紙の注文"),
+        ("ส่งรายงานการประชุม", "รายงาน"),
+        ("the file ab猫が好き", "猫が"),
+        ("O'Brien's café \\ bar", "obrien's CAFÉ"),
+    ],
+)
+async def test_a_word_is_found_in_any_spelling(database: Database, stored: str, asked: str) -> None:
+    await remember(database.pool, told(stored, day(1)), embedded=False)
+    assert len(await told_by(database, asked)) == 1
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+async def test_a_word_that_many_have_tells_nothing_and_a_rare_one_does(
+    database: Database, sampled: bool
+) -> None:
+    many = [told(f"invoice zone{n % 7} number{n}", day(1 + n / 1000)) for n in range(300)]
+    await remember(database.pool, *many, embedded=False)
+    if sampled:
+        async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+            await refresh_common(connection, DEFAULT_TENANT)
+    assert await told_by(database, "invoice") == set()
+    assert len(await told_by(database, "the invoice number250")) == 1
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        found = await candidates(
+            connection, EVERYTHING, "invoice", None, embedder=None, aged_before=day(-99)
+        )
+        assert len(found) == 20, "a search still finds as many as it is asked for"
+        both = await candidates(
+            connection, EVERYTHING, "invoice number7", None, embedder=None, aged_before=day(-99)
+        )
+    best = max(both, key=lambda each: each.lexical or 0)
+    assert best.telling
+    assert sum(each.telling for each in both) == 1
+
+
+@pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])
+async def test_any_query_is_only_words(database: Database, query: str) -> None:
+    await remember(database.pool, told("Export the invoices", day(1)), embedded=False)
+    assert await told_by(database, query) == set()
