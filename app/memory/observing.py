@@ -27,12 +27,14 @@ class Call:
         name: of the tool, or of the agent.
         signature: the kind of failure, of one that failed.
         is_agent: whether an agent was asked.
+        is_defined: whether there is a tool or agent of this name. If not, the model made it up.
     """
 
     name: str
     ok: bool = True
     signature: str | None = None
     is_agent: bool = False
+    is_defined: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def observed(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Observed]:
-    """The episodes without the texts that fewer owners have. Names of agents and tools stay: those
-    are the definitions'."""
+    """The episodes without the texts that fewer owners have. Names of agents and tools that are
+    defined stay. A call of another name goes, as its name is a text of the model's."""
     shared = shared_texts(
         ((text, each.owner) for each in episodes for text in _texts(each)), owners
     )
@@ -110,6 +112,7 @@ def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Obs
 def _texts(episode: Observed) -> Iterator[str]:
     """The texts of an episode that are not names out of definitions."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
+    said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
         said.append(episode.task_type)
     yield from filter(None, said)
@@ -126,6 +129,7 @@ def _cleared(episode: Observed, shared: Container[str]) -> Observed:
         calls=tuple(
             replace(call, signature=None) if call.signature in private else call
             for call in episode.calls
+            if call.is_defined or call.name not in private
         ),
     )
 
@@ -146,12 +150,14 @@ def _calls(episode: Episode) -> Iterator[Call]:
     agents = {step.get("agent") for step in trace if step.get("task_id") is not None}
     agents |= set(episode.metadata.get("agents") or ())
     own = {step["tool"] for step in trace if step.get("task_id") is None and "tool" in step}
+    defined = agents | set((episode.metadata.get("features") or {}).get("capabilities") or ())
     last = {step.get("task_id"): at for at, step in enumerate(trace) if "tool" not in step}
     for at, step in enumerate(trace):
         task_id, name = step.get("task_id"), step.get("tool")
         if task_id is None:
             if name and name not in PLUMBING:
-                yield Call(name, "error" not in step, _signature(step), name in agents)
+                ok = "error" not in step
+                yield Call(name, ok, _signature(step), name in agents, ok or name in defined)
         elif (
             DISPATCH in own
             and last.get(task_id) == at

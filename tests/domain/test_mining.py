@@ -79,6 +79,15 @@ def test_a_text_that_fewer_than_three_users_had_is_not_said(private: str) -> Non
     assert uses(mine(of_agent)) == ["b"], "an agent's name is no user's text"
 
 
+def test_a_name_that_a_model_made_up_is_a_text_of_its_user() -> None:
+    made_up = Call("send_card_4111", ok=False, is_defined=False)
+    for owners, said in ((1, False), (2, False), (3, True)):
+        bad = [episode(50 + n, [made_up], False, owner=f"user:{n % owners}") for n in range(6)]
+        found = mine([*(episode(n, "fb") for n in range(6)), *bad])
+        assert found, "the rest of the episodes is mined"
+        assert ("4111" in str(found)) == said, (owners, found)
+
+
 def test_a_failure_that_fewer_than_three_users_met_is_not_said() -> None:
     failed = Call("fetch", False, NO_ANSWER)
     for owners, said in ((1, False), (2, False), (3, True)):

@@ -186,3 +186,34 @@ async def test_a_user_is_a_text_that_can_be_stored(
     assert asked.status_code == (200 if user == 7 else 422)
     fine = await bottega.client.post("/v1/runs", json=body | {"user": "Zoë O'Neil <z@example.com>"})
     assert (fine.status_code, fine.json()["user"]) == (202, "Zoë O'Neil <z@example.com>")
+
+
+async def mined(bottega: Running) -> str:
+    """All patterns, as texts, once the nightly look is done."""
+    await bottega.client.post("/v1/memory/maintenance")
+    while not await bottega.owner.fetchval("SELECT bool_and(status = 'done') FROM memory_jobs"):
+        pass
+    return (await bottega.client.get("/v1/patterns?limit=100")).text
+
+
+async def test_a_pattern_says_no_tool_that_only_one_user_s_model_made_up(
+    bottega: Running, model: FakeModel
+) -> None:
+    client = bottega.client
+    await define(client, "clerk")
+
+    def decide(request: dict[str, Any]) -> Answer:
+        if request["messages"][-1]["role"] == "tool":
+            return text("done")
+        if "bob" in str(request["messages"][-1]):
+            return calls(("calculator", {"expression": "1 + 1"}))
+        return calls(("send_card_4111", {}))
+
+    model.decide = decide
+    for _ in range(6):
+        await run(client, "clerk", "I am bob", user="bob")
+        failed = await run(client, "clerk", "I am alice", user="alice")
+        await client.post(f"/v1/runs/{failed['id']}/feedback", json={"outcome": "FAILURE"})
+    patterns = await mined(bottega)
+    assert "calculator" in patterns
+    assert "4111" not in patterns
