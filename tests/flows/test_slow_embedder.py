@@ -21,11 +21,10 @@ async def test_words_find_what_a_hanging_embedder_cannot(
         body = {"agent": "clerk", "input": "Repair the coffee machine in the hall."}
         await client.post("/v1/runs?wait=30", json=body)
         await model.asked_for_vectors()
-        before = len(model.requests)
         run = (await client.post("/v1/runs?wait=30", json=body)).json()
-        assert "Repair the coffee machine" in str(model.requests[before]["messages"][:-1])
         events = (await client.get(f"/v1/runs/{run['id']}/events?limit=100")).json()["items"]
         assert "memory_unavailable" not in str(events)
+        assert "context.recalled" in [event["type"] for event in events]
         # Each of the first waits for the vector, three times at most; then none does.
         for _ in range(3):
             found = await client.post("/v1/episodes/search", json={"query": "coffee machine"})
