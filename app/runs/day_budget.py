@@ -78,9 +78,19 @@ class DayAccount(Account):
                 await self._sync(self.reserved + max(tokens, self._slice))
 
     async def changed(self) -> None:
-        """Return when something was given back here, or may have been elsewhere."""
+        """Return when something was given back here, or may have been elsewhere.
+
+        The slice is given back meanwhile if no call is under way: else two workers, each with less
+        than its next call takes, would wait for each other.
+        """
+        wait_s = None
+        if self.may_grow:
+            async with self._lock:
+                if not self.reserved:
+                    await self._sync(0)
+            wait_s = _ASK_AGAIN_S if self._others else 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ASK_AGAIN_S if self.may_grow else None):
+            async with asyncio.timeout(wait_s):
                 await super().changed()
 
     async def report(self) -> None:

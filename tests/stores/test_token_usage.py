@@ -8,6 +8,7 @@ import pytest
 
 from app.db.base import DEFAULT_TENANT
 from app.db.engine import Database, acting_as
+from app.errors import BudgetExhaustedError
 from app.events import log
 from app.runs import queue
 from app.runs.day_budget import DayAccount
@@ -106,3 +107,32 @@ async def test_a_model_call_hardly_ever_asks_the_database() -> None:
     assert len(draws) == 2
     await account.report()
     assert (draws[-1], account.held) == (0, 0)
+
+
+def account_of(draw: Drawing) -> DayAccount:
+    async def drawn(spent: int, reported: int, wanted: int) -> tuple[int, int]:
+        return await draw(wanted, spent, reported)
+
+    return DayAccount(drawn, 10)
+
+
+async def test_two_workers_never_wait_for_each_others_slices(database: Database) -> None:
+    accounts = [account_of(Drawing(database.pool)) for _ in range(2)]
+    for account, drawn, spent in zip(accounts, (600, 400), (550, 360), strict=True):
+        await account.fill(drawn)
+        account.spent += spent  # 50 and 40 tokens of the slices are left
+
+    async def call(account: DayAccount) -> str:
+        try:
+            async with reserved([account], 60):
+                account.spent += 80
+        except BudgetExhaustedError:
+            return "refused"
+        finally:
+            account.runs = 0
+            await account.report()
+        return "made"
+
+    async with asyncio.timeout(15):
+        ends = await asyncio.gather(*map(call, accounts))
+    assert sorted(ends) == ["made", "refused"]
