@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from app.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from app.errors import ModelError
 from app.events.types import STATE, Event, EventType
@@ -136,7 +138,7 @@ def was_taught(recalled: Mapping[str, Any]) -> bool:
 
 def answer_of(data: Mapping[str, Any]) -> AssistantMessage:
     """The model's answer that ``llm.completed`` holds."""
-    state = {"state": data[STATE]} if STATE in data else {}
+    state = {"state": from_json(data[STATE])} if STATE in data else {}
     return AssistantMessage.model_validate({**data["message"], "usage": data["usage"], **state})
 
 

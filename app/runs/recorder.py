@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from pydantic_core import to_json
+
 from app.agents.current import current_call
 from app.agents.messages import (
     AgentUsage,
@@ -199,7 +201,8 @@ class JournalRecorder(Recorder):
                 "message": message.model_dump(
                     mode="json", exclude_defaults=True, exclude={"usage", "timestamp", "state"}
                 ),
-                **({STATE: message.state} if message.state else {}),
+                # As text: what goes back to the server keeps the order of its keys.
+                **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.model_dump(),
                 "duration_ms": round((monotonic() - began) * 1000),
             },

@@ -1,12 +1,13 @@
 """What a resumed run repeats, and what it must not."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from app.settings import Settings
-from tests.fake_model import FakeModel, Reply, calls, gated, text
+from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.service import Running, running
@@ -348,3 +349,24 @@ async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
     gate.set()
     run = await final(bottega, slow["id"])
     assert (run["output"], len(run["attempts"])) == ("at last", 1)
+
+
+async def test_a_resumed_run_sends_the_same_bytes(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """Servers keep what they computed for a prompt's start, and that is by its bytes."""
+    gate = asyncio.Event()
+    function = {"name": "look", "arguments": "{}"}
+    call = {"index": 0, "id": "abcdefghi", "function": function, "extra_content": {"z": 1, "b": 2}}
+    thought = {"type": "reasoning.text", "text": "Hm.", "id": "r", "index": 0, "score": 1e22}
+    asked = chunk(tool_calls=[call], reasoning_details=[thought], finish_reason="tool_calls")
+    model.script(sse(asked), gated(gate, text("x")), text("done"))
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "one")
+        run = await bottega.client.post("/v1/runs", json={"agent": "one", "input": "x"})
+        await model.received(2)
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        assert (await final(bottega, run.json()["id"]))["output"] == "done"
+    _, before, after = map(json.dumps, model.requests)
+    assert "reasoning_details" in before
+    assert after == before
