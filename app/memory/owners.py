@@ -13,7 +13,8 @@ from app.memory.pattern import Features
 
 OWNERS = 3
 """Users whose episodes must have a text, at least, before a pattern may say it."""
-_TEXTS = ("domain", "task_type", "failure_signature")
+_NAMES = frozenset(("capabilities", "tools_required"))
+"""Features that are names of agents and tools; all other texts may be a user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,29 @@ def public_features(told: Sequence[Told]) -> list[dict[str, Any]]:
     public = {text for each in told if each.owner is None for text in _texts(each)}
     said = [(text, each.owner) for each in told if each.owner is not None for text in _texts(each)]
     public |= shared_texts(said)
+
+    def may_be_said(value: Any, agent: str | None) -> bool:
+        return isinstance(value, str) and (value in public or value == agent)
+
+    def of_list(values: Sequence[Any], agent: str | None) -> list[Any]:
+        return [one for one in values if isinstance(one, int | float) or may_be_said(one, agent)]
+
     return [
         {
-            name: value
+            name: of_list(value, each.agent)
+            if name not in _NAMES and isinstance(value, list | tuple)
+            else value
             for name, value in each.features.items()
-            if name not in _TEXTS or value == each.agent or value in public
+            if not isinstance(value, str) or may_be_said(value, each.agent)
         }
         for each in told
     ]
 
 
 def _texts(told: Told) -> list[str]:
-    values = [told.features.get(name) for name in _TEXTS]
-    return [value for value in values if isinstance(value, str) and value != told.agent]
+    """The texts among the features that are not names out of definitions."""
+    values = [value for name, value in told.features.items() if name not in _NAMES]
+    said = [
+        each for value in values for each in (value if isinstance(value, list | tuple) else [value])
+    ]
+    return [each for each in said if isinstance(each, str) and each != told.agent]

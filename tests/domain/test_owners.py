@@ -23,3 +23,17 @@ def test_features_lose_the_texts_that_few_owners_have() -> None:
     assert shown[0] == {"domain": "billing", "task_type": "clerk", "complexity": 0.5}
     assert shown[3] == {"complexity": 0.5}
     assert shown[-1]["domain"] == "said with the pattern"
+
+
+def test_features_that_a_client_tells_of_a_user_s_episode_are_that_user_s_texts() -> None:
+    def told(owner: str, **features: object) -> Told:
+        return Told({"tools_required": ["fetch"], "urgent": True, **features}, owner, "clerk")
+
+    shown = public_features(
+        [
+            *(told("user:alice", customer="Alice Smith", cards=["4111", "eu"]) for _ in range(5)),
+            *(told(f"user:{n}", customer="a firm", cards=["eu"]) for n in range(3)),
+        ]
+    )
+    assert shown[0] == {"tools_required": ["fetch"], "urgent": True, "cards": ["eu"]}
+    assert shown[-1]["customer"] == "a firm"
