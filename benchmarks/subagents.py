@@ -96,14 +96,14 @@ def filled(queue: Queue, size: int, parents: int, free: int) -> list[Entry]:
     """
     dice = random.Random(7)
     for parent in range(free, parents):
-        queue.push(Entry("t", parent, 1, 1, -OLDEST_S, None))
+        queue.push(Entry("t", "r", parent, 1, 1, -OLDEST_S, None))
         assert queue.take(0.0)
     entries = []
     for number in range(size):
         parent = number % parents
         limit = size if parent < free else 1
         enqueued_at = -OLDEST_S * (size - number) / size
-        entries.append(Entry("t", parent, limit, dice.randint(1, 10), enqueued_at, None))
+        entries.append(Entry("t", "r", parent, limit, dice.randint(1, 10), enqueued_at, None))
         queue.push(entries[-1])
     return entries
 
@@ -162,7 +162,7 @@ def push_and_discard(queue: Queue, entries: list[Entry]) -> float:
 
 def position_of_new(queue: Queue, entries: list[Entry], priority: int) -> float:
     """The position of one that has just come."""
-    new = Entry("t", entries[0].parent, entries[0].limit, priority, 0.0, None)
+    new = Entry("t", "r", entries[0].parent, entries[0].limit, priority, 0.0, None)
     queue.push(new)
     took = us_per_operation(lambda _: queue.position(new, 0.0))
     queue.discard(new)

@@ -17,6 +17,7 @@ class Counts:
     def __init__(self) -> None:
         self._by_status: Counter[SubagentStatus] = Counter()
         self._queued_of: Counter[UUID | None] = Counter()
+        self._queued_of_run: Counter[UUID] = Counter()
         self._active_of: Counter[UUID | None] = Counter()
         self._priorities: dict[UUID | None, Counter[int]] = {}
         self._queued: dict[Kind, dict[UUID, SubagentHandle]] = {}
@@ -29,8 +30,16 @@ class Counts:
     def queued(self) -> int:
         return self._by_status[SubagentStatus.QUEUED]
 
+    @property
+    def tenants_queued(self) -> int:
+        """How many tenants have tasks that wait."""
+        return len(self._queued_of)
+
     def queued_of_tenant(self, tenant: UUID | None) -> int:
         return self._queued_of.get(tenant, 0)
+
+    def queued_of_run(self, run: UUID) -> int:
+        return self._queued_of_run.get(run, 0)
 
     def active_of_tenant(self, tenant: UUID | None) -> int:
         return self._active_of.get(tenant, 0)
@@ -53,6 +62,7 @@ class Counts:
         tenant = handle.tenant_id
         if handle.status is SubagentStatus.QUEUED:
             self._queued_of[tenant] += 1
+            self._queued_of_run[handle.run_id] += 1
             if tenant not in self._priorities:
                 self._priorities[tenant] = Counter()
             self._priorities[tenant][handle.priority] += 1
@@ -72,6 +82,7 @@ class Counts:
             return
         handle.parent.queued -= 1
         _take_one(self._queued_of, tenant)
+        _take_one(self._queued_of_run, handle.run_id)
         _take_one(self._priorities[tenant], handle.priority)
         if not self._priorities[tenant]:
             del self._priorities[tenant]

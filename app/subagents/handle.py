@@ -152,7 +152,8 @@ class SubagentHandle:
         kind: tasks of one kind share a circuit breaker.
         work: does what the task is there for; run by the scheduler.
         attempt: 1, and one more each time it is rebuilt after a crash.
-        queue_position: at its dispatch, how many of its tenant's ready tasks were to go before it.
+        queue_position: at its dispatch, how many of its tenant's ready tasks were to go before it:
+            the better ones of its run, and as many of each other run, as runs take turns.
         deadline: set when it first runs.
         partial_output: the last 10,000 characters of what its model said.
         token_usage: also of tasks that failed.

@@ -1,16 +1,17 @@
 """What waits for a slot: priorities that age, room per parent and tenant (spec page 3, S7). Pure.
 
-Ageing rules out one fixed order of all that wait. But of two that came in with the same priority
-the earlier is always first, so it is enough to compare the first of each priority: per parent and
-priority one line by age, per tenant and priority the heads of those lines whose parent has room.
-A parent at its limit takes its heads away, at most one per priority, however many wait behind.
+Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Ageing rules out
+one fixed order of all that wait. But of two that came in with the same priority the earlier is
+always first, so it is enough to compare the first of each priority: per parent and priority one
+line by age, per run and priority the heads of those lines whose parent has room. A parent at its
+limit takes its heads away, at most one per priority, however many wait behind.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from math import floor, inf
-from typing import Any
+from typing import Any, TypeVar
 
 from sortedcontainers import SortedList
 
@@ -23,7 +24,8 @@ class Entry:
     """One thing that waits for a slot; not to be changed while it does.
 
     Attributes:
-        parent: whose limit counts; of one tenant only.
+        run: takes turns with the tenant's other runs.
+        parent: whose limit counts; of one run only.
         limit: how many of that parent may hold a slot; the last one pushed says it for all.
         priority: 1 (first) to 10, or ``WAKE``.
         enqueued_at: seconds on the scheduler's clock; may lie before what waits already.
@@ -32,6 +34,7 @@ class Entry:
     """
 
     tenant: Hashable
+    run: Hashable
     parent: Hashable
     limit: int
     priority: int
@@ -55,23 +58,45 @@ _Lines = dict[int, SortedList]
 class _Tenant:
     """
     Attributes:
-        heads: of the lines of its parents that have room.
-        ready: how many wait in those lines, per priority.
+        runs: those that have something waiting or taken.
+        turns: those of them that have something ready; the first is next.
         waiting: how many wait at all, per priority.
     """
 
     key: Hashable
-    parents: int = 0
     taken: int = 0
+    runs: "dict[Hashable, _Run]" = field(default_factory=dict)
+    turns: "OrderedDict[Hashable, _Run]" = field(default_factory=OrderedDict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """
+    Attributes:
+        heads: of the lines of its parents that have room.
+        ready: how many wait in those lines, per priority.
+    """
+
+    key: Hashable
+    tenant: _Tenant
+    parents: int = 0
     heads: _Lines = field(default_factory=dict)
     ready: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many wait that have room."""
+        return sum(self.ready.values())
+
+
+_Turn = TypeVar("_Turn", _Tenant, _Run)
 
 
 @dataclass(slots=True, eq=False)
 class _Parent:
     key: Hashable
-    tenant: _Tenant
+    run: _Run
     limit: int
     has_room: bool = True
     taken: int = 0
@@ -85,10 +110,11 @@ class _Parent:
 
 
 class TakeQueue:
-    """Says who gets the next slot: tenants in turn, within one the best effective priority.
+    """Says who gets the next slot: tenants in turn, then a tenant's runs, then the best priority.
 
-    A tenant that has something to take again joins at the end of the turns. A change costs O(log n)
-    and no look at other tenants, other parents, or what waits behind a parent at its limit.
+    A tenant or run that has something to take again joins at the end of the turns. A change costs
+    O(log n) and no look at other tenants, other runs, other parents, or what waits behind a parent
+    at its limit.
 
     Args:
         ageing_interval: what waits gains one priority in this time, in seconds.
@@ -152,9 +178,11 @@ class TakeQueue:
         if not self._turns:
             return None
         tenant = next(iter(self._turns.values()))
-        heads = (line[0] for line in tenant.heads.values())
+        run = next(iter(tenant.turns.values()))
+        heads = (line[0] for line in run.heads.values())
         _, _, _, entry = min((self._effective(head[2], now), *head) for head in heads)
         self._turns.move_to_end(tenant.key)
+        tenant.turns.move_to_end(run.key)
         parent = self._parents[entry.parent]
         before = parent.waiting
         self._shift(parent, entry, -1)
@@ -170,7 +198,7 @@ class TakeQueue:
             ValueError: none of that tenant's and parent's is taken.
         """
         holder = self._parents.get(parent)
-        if holder is None or holder.tenant.key != tenant or not holder.taken:
+        if holder is None or holder.run.tenant.key != tenant or not holder.taken:
             raise ValueError(f"nothing of {parent!r} is taken")
         before = holder.waiting
         self._hold(holder, -1)
@@ -207,17 +235,31 @@ class TakeQueue:
     def position(self, entry: Entry, now: float) -> int:
         """How many of its tenant's that have room would go before one that waits.
 
-        Costs a look at those parents whose first of a priority goes before it; nothing for a
-        priority of which all do, as of its own and better ones when it is new.
+        Of its run those that are better; of each other run, since they take turns, as many, and one
+        more if the turn of that run comes before. Costs a look at the runs that have something
+        ready, and at those parents of its own run whose first of a priority goes before it; nothing
+        for a priority of which all do, as of its own and better ones when it is new.
         """
+        run = self._parents[entry.parent].run
+        better = self._better(entry, now)
+        ahead, turns = better, better + 1
+        for other in run.tenant.turns.values():
+            if other is run:
+                turns = better
+            else:
+                ahead += min(turns, other.size)
+        return ahead
+
+    def _better(self, entry: Entry, now: float) -> int:
+        """How many of its run's that have room go before an entry."""
         parent = self._parents[entry.parent]
-        tenant = parent.tenant
+        run = parent.run
         ahead = 0
-        for priority, heads in tenant.heads.items():
+        for priority, heads in run.heads.items():
             end = self._end(entry, priority, now)
             if end >= self._newest:
                 itself = parent.has_room and priority == entry.priority
-                ahead += tenant.ready[priority] - itself
+                ahead += run.ready[priority] - itself
                 continue
             for _, _, head in heads.irange(maximum=end, inclusive=(True, False)):
                 ahead += self._parents[head.parent].lines[priority].bisect_left(end)
@@ -245,13 +287,14 @@ class TakeQueue:
 
     def _join(self, entry: Entry) -> _Parent:
         tenant = self._tenants.setdefault(entry.tenant, _Tenant(entry.tenant))
-        tenant.parents += 1
-        parent = self._parents[entry.parent] = _Parent(entry.parent, tenant, entry.limit)
+        run = tenant.runs.setdefault(entry.run, _Run(entry.run, tenant))
+        run.parents += 1
+        parent = self._parents[entry.parent] = _Parent(entry.parent, run, entry.limit)
         return parent
 
     def _shift(self, parent: _Parent, entry: Entry, by: int) -> None:
         """Put an entry into its line (``by`` = 1) or take it out (-1)."""
-        tenant, priority = parent.tenant, entry.priority
+        run, priority = parent.run, entry.priority
         place = entry.enqueued_at, entry.order, entry
         before = _head(parent.lines, priority)
         if by > 0:
@@ -262,19 +305,19 @@ class TakeQueue:
             _remove(parent.lines, priority, place)
         parent.size += by
         _count(self._waiting, priority, by)
-        _count(tenant.waiting, priority, by)
+        _count(run.tenant.waiting, priority, by)
         if parent.has_room:
             after = _head(parent.lines, priority)
             if before is not after:
                 if before is not None:
-                    _remove(tenant.heads, priority, before)
+                    _remove(run.heads, priority, before)
                 if after is not None:
-                    _put(tenant.heads, priority, after)
-            _count(tenant.ready, priority, by)
+                    _put(run.heads, priority, after)
+            _count(run.ready, priority, by)
 
     def _hold(self, parent: _Parent, by: int) -> None:
         parent.taken += by
-        parent.tenant.taken += by
+        parent.run.tenant.taken += by
         self._taken += by
 
     def _settle(self, parent: _Parent, before: int) -> None:
@@ -283,25 +326,39 @@ class TakeQueue:
         Args:
             before: how many of the parent could be taken before the change.
         """
-        tenant = parent.tenant
+        run, tenant = parent.run, parent.run.tenant
         if parent.has_room != (parent.taken < parent.limit):
             parent.has_room = not parent.has_room
             by = 1 if parent.has_room else -1
             change = _put if parent.has_room else _remove
             for priority, line in parent.lines.items():
-                change(tenant.heads, priority, line[0])
-                _count(tenant.ready, priority, by * len(line))
-        if not tenant.heads or tenant.taken >= self._tenant_limit:
-            self._turns.pop(tenant.key, None)
-        elif tenant.key not in self._turns:
-            self._turns[tenant.key] = tenant
+                change(run.heads, priority, line[0])
+                _count(run.ready, priority, by * len(line))
+        _take_part(tenant.turns, run, bool(run.heads))
+        may = bool(tenant.turns) and tenant.taken < self._tenant_limit
+        _take_part(self._turns, tenant, may)
         if not parent.size and not parent.taken:
-            del self._parents[parent.key]
-            tenant.parents -= 1
-            if not tenant.parents:
-                del self._tenants[tenant.key]
+            self._forget(parent)
         if self._on_waiting is not None and parent.waiting != before:
             self._on_waiting(parent.key, parent.waiting - before)
+
+    def _forget(self, parent: _Parent) -> None:
+        """Remember nothing of a parent, nor of its run and tenant if it was their last."""
+        run, tenant = parent.run, parent.run.tenant
+        del self._parents[parent.key]
+        run.parents -= 1
+        if not run.parents:
+            del tenant.runs[run.key]
+        if not tenant.runs:
+            del self._tenants[tenant.key]
+
+
+def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> None:
+    """Let a tenant or run take turns, from the end on, or take it out; if that is new."""
+    if not may:
+        turns.pop(one.key, None)
+    elif one.key not in turns:
+        turns[one.key] = one
 
 
 def _head(lines: _Lines, priority: int) -> tuple[float, int, Entry] | None:

@@ -6,6 +6,7 @@ from app.errors import (
     SubagentQueueFullError,
     SubagentQuotaExceededError,
 )
+from app.subagents.counts import Counts
 from app.subagents.handle import Parent
 from app.subagents.limits import SubagentLimits
 
@@ -14,8 +15,7 @@ def check_dispatch(
     parent: Parent,
     limits: SubagentLimits,
     *,
-    queued: int,
-    queued_of_tenant: int,
+    counts: Counts,
     room: int,
     wait: float | None,
 ) -> None:
@@ -23,7 +23,7 @@ def check_dispatch(
 
     Args:
         limits: of all parents together; each has its own.
-        queued: tasks that wait, of all parents.
+        counts: of the tasks that wait.
         room: how many of this parent's tasks would not wait at all.
         wait: seconds until the breaker lets a task of this kind through; ``None``: it does.
 
@@ -59,18 +59,23 @@ def check_dispatch(
             size=parent.queued - room,
             limit=own.max_queued,
         )
-    _check_queue(parent, limits, queued, queued_of_tenant, room)
+    _check_queue(parent, limits, counts, room)
 
 
-def _check_queue(
-    parent: Parent, limits: SubagentLimits, queued: int, queued_of_tenant: int, room: int
-) -> None:
-    sizes = []
-    if queued_of_tenant:  # each tenant has one place, however full the queue is
-        sizes.append((queued, limits.max_queue_size))
+def _check_queue(parent: Parent, limits: SubagentLimits, counts: Counts, room: int) -> None:
+    """Refuse what the queue has no place for.
+
+    Beyond its bounds it has one place for each tenant. A tenant of which nothing waits gets it at
+    once, and so does a run of which nothing waits while its tenant has not used it.
+    """
+    of_tenant = counts.queued_of_tenant(parent.tenant_id)
+    if not of_tenant:
+        return
+    extra = 0 if counts.queued_of_run(parent.run_id) else 1
+    sizes = [(counts.queued, limits.max_queue_size + extra * counts.tenants_queued)]
     if parent.tenant_id is not None:
-        of_tenant = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
-        sizes.append((queued_of_tenant, of_tenant))
+        most = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
+        sizes.append((of_tenant, most + extra))
     for size, limit in sizes:
         if size >= limit + room:
             raise SubagentQueueFullError(

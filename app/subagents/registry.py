@@ -141,8 +141,7 @@ class SubagentRegistry:
             check_dispatch(
                 parent,
                 self.limits,
-                queued=self.queued_count,
-                queued_of_tenant=self.counts.queued_of_tenant(parent.tenant_id),
+                counts=self.counts,
                 room=self.scheduler.room(parent),
                 wait=self.scheduler.refusal(breakers),
             )

@@ -100,7 +100,7 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """How many of its tenant's ready tasks go before it."""
+        """How many of its tenant's ready tasks go before it, if all get room."""
         if handle.entry is None:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())
@@ -224,6 +224,7 @@ class SubagentScheduler:
             return
         handle.entry = Entry(
             tenant=handle.tenant_id,
+            run=handle.run_id,
             parent=handle.parent,
             limit=handle.parent.limits.max_concurrent,
             priority=handle.priority if priority is None else priority,

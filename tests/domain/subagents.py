@@ -232,9 +232,9 @@ def is_empty(where: SubagentRegistry) -> bool:
     """Nothing is left of any task, and nothing of whoever dispatched it."""
     queue, counts = where.scheduler._queue, where.counts
     left = (
-        where._handles, where._parents, counts._queued, counts._queued_of, queue._entries,
-        queue._parents, queue._tenants, queue._turns, queue._waiting, where.scheduler._running,
-        +counts._by_status,
+        where._handles, where._parents, counts._queued, counts._queued_of, counts._queued_of_run,
+        queue._entries, queue._parents, queue._tenants, queue._turns, queue._waiting,
+        where.scheduler._running, +counts._by_status,
     )  # fmt: skip
     return not any(left) and not where.scheduler.busy
 

@@ -156,6 +156,48 @@ class TestFairness:
 
         run_virtual(run())
 
+    def test_runs_of_one_tenant_take_turns(self) -> None:
+        async def run() -> None:
+            async with registry(WIDE, min_workers=1, max_workers=1) as where:
+                tenant, heard = by_hand(where).run_id, Heard()
+                loud, quiet = [by_hand(where, heard, tenant_id=tenant) for _ in range(2)]
+                for n in range(6):
+                    put(where, loud, f"a{n}", priority=1)
+                positions = [put(where, quiet, f"b{n}", priority=10).queue_position for n in "01"]
+                assert positions == [1, 3]  # behind as many of the other run
+                await settled()
+                while running := [h for h in where.handles() if h.status is S.RUNNING]:
+                    await job(running[0]).finish()
+                assert heard.of("dequeued") == ["a0", "b0", "a1", "b1", "a2", "a3", "a4", "a5"]
+
+        run_virtual(run())
+
+    def test_a_run_has_a_place_in_a_queue_that_another_run_of_its_tenant_has_filled(self) -> None:
+        async def run() -> None:
+            limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
+            async with registry(limits, min_workers=1, max_workers=1) as where:
+                loud, other = self.tenants(where)
+                quiet, third = [by_hand(where, tenant_id=loud.tenant_id) for _ in range(2)]
+                running = put(where, loud, "runs")
+                await settled()
+                for n in range(5):
+                    put(where, loud, str(n))
+                    put(where, other, str(n))
+                assert where.queued_count == 10
+                theirs = put(where, quiet, "the place that is kept for its tenant")
+                for late, limit in ((quiet, 10), (third, 6)):
+                    with pytest.raises(SubagentQueueFullError) as refused:
+                        put(where, late, "one more")
+                    assert refused.value.about["limit"] == limit
+                for turn in ("loud", "other", "quiet"):
+                    assert status(theirs) == S.QUEUED, turn
+                    await job(running).finish()
+                    (running,) = [h for h in where.handles() if h.status is S.RUNNING]
+                assert running is theirs
+                put(where, third, "the place is free again")
+
+        run_virtual(run())
+
     def test_a_tenant_fills_half_the_queue_at_most(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 from app.subagents.queue import WAKE, Entry, TakeQueue
 
 TENANTS = "ab"
-PARENTS = {"a1": 1, "a2": 2, "a3": 0, "b1": 1, "b2": 3}
+PARENTS = {"ax1": 1, "ax2": 2, "ax3": 0, "ay1": 2, "az1": 3, "bx1": 1, "bx2": 3, "by1": 2}
+"""Their limits, by tenant, run, and a number."""
 INTERVAL = 5.0
 
 priorities = st.integers(1, 10)
@@ -31,9 +32,9 @@ parents = st.sampled_from(sorted(PARENTS))
 
 
 def entry(
-    parent: str = "a1", priority: int = 5, at: float = 0.0, limit: int = 1000, item: Any = None
+    parent: str = "ax1", priority: int = 5, at: float = 0.0, limit: int = 1000, item: Any = None
 ) -> Entry:
-    return Entry(parent[0], parent, limit, priority, at, item)
+    return Entry(parent[0], parent[:2], parent, limit, priority, at, item)
 
 
 class Naive:
@@ -43,6 +44,7 @@ class Naive:
         self.entries: list[Entry] = []
         self.taken: list[tuple[Hashable, Hashable]] = []
         self.turns: list[Hashable] = []
+        self.turns_of: dict[Hashable, list[Hashable]] = {tenant: [] for tenant in TENANTS}
         self.tenant_limit = tenant_limit
 
     def has_room(self, parent: Hashable) -> bool:
@@ -68,17 +70,44 @@ class Naive:
         ]
         self.turns = [tenant for tenant in self.turns if tenant in may]
         self.turns += [tenant for tenant in may if tenant not in self.turns]
+        for tenant in TENANTS:
+            runs = list(dict.fromkeys(one.run for one in self.ready(tenant)))
+            turns = [run for run in self.turns_of[tenant] if run in runs]
+            self.turns_of[tenant] = turns + [run for run in runs if run not in turns]
 
     def take(self, now: float) -> Entry | None:
         if not self.turns:
             return None
         tenant = self.turns.pop(0)
-        best = min(self.ready(tenant), key=lambda waiting: self.rank(waiting, now))
+        run = self.turns_of[tenant].pop(0)
+        ready = [one for one in self.ready(tenant) if one.run == run]
+        best = min(ready, key=lambda waiting: self.rank(waiting, now))
         self.entries.remove(best)
         self.taken.append((best.tenant, best.parent))
         self.turns.append(tenant)
+        self.turns_of[tenant].append(run)
         self.keep_turns()
         return best
+
+    def ahead(self, waiting: Entry, now: float) -> int:
+        """How many of its tenant's ready ones the turns of runs bring before an entry."""
+        ready = Counter(one.run for one in self.ready(waiting.tenant))
+        own = self.rank(waiting, now)
+        better = sum(
+            one.run == waiting.run and self.rank(one, now) < own
+            for one in self.ready(waiting.tenant)
+        )
+        taken: list[Hashable] = []
+        turns = [run for run in self.turns_of[waiting.tenant] if run != waiting.run]
+        place = self.turns_of[waiting.tenant]
+        before = place.index(waiting.run) if waiting.run in place else len(place)
+        turns.insert(before, waiting.run)
+        while True:
+            for run in turns:
+                if run == waiting.run and taken.count(run) == better:
+                    return len(taken)
+                if taken.count(run) < ready[run]:
+                    taken.append(run)
 
 
 class Queues(RuleBasedStateMachine):
@@ -167,12 +196,9 @@ class Queues(RuleBasedStateMachine):
             assert queue.holding_of(parent) == sum(held == parent for _, held in naive.taken)
 
     @invariant()
-    def positions_are_what_is_ready_and_better(self) -> None:
+    def positions_are_what_is_ready_and_comes_first(self) -> None:
         for one in self.naive.entries[:5]:
-            own = self.naive.rank(one, self.now)
-            others = self.naive.ready(one.tenant)
-            ahead = sum(self.naive.rank(other, self.now) < own for other in others)
-            assert self.queue.position(one, self.now) == ahead
+            assert self.queue.position(one, self.now) == self.naive.ahead(one, self.now)
 
 
 Queues.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
@@ -187,7 +213,7 @@ def test_ageing_is_the_formula_to_the_last_digit(
 ) -> None:
     queue, naive = TakeQueue(INTERVAL), Naive(None)
     for at, priority in pushed:
-        queue.push(one := entry("b2", priority, at))
+        queue.push(one := entry("bx2", priority, at))
         naive.entries.append(one)
     now = max(at for at, _ in pushed) + later
     by_rank = sorted(naive.entries, key=lambda waiting: naive.rank(waiting, now))
@@ -222,7 +248,7 @@ def test_after_45_s_only_tasks_enqueued_earlier_go_first(
     queue.push(mine := entry(priority=priority, at=0.0))
     for at, other in others:
         if at < 45.0:
-            queue.push(entry("a2", other, at))
+            queue.push(entry("ax2", other, at))
     now, ahead = 45.0, 0
     late = iter([(at, other) for at, other in others if at >= 45.0])
     while (taken := queue.take(now)) is not mine:
@@ -230,7 +256,7 @@ def test_after_45_s_only_tasks_enqueued_earlier_go_first(
         assert taken.enqueued_at <= 0.0
         ahead += 1
         if (newcomer := next(late, None)) is not None:
-            queue.push(entry("a2", newcomer[1], now))
+            queue.push(entry("ax2", newcomer[1], now))
         now += 1.0
     assert ahead <= sum(at <= 0.0 for at, _ in others)
 
@@ -239,65 +265,89 @@ def test_a_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
     for before in range(4):
         queue = TakeQueue()
         for _ in range(100):
-            queue.push(entry("a1", priority=1))
+            queue.push(entry("ax1", priority=1))
         for _ in range(before):
             queue.take(0.0)
-        queue.push(first := entry("b1", priority=10))
+        queue.push(first := entry("bx1", priority=10))
         assert first in (queue.take(0.0), queue.take(0.0))
 
 
 def test_tenants_take_turns_whatever_their_priorities() -> None:
     queue = TakeQueue()
     for tenant in "aabbcc":
-        queue.push(entry(f"{tenant}1", priority=10 if tenant == "b" else 1))
+        queue.push(entry(f"{tenant}x1", priority=10 if tenant == "b" else 1))
     taken = [queue.take(0.0) for _ in range(6)]
     assert [one.tenant for one in taken if one] == list("abcabc")
 
 
+def test_runs_of_a_tenant_take_turns_whatever_their_priorities() -> None:
+    queue = TakeQueue()
+    for _ in range(100):
+        queue.push(entry("ax1", priority=1, at=-60.0))
+    queue.push(first := entry("ay1", priority=10))
+    queue.push(urgent := entry("ay2", priority=1))
+    queue.push(other := entry("bx1", priority=10))
+    taken = [queue.take(0.0) for _ in range(6)]
+    assert [one.run for one in taken if one] == ["ax", "bx", "ay", "ax", "ay", "ax"]
+    assert (taken[1], taken[2], taken[4]) == (other, urgent, first)
+
+
+def test_a_run_whose_parents_are_at_their_limits_has_no_turn() -> None:
+    queue = TakeQueue()
+    for _ in range(3):
+        queue.push(entry("ax1", limit=1))
+        queue.push(entry("ay1"))
+    taken = [queue.take(0.0) for _ in range(4)]
+    assert [one.run for one in taken if one] == ["ax", "ay", "ay", "ay"]
+    assert queue.take(0.0) is None
+    queue.release("a", "ax1")
+    assert queue.take(0.0)
+
+
 def test_what_wakes_goes_first_but_not_over_its_parents_limit() -> None:
     queue = TakeQueue()
-    queue.push(entry("a1", priority=1, limit=1))
+    queue.push(entry("ax1", priority=1, limit=1))
     assert queue.take(0.0)
-    old, woken = entry("a2", 1, at=-1000.0), entry("a2", WAKE, at=3.0)
-    blocked = entry("a1", WAKE, at=2.0, limit=1)
+    old, woken = entry("ax2", 1, at=-1000.0), entry("ax2", WAKE, at=3.0)
+    blocked = entry("ax1", WAKE, at=2.0, limit=1)
     for one in (old, woken, blocked):
         queue.push(one)
     assert queue.position(old, 3.0) == 1
     assert [queue.take(3.0) for _ in range(3)] == [woken, old, None]
-    queue.release("a", "a1")
+    queue.release("a", "ax1")
     assert queue.take(3.0) is blocked
 
 
 def test_a_parents_limit_may_be_changed_by_the_next_push() -> None:
     queue = TakeQueue()
     for _ in range(3):
-        queue.push(entry("a1", limit=1))
+        queue.push(entry("ax1", limit=1))
     assert queue.take(0.0)
     assert not queue.ready(0.0)
-    queue.push(entry("a1", limit=2))
-    assert queue.waiting("a1") == 3
+    queue.push(entry("ax1", limit=2))
+    assert queue.waiting("ax1") == 3
     assert queue.take(0.0)
-    assert queue.waiting("a1") == 0
+    assert queue.waiting("ax1") == 0
     assert len(queue) == 2
 
 
 def test_who_is_told_may_change_the_queue() -> None:
     """As one that polls does: it wants its slot again once none below it waits any more."""
-    woken = entry("b1", WAKE, limit=1)
+    woken = entry("bx1", WAKE, limit=1)
 
     def tell(parent: Hashable, by: int) -> None:
-        if parent == "a1" and not queue.waiting("a1"):
+        if parent == "ax1" and not queue.waiting("ax1"):
             queue.push(woken)
 
     queue = TakeQueue(on_waiting=tell)
-    queue.push(first := entry("a1", limit=1))
-    queue.push(second := entry("a1", limit=1))
+    queue.push(first := entry("ax1", limit=1))
+    queue.push(second := entry("ax1", limit=1))
     assert queue.take(0.0) is first
-    assert queue.waiting("a1") == 0
-    assert queue.waiting("b1") == 1
+    assert queue.waiting("ax1") == 0
+    assert queue.waiting("bx1") == 1
     assert queue.take(0.0) is woken
-    queue.release("b", "b1")
-    queue.release("a", "a1")
+    queue.release("b", "bx1")
+    queue.release("a", "ax1")
     assert queue.discard(second)
     assert queue.take(0.0) is woken
 
@@ -307,12 +357,12 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     queue.push(one := entry())
     with pytest.raises(ValueError, match="only once"):
         queue.push(one)
-    for tenant, parent in (("a", "a1"), ("a", "unknown")):
+    for tenant, parent in (("a", "ax1"), ("a", "unknown")):
         with pytest.raises(ValueError, match="is taken"):
             queue.release(tenant, parent)
     assert queue.take(0.0) is one
     with pytest.raises(ValueError, match="is taken"):
-        queue.release("b", "a1")
+        queue.release("b", "ax1")
     assert not queue.discard(one)
     assert queue.holding() == 1
 
@@ -325,16 +375,16 @@ def test_nothing_is_kept_of_those_who_have_nothing_left() -> None:
     queue = TakeQueue()
     kept = []
     for _ in range(20):
-        tenant, parent = Key(), Key()
-        kept += [weakref.ref(tenant), weakref.ref(parent)]
-        entries = [Entry(tenant, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)]
+        tenant, run, parent = Key(), Key(), Key()
+        kept += [weakref.ref(key) for key in (tenant, run, parent)]
+        entries = [Entry(tenant, run, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)]
         for one in entries:
             queue.push(one)
         queue.discard(entries[0])
         for _ in range(2):
             assert queue.take(0.0)
             queue.release(tenant, parent)
-        del tenant, parent, entries, one
+        del tenant, run, parent, entries, one
     gc.collect()
     assert not any(key() for key in kept)
     assert (len(queue), queue.holding(), queue.by_priority()) == (0, 0, {})
@@ -358,19 +408,21 @@ def lines_run(work: Callable[[], Any]) -> int:
     return lines
 
 
-def most_lines(blocked: int, each: int, free: int, tenants: int) -> dict[str, int]:
+def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) -> dict[str, int]:
     """The dearest of several takes, pushes and discards, in a queue that holds so much."""
     queue = TakeQueue()
     for parent in range(blocked):
         for number in range(each + 1):
-            queue.push(Entry("a", parent, 1, 1 + number % 10, 0.0, None))
+            queue.push(Entry("a", "r", parent, 1, 1 + number % 10, 0.0, None))
         queue.take(0.0)
     for parent in range(blocked, blocked + free):
-        queue.push(Entry("a", parent, 5, 1 + parent % 10, 1.0, None))
+        queue.push(Entry("a", "r", parent, 5, 1 + parent % 10, 1.0, None))
     for tenant in range(tenants):
-        queue.push(Entry(tenant, f"of {tenant}", 1, 5, 0.0, None))
-    new = [Entry("a", 0, 1, 5, 2.0, None) for _ in range(20)]
-    room = [Entry("a", "new", 20, 5, 2.0, None) for _ in range(20)]
+        queue.push(Entry(tenant, "r", f"of {tenant}", 1, 5, 0.0, None))
+    for run in range(runs):
+        queue.push(Entry("a", run, f"of {run}", 1, 5, 0.0, None))
+    new = [Entry("a", "r", 0, 1, 5, 2.0, None) for _ in range(20)]
+    room = [Entry("a", "r", "new", 20, 5, 2.0, None) for _ in range(20)]
     return {
         "push": max(lines_run(lambda one=one: queue.push(one)) for one in [*new, *room]),  # type: ignore[misc]
         "position": lines_run(lambda: queue.position(room[-1], 2.0)),
@@ -387,10 +439,13 @@ def most_lines(blocked: int, each: int, free: int, tenants: int) -> dict[str, in
         {"blocked": 5, "each": 3000, "free": 50, "tenants": 5},
         {"blocked": 5, "each": 20, "free": 3000, "tenants": 5},
         {"blocked": 5, "each": 20, "free": 50, "tenants": 2000},
+        {"blocked": 5, "each": 20, "free": 50, "tenants": 5, "runs": 2000},
     ],
 )
 def test_nothing_costs_more_for_what_is_blocked_or_of_others(full: dict[str, int]) -> None:
     few = most_lines(blocked=5, each=20, free=50, tenants=5)
     many = most_lines(**full)
+    if "runs" in full:
+        del many["position"]  # looks at the runs that take turns
     for what, lines in many.items():
         assert lines <= few[what] + 120, what  # a split of a sorted list's chunk, at most

@@ -9,25 +9,37 @@ from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.service import Running, running, watch
 from tests.tenants import holder
 
+FLOOD = [f"flood-{number}" for number in range(20)]
 
-async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
-    settings: Settings, database_url: str, model: FakeModel
-) -> None:
-    gates = [asyncio.Event() for _ in range(40)]
-    asked: list[str] = []
-    flood = [f"flood-{number}" for number in range(20)]
 
-    def decide(request: dict[str, Any]) -> Reply:
+class Gates:
+    """Each task's model call ends when its gate opens; the task ``mine`` is the other run's."""
+
+    def __init__(self) -> None:
+        self.gates = [asyncio.Event() for _ in range(40)]
+        self.asked: list[str] = []
+
+    def decide(self, request: dict[str, Any]) -> Reply:
         prompt = swarm.prompt_of(request)
-        if prompt in ("mine", *flood):
-            asked.append(prompt)
-            return gated(gates[len(asked) - 1], text("done"))
-        dispatched = flood if prompt == "many" else ["mine"]
+        if prompt in ("mine", *FLOOD):
+            self.asked.append(prompt)
+            return gated(self.gates[len(self.asked) - 1], text("done"))
+        dispatched = FLOOD if prompt == "many" else ["mine"]
         steps = [swarm.dispatches(*dispatched), swarm.awaits(), text("done")]
         return swarm.plays({prompt: steps})(request)
 
-    model.decide = decide
-    limited = settings.model_copy(
+    async def open(self) -> None:
+        """Open the first two one after the other, then all."""
+        for number in (0, 1):
+            self.gates[number].set()
+            while len(self.asked) < 3 + number:
+                await asyncio.sleep(0)
+        for gate in self.gates:
+            gate.set()
+
+
+def with_two_slots(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(
         update={
             "openai_base_url": model.base_url,
             "drain_grace_s": 0.0,
@@ -36,6 +48,21 @@ async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
             "subagent_max_workers": 2,
         }
     )
+
+
+async def completed(client: Any, run_id: str) -> None:
+    answer = await client.get(f"/v1/runs/{run_id}?wait=30")
+    while answer.json()["status"] not in swarm.FINAL:
+        answer = await client.get(f"/v1/runs/{run_id}?wait=30")
+    assert answer.json()["status"] == "completed"
+
+
+async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gates = Gates()
+    model.decide = gates.decide
+    limited = with_two_slots(settings, model)
     one, other = [await holder(database_url, name) for name in ("one", "other")]
     async with (
         running(limited, database_url, worker=True) as bottega,
@@ -50,26 +77,33 @@ async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
         await swarm.until(database_url, "SELECT count(*) = 19 FROM tasks WHERE status = 'queued'")
         await shown(waiting, 1)
         ours, theirs = await shown(flooding, 18), await shown(waiting, 1)
-        gates[0].set()
-        while len(asked) < 3:
-            await asyncio.sleep(0)
-        gates[1].set()
-        while len(asked) < 4:
-            await asyncio.sleep(0)
-        for gate in gates:
-            gate.set()
-        for client, run_id in ((flooding, first), (waiting, second)):
-            answer = await client.get(f"/v1/runs/{run_id}?wait=30")
-            while answer.json()["status"] not in swarm.FINAL:
-                answer = await client.get(f"/v1/runs/{run_id}?wait=30")
-            assert answer.json()["status"] == "completed"
-    assert "mine" in asked[2:4], asked
+        await gates.open()
+        await completed(flooding, first)
+        await completed(waiting, second)
+    assert "mine" in gates.asked[2:4], gates.asked
     # Each sees its own part, and of the others only what they come to together.
     assert ours["pool"] == theirs["pool"] | {"runs": ours["pool"]["runs"]}
     pool = ours["pool"]
     assert (pool["busy"], pool["queued"], pool["queue"]) == (2, 19, {"5": 19})
     assert (ours["tenant"]["running"], ours["tenant"]["queue"]) == (2, {"5": 18})
     assert (theirs["tenant"]["running"], theirs["tenant"]["queue"]) == (0, {"5": 1})
+
+
+async def test_a_run_that_fills_the_queue_delays_another_run_s_first_task_by_one_slot(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gates = Gates()
+    model.decide = gates.decide
+    async with running(with_two_slots(settings, model), database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client)
+        first = await swarm.start(bottega.client, "many")
+        await swarm.until(database_url, "SELECT count(*) = 18 FROM tasks WHERE status = 'queued'")
+        second = await swarm.start(bottega.client, "few")
+        await swarm.until(database_url, "SELECT count(*) = 19 FROM tasks WHERE status = 'queued'")
+        await gates.open()
+        await completed(bottega.client, first)
+        await completed(bottega.client, second)
+    assert "mine" in gates.asked[2:4], gates.asked
 
 
 async def shown(client: Any, queued: int) -> Any:
