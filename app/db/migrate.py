@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOCK_KEY = 4_871_019_201
 """Advisory lock that migrations hold."""
 
-HEAD = "0016"
+HEAD = "0017"
 """The newest migration. A constant, so that a start need not load Alembic to check it."""
 
 

@@ -209,11 +209,13 @@ async def test_a_user_s_episodes_are_looked_up_by_an_index(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     many = [told(f"task {n}", day(n / 100), user_id=f"u{n % 100}") for n in range(1500)]
-    await remember(database.pool, *many, embedded=False)
+    few = [told(f"task {n}", day(n / 4), session_id="s") for n in range(60)]
+    await remember(database.pool, *many, *few, embedded=False)
     await owner.execute("ANALYZE")
     for scope, index in (
         (Scope(Reach.USER, "u7"), "ix_episode_search_user"),
         (Scope(Reach.NOBODY), "ix_episode_search_nobody"),
+        (Scope(Reach.UNNAMED), "ix_episode_search_unnamed"),
     ):
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
             condition = await connection.fetchval("SELECT episode_scope($1)", scope.document)

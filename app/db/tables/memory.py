@@ -213,6 +213,7 @@ for _name, _column, _where in (
     ("session", episode_search.c.session_id, "session_id IS NOT NULL"),
     ("user", episode_search.c.user_id, "user_id IS NOT NULL"),
     ("nobody", None, "user_id IS NULL AND session_id IS NULL"),
+    ("unnamed", None, "user_id IS NULL"),
     ("failure", episode_search.c.failure_signature, "failure_signature IS NOT NULL"),
 ):
     Index(
