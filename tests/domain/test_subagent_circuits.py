@@ -238,6 +238,45 @@ def test_only_failures_of_its_model_close_an_agent_for_other_runs(
     run_virtual(run())
 
 
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
+def test_the_probe_of_one_breaker_waits_for_the_probe_of_the_other(end: str) -> None:
+    async def run() -> None:
+        async with registry(WIDE, min_workers=9, max_workers=9, failure_threshold=1) as where:
+            tenant, one_slot = by_hand(where).run_id, SubagentLimits(max_concurrent=1)
+            other, parent = [by_hand(where, tenant_id=tenant, limits=one_slot) for _ in range(2)]
+            first, theirs = [put(where, other, name, model="one") for name in ("0", "theirs")]
+            failing, mine, last = [put(where, parent, str(n), model="one") for n in range(3)]
+            await settled()
+            await job(failing).fail("task_failed")  # the breaker of its run opens
+            await passed(10)
+            await job(first).fail("model_timeout")  # the breaker of the model opens
+
+            def running() -> list[Any]:
+                return [handle for handle in where.handles() if handle.status is S.RUNNING]
+
+            await passed(25)
+            assert running() == []  # mine is the probe of its run, and waits for the model
+            assert len(mine.held_by) == 1
+            await passed(6)
+            assert running() == [theirs]
+            if end == "completed":
+                await job(theirs).finish()
+            elif end == "cancelled":
+                where.cancel(theirs.task_id, "enough")
+                await settled()
+            else:
+                await job(theirs).fail("model_timeout")
+                assert running() == []
+                await passed(31)
+            assert running() == [mine]
+            await job(mine).finish()
+            assert running() == [last]
+            await job(last).finish()
+            assert where.scheduler.circuits.open() == []
+
+    run_virtual(run())
+
+
 def test_anonymous_tasks_share_no_breaker() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
