@@ -194,6 +194,7 @@ class ModelError(BottegaError):
     Args:
         retryable: whether the same call may succeed later.
         retry_after_s: seconds the server asked to wait, if it did.
+        last_code: of the last try's failure, if several tries failed and ``code`` is of them all.
     """
 
     kind = ErrorKind.MODEL
@@ -206,10 +207,12 @@ class ModelError(BottegaError):
         code: str | None = None,
         retryable: bool = False,
         retry_after_s: float | None = None,
+        last_code: str | None = None,
     ) -> None:
         super().__init__(detail, code=code)
         self.retryable = retryable
         self.retry_after_s = retry_after_s
+        self.last_code = last_code
 
 
 class HookContractError(BottegaError):

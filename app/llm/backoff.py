@@ -50,4 +50,5 @@ def out_of_patience(number: int, error: ModelError, patience_s: float) -> ModelE
         code="model_unavailable",
         retryable=True,
         retry_after_s=asked,
+        last_code=error.code,
     )

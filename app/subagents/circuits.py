@@ -43,7 +43,7 @@ def blamed(handle: SubagentHandle) -> BreakerKey | None:
         return None
     of_model, of_run = handle.breakers
     if code in _OF_MODEL:
-        return of_model
+        return None if handle.rate_limited else of_model
     return None if code in _NEVER or code.startswith("model_") else of_run
 
 

@@ -157,6 +157,7 @@ class SubagentHandle:
         deadline: set when it first runs.
         partial_output: the last 10,000 characters of what its model said.
         token_usage: also of tasks that failed.
+        rate_limited: its agent's model call failed since its server answered 429 to the last try.
         received: its parent has read how it ended.
         scopes: parents within it.
         holds: other tasks that must be over before it may run.
@@ -196,6 +197,7 @@ class SubagentHandle:
     stop_reason: str | None = None
     token_usage: Usage = Usage()
     fixed_duration_ms: int | None = None
+    rate_limited: bool = False
     received: bool = False
     scopes: list[Parent] = field(default_factory=list)
     waiters: "set[Waiter] | None" = None

@@ -13,7 +13,7 @@ from app.agents.current import current_call
 from app.agents.messages import Usage
 from app.agents.recording import Path, Query, task_id_at
 from app.agents.tools import ToolBase
-from app.errors import InvalidInputError
+from app.errors import InvalidInputError, ModelError
 from app.subagents.file_tools import file_tools
 from app.subagents.files import VirtualFileSystem
 from app.subagents.handle import Listener, Parent, Past, SubagentHandle
@@ -222,7 +222,11 @@ class TaskOfQuery:
             self.swarm.registry.scheduler.calling(handle),
             reserved(accounts, estimate(query)) as most,
         ):
-            yield most
+            try:
+                yield most
+            except ModelError as error:
+                handle.rate_limited = error.last_code == "model_rate_limited"
+                raise
 
     def spent(self, usage: Usage) -> None:
         handle = self.handle

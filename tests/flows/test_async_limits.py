@@ -164,6 +164,33 @@ async def test_an_agent_lowers_what_the_operator_allows(
     assert [task["status"] for task in last_of(model, "root")[-1]["tasks"]] == ["completed"] * 4
 
 
+async def test_patience_that_ends_on_429_opens_no_breaker(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    """The server asks for more time than the agents have, so each call fails at once."""
+    again = {"prompt": "again", "agent": "weak"}
+    script: dict[str, list[swarm.Step]] = {
+        "root": [
+            swarm.dispatches(*"vwxyz", agent="weak"),
+            swarm.awaits(),
+            calls(("dispatch_subagent", again)),
+            text("done"),
+        ],
+        **{
+            leaf: [lambda request: http_error(429, {"retry-after": "600"})]
+            for leaf in (*"vwxyz", "again")
+        },
+    }
+    async with running(configured(model_patience_s=10.0), database_url, worker=True) as bottega:
+        await swarm.agent(bottega.client, "weak")
+        await swarm.coordinator(bottega.client, subagents={"names": ["weak"]})
+        frames = await play(bottega, model, script)
+    failed = [data["error"]["code"] for data in of(frames, "subagent.failed")]
+    assert failed[:5] == ["model_unavailable"] * 5
+    assert last_of(model, "root")[-1]["status"] == "queued"
+    assert of(frames, "subagent.circuit_opened") == []
+
+
 async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
