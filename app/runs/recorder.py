@@ -51,7 +51,7 @@ class JournalRecorder(Recorder):
         token_budget: tokens that the run may spend; ``None``: no limit.
         day: what its tenant may spend today; ``None``: no limit.
         live_text: who shows the models' text while it comes in.
-        waits: called when a model call begins to wait for its next try.
+        waits: called when a model call begins to wait for its next try, or a tool has ended.
 
     Attributes:
         tasks: of the run.
@@ -89,6 +89,7 @@ class JournalRecorder(Recorder):
         self._speeches: dict[Query, Speech] = {}
         self._failed_tries: dict[Query, int] = {}
         self._pauses: dict[Query, float] = {}  # of each model call: when its last one ends
+        self._acting = 0  # calls of tools that act outside of the run
         self._waits = waits
         self._in_session = in_session
         self._published: dict[Query, Publication] = {}
@@ -266,9 +267,11 @@ class JournalRecorder(Recorder):
 
     @property
     def only_waits(self) -> bool:
-        """Whether all model calls of the run are between two tries, at least one."""
+        """Whether all model calls of the run, at least one, are between two tries, and no tool
+        that acts outside of it is at work."""
         now = monotonic()
-        return bool(self._pauses) and all(now < ends for ends in self._pauses.values())
+        waiting = bool(self._pauses) and all(now < ends for ends in self._pauses.values())
+        return waiting and not self._acting
 
     async def tool_call(
         self,
@@ -301,12 +304,23 @@ class JournalRecorder(Recorder):
             text = "interrupted by a restart; whether it took effect is unknown"
             result = error_result(tool_call, text)
         else:
-            if tool is None or not tool.local:
-                await self.journal.commit()
-            result = await execute()
+            result = await self._execute(tool, execute)
         self._tool_ended(query, about, result)
+        self._waits()
         await self._learn_from(query, tool_call, result)
         return result
+
+    async def _execute(
+        self, tool: ToolBase | None, execute: Callable[[], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        if tool is not None and tool.local:
+            return await execute()
+        await self.journal.commit()
+        self._acting += 1
+        try:
+            return await execute()
+        finally:
+            self._acting -= 1
 
     async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
         """Give the root what earlier runs know of what failed."""

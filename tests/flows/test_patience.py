@@ -11,8 +11,11 @@ from pydantic_core import from_json
 
 from app.settings import Settings
 from tests import swarm
-from tests.fake_model import FakeModel, free_port, gated, http_error, text
+from tests.fake_model import FakeModel, calls, free_port, gated, http_error, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import named
 from tests.service import Running, running
+from tests.tools import raw_server
 
 BUSY = http_error(503, {"retry-after": "120"})
 """So that a test that waits for the next try does not end in time."""
@@ -180,6 +183,43 @@ async def test_a_worker_that_is_to_stop_lets_a_call_that_is_made_end(
             asyncio.get_running_loop().call_later(0.5, gate.set)
         run = await ended(api, run_id)
     assert (run["output"], len(run["attempts"])) == ("just in time", 1)
+
+
+async def test_a_worker_that_is_to_stop_lets_a_tool_end_beside_a_call_that_waits(
+    configured: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate, called = asyncio.Event(), asyncio.Event()
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        called.set()
+        await gate.wait()
+        writer.write(raw_server.answer("sent"))
+
+    slow = configured.model_copy(update={"drain_grace_s": 120.0, "egress_allow": ["127.0.0.1"]})
+    replies: dict[str, Any] = {"waits": BUSY, "acts": calls(("mail", {}))}
+    model.decide = lambda request: replies[named(request)]
+    async with raw_server.RawServer(reply=send) as web, running(configured, database_url) as api:
+        mail = {"type": "http", "name": "mail", "description": "x", "method": "POST"}
+        await create(api, "waits")
+        acts = {"name": "acts", "system_message": "You are acts."}
+        acting = acts | {"tools": [mail | {"url": web.url()}]}
+        assert (await api.client.post("/v1/agents", json=acting)).status_code == 201
+        graph = {"name": "g", "nodes": ["waits", "acts"], "edges": []}
+        await api.client.post("/v1/graphs", json=graph)
+        body = {"mode": "dag", "graph": "g", "input": "x"}
+        run_id = (await api.client.post("/v1/runs", json=body)).json()["id"]
+        async with within(QUICK_S), running(slow, database_url, worker=True) as worker:
+            await called.wait()
+            await until_failed(worker, run_id)
+            worker.service.stop_working.set()
+            asyncio.get_running_loop().call_later(0.5, gate.set)
+        replies = {"waits": text("here I am"), "acts": text("done")}
+        async with running(slow, database_url, worker=True):
+            run = await ended(api, run_id)
+    assert run["output"] == {"waits": "here I am", "acts": "done"}
+    assert len(web.requests) == 1
+    (asked,) = [r["messages"] for r in model.requests if r["messages"][-1]["role"] == "tool"]
+    assert "sent" in asked[-1]["content"]
 
 
 async def test_a_model_that_analyses_tasks_is_not_waited_for(
