@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.agents import BaseAgent
 from app.errors import InvalidInputError
 from app.runs.plugins import configure_agent, subagent_plugins
 from app.subagents.plugins import (
@@ -318,17 +319,19 @@ async def test_of_an_installed_plugin_what_it_defines_is_used(
 ) -> None:
     install(
         "b_both",
-        "def configure_agent(agent, definition): return 'configured'\n"
+        "def configure_agent(agent, definition): agent.agent_name += ' second'\n"
         "def before_dispatch(ctx, params): return {'priority': params.priority + 1}\n",
     )
-    install("a_hooks", "def configure_agent(agent, definition): return 'first'\n")
+    install("a_hooks", "def configure_agent(agent, definition): agent.agent_name += ' first'\n")
     install(
         "c_guard",
         "from app.subagents.prompt_guard import PromptGuard\nplugin = PromptGuard(['secret'])\n",
     )
     install("d_after", "async def after_subagent_complete(ctx, outcome): pass\n")
-    agent: Any = None
-    assert [configure(agent, {}) for configure in configure_agent()] == ["first", "configured"]
+    agent = BaseAgent("You help.", agent_name="configured")
+    for configure in configure_agent():
+        configure(agent, {})
+    assert agent.agent_name == "configured first second"
     plugins = subagent_plugins()
     assert len(plugins) == 3
     assert (await before_dispatch(plugins, CTX, REQUEST)).priority == 6  # type: ignore[union-attr]
