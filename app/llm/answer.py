@@ -131,6 +131,10 @@ class AnswerBuilder(ABC):
         if len(calls) > MAX_CALLS:
             raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
 
+    def hidden_size(self) -> int:
+        """The bytes that came beside text and tool calls, such as reasoning."""
+        return 0
+
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
         """Take an event that reports no error; answers with its text.

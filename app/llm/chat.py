@@ -10,7 +10,7 @@ from app.agents.provider import ToolSchema
 from app.llm.answer import AnswerBuilder, PartialCall, decode_arguments
 from app.llm.dialect import Dialect
 from app.llm.failures import Reporter
-from app.llm.opaque import origin_of, state_for, state_of, take
+from app.llm.opaque import origin_of, size_of_fields, state_for, state_of, take
 from app.llm.turns import Piece, piece_of
 from app.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
 
@@ -130,6 +130,9 @@ class ChatAnswer(AnswerBuilder):
         if reason := choice.get("finish_reason"):
             self._finish_reason = str(reason)
         return text
+
+    def hidden_size(self) -> int:
+        return size_of_fields(self._more) if self._more else 0
 
     def _partial_calls(self) -> Iterable[PartialCall]:
         return self._calls

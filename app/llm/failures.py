@@ -71,6 +71,10 @@ _ADVICE = {
 }
 
 
+STREAM_BROKEN = "model_stream_broken"
+"""Code of an answer that broke off, or could not be read."""
+
+
 class Reporter:
     """Makes the errors of one model server.
 
@@ -117,7 +121,7 @@ class Reporter:
         """The stream ended, or became unreadable, before the answer was complete."""
         return ModelError(
             f"the answer of the model's API at {self._address} broke off: {what}",
-            code="model_stream_broken",
+            code=STREAM_BROKEN,
             retryable=True,
         )
 

@@ -13,7 +13,7 @@ from hashlib import blake2s
 from typing import Any
 
 from app.agents.messages import AssistantMessage
-from app.llm.wire import without_lone_surrogates
+from app.llm.wire import encode_json, without_lone_surrogates
 
 # Fields that say what a piece is; all other texts of a stream are pieces to be joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
@@ -43,6 +43,11 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
+
+
+def size_of_fields(fields: Fields) -> int:
+    """The bytes of fields that :func:`take` collected, as JSON."""
+    return len(encode_json(without_lone_surrogates(_joined(fields))))
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -22,6 +22,7 @@ from app.llm.backoff import next_delay_s, out_of_patience
 from app.llm.chat import chat_completions
 from app.llm.dialect import Dialect, NewDialect
 from app.llm.door import NETWORK_ERRORS, Door
+from app.llm.failures import STREAM_BROKEN
 from app.llm.responses import responses
 from app.llm.sse import SSESplitter
 from app.llm.usage import with_usage
@@ -34,6 +35,8 @@ _DIALECTS: Mapping[str, NewDialect] = {
 }
 _DRAIN_S = 0.1
 _LONGEST_ANSWER = 64 * 1024 * 1024
+_MOST_BROKEN = 5
+"""Answers of a call that may break off: each of them may cost as much as a whole one."""
 
 _DONE = b"[DONE]"
 _DEFAULTS = ModelOptions()
@@ -151,12 +154,13 @@ class OpenAIProvider:
         body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
         begin = partial(dialect.new_answer, self._report, after_results)
-        number, failed_at = 1, None
+        number, broken, failed_at = 1, 0, None
         while True:
             answer = await self._try(dialect.path, body, begin, on_delta)
             if isinstance(answer, AssistantMessage):
-                return with_usage(answer, len(body))
-            if not answer.retryable or self._patience_s == 0:
+                return answer
+            broken += answer.code == STREAM_BROKEN
+            if not answer.retryable or self._patience_s == 0 or broken == _MOST_BROKEN:
                 raise answer
             now = self._now()
             failed_at = now if failed_at is None else failed_at
@@ -191,7 +195,9 @@ class OpenAIProvider:
         except NETWORK_ERRORS as error:
             return self._failure(error)
         try:
-            return await self._read(response, begin(), on_delta)
+            builder = begin()
+            message = await self._read(response, builder, on_delta)
+            return with_usage(message, len(body), builder.hidden_size)
         except ModelError as error:
             return error
         finally:

@@ -292,6 +292,16 @@ async def test_usage_that_is_missing_or_odd_is_estimated_from_what_was_sent_and_
     assert found == Usage(input=-(-sent // 4), output=4, estimated=True)
 
 
+async def test_reasoning_counts_where_no_usage_is_reported(
+    model: FakeModel, asking: Asking
+) -> None:
+    thoughts = [chunk(reasoning_content="hm, " * 1000) for _ in range(10)]
+    model.script(sse(*thoughts, chunk("ok", finish_reason="stop")))
+    usage = (await asking("hi")).usage
+    assert usage.estimated
+    assert 10_000 <= usage.reasoning <= usage.output <= 10_020
+
+
 async def test_only_the_part_of_the_usage_that_is_missing_is_estimated(
     model: FakeModel, asking: Asking
 ) -> None:

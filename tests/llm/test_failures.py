@@ -63,6 +63,17 @@ async def test_a_broken_stream_is_tried_again(
     assert model.requests[0] == model.requests[1]
 
 
+async def test_a_call_is_not_made_for_ever_if_its_answers_break_off(model: FakeModel) -> None:
+    """Each may cost as much as a whole one; a server that is away meanwhile is waited for."""
+    overloaded = [http_error(503)] * 5
+    model.script(cut(GOOD, events=2), *overloaded, *[cut(GOOD, events=2)] * 20)
+    async with provider_for(model, patience_s=600.0) as asking:
+        with pytest.raises(ModelError) as caught:
+            await asking("hi")
+    assert caught.value.code == "model_stream_broken"
+    assert len(model.requests) == 10
+
+
 async def test_a_broken_stream_is_never_a_short_answer(model: FakeModel) -> None:
     model.script(*[cut(GOOD, events=3)] * 3)
 
