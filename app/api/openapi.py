@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic.json_schema import models_json_schema
 
+from app.api import variants
 from app.api.auth import is_public
 from app.api.deps import required_scope
 from app.api.errors import Problem, problems
@@ -42,6 +43,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
         )
         schema["components"]["schemas"] |= definitions["$defs"]
+        variants.split(schema["components"]["schemas"])
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():

@@ -49,7 +49,7 @@ def times(
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     if schema.get("format") == "date-time":
         yield path
-    for member in schema.get("anyOf", []):
+    for member in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
         yield from times(document, member, *path)
     for name, member in schema.get("properties", {}).items():
         if len(path) < 4:
@@ -89,7 +89,7 @@ async def requests(client: httpx2.AsyncClient) -> list[tuple[str, str, tuple[str
         if content := operation.get("requestBody", {}).get("content"):
             for place in times(document, content["application/json"]["schema"]):
                 places.append((name, target, place, False))
-    return places
+    return list(dict.fromkeys(places))
 
 
 @pytest.fixture

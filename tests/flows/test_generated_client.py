@@ -80,7 +80,9 @@ async def test_it_runs_a_pipeline(
         graph = await api.create_graph(client=client, body=models.NewGraph("line", edges=edges))
         assert [edge.target for edge in graph.edges] == ["designer", "implementer"]
 
-        body = models.NewRun(SOFTWARE.task, agent=SOFTWARE.coordinator, graph=graph.name)
+        body = models.OrchestratedRun(
+            input_=SOFTWARE.task, agent=SOFTWARE.coordinator, graph=graph.name
+        )
         started = await api.create_run(client=client, body=body, wait=30)
         assert started.status == models.RunStatus.COMPLETED
         run = await api.get_run(started.id, client=client)
@@ -101,7 +103,7 @@ async def test_it_runs_a_pipeline(
         assert episode.task["original_input"] == SOFTWARE.task
         same = await api.get_episode(episode.id, client=client)
         assert same.execution["trace"]
-        found = await api.search_episodes(client=client, body=models.EpisodeSearch(query="todo"))
+        found = await api.search_episodes(client=client, body=models.SearchByQuery("todo"))
         assert [hit.episode.id for hit in found.items] == [episode.id]
         query = models.ContextQuery("Build a todo app, please.")
         context = await api.find_context(client=client, body=query)

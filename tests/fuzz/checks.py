@@ -32,10 +32,6 @@ DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
     r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a time",
-    r"mode '\w+' (needs|takes)|belong to mode|'hybrid' need": "`mode` decides which other fields "
-    "there must be",
-    r"give either an|say at least one of": "how many of some fields there must be",
-    r"give either features or": "the same",
     r"say which version is to be changed": "in the body or in a header",
     r"patterns? .*(can be merged|is deprecated|is replaced)": "states and categories of others",
     r"beside input, output and trace": "no keyword bounds the bytes of several fields",
@@ -77,14 +73,6 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         (case.query or {}).pop(name, None)
     if isinstance(case.body, dict):
         _make_sense(case.body)
-        if case.operation.path == "/v1/episodes/search":
-            _ask_sensibly(case.body)
-        elif case.operation.path == "/v1/memory/learn" and case.body.get("episode"):
-            case.body["episode_id"] = None
-        elif case.operation.path == "/v1/patterns/match" and case.body.get("task"):
-            case.body["features"] = None
-        elif case.operation.path == "/v1/episodes/similar-failures" and case.body.get("error"):
-            case.body["failure_signature"] = None
         if isinstance(case.body.get("run"), dict):
             _make_sense(cast(dict[str, Any], case.body["run"]))
     for name in list(case.headers or {}):
@@ -96,14 +84,13 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
 
 
 def _make_sense(body: dict[str, Any]) -> None:
-    """Let a name mostly be new, a run fit its mode, and an agent's lists name its own tools."""
+    """Let a name mostly be new, and an agent's lists name its own tools."""
     if isinstance(body.get("name"), str) and (number := next(_NUMBERS)) % 4:
         body["name"] = f"{body['name'][:40]}-{number}"
     if "input" in body:
         body["webhook_url"] = None
-        body["agent"] = None if body.get("mode") == "dag" else body.get("agent") or "designer"
-        if body["agent"] is None and body.get("graph") is None:
-            body["graph"] = "software"
+        if body.get("mode") == "dag":
+            body["agent"] = None  # the dictionary of names fills it in
     if "cron" in body and not re.match("[0-9*]", body["cron"]):
         body |= {"cron": "30 8 * * 1", "timezone": "UTC"}
     for tool in body.get("tools") or []:
@@ -116,15 +103,6 @@ def _make_sense(body: dict[str, Any]) -> None:
         body.pop("tool_policy", None)
     for rule in body.get("tool_policy") or []:
         rule["tool_name"] = tools[0]
-
-
-def _ask_sensibly(body: dict[str, Any]) -> None:
-    """Let a search have what its mode needs."""
-    by_text = body.get("mode", "semantic") in ("semantic", "hybrid")
-    body["query"] = (body.get("query") or "todo") if by_text else None
-    body["failure"] = {"type": "timeout"} if body.get("mode") == "failures" else None
-    if isinstance(body.get("filters"), dict):
-        body["filters"].pop("failure_signature", None)
 
 
 def _argued(problem: dict[str, Any]) -> bool:

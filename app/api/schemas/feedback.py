@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from app.api.schemas.base import Answer, Body
 
 OutcomeName = Literal["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
+_FIELDS = ("outcome", "score", "comment")
 
 
 class NewFeedback(Body):
@@ -16,7 +17,9 @@ class NewFeedback(Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}]
+            "minProperties": 1,
+            "not": {"properties": {name: {"type": "null"} for name in _FIELDS}},
+            "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}],
         }
     )
 
@@ -29,7 +32,7 @@ class NewFeedback(Body):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.outcome is None and self.score is None and self.comment is None:
+        if all(getattr(self, name) is None for name in _FIELDS):
             raise PydanticCustomError("empty", "say at least one of outcome, score and comment")
         return self
 

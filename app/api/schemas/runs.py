@@ -8,6 +8,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    JsonValue,
     StringConstraints,
     field_validator,
     model_validator,
@@ -46,6 +47,15 @@ class InputMessage(Body):
     content: Text
 
 
+_MAX_MESSAGES = 500
+_ONE_QUESTION: dict[str, JsonValue] = {
+    "maxItems": _MAX_MESSAGES,
+    "contains": {"properties": {"role": {"const": "user"}}},
+    "minContains": 1,
+    "maxContains": 1,
+}
+
+
 class NewRun(Body):
     """A run to start."""
 
@@ -75,7 +85,7 @@ class NewRun(Body):
     ] = None
     user: Annotated[UserName | None, Field(description=_USER)] = None
     input: Annotated[
-        Text | list[InputMessage],
+        Text | Annotated[list[InputMessage], Field(json_schema_extra=_ONE_QUESTION)],
         Field(description="The question, or messages of which exactly one has the role `user`."),
     ]
     priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
@@ -142,8 +152,8 @@ class NewRun(Body):
     @classmethod
     def _one_question(cls, value: Any) -> Any:
         if isinstance(value, list):
-            if len(value) > 500:
-                raise PydanticCustomError("too_long", "at most 500 messages")
+            if len(value) > _MAX_MESSAGES:
+                raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
             users = sum(message.role == "user" for message in value)
             if users != 1:
                 raise PydanticCustomError(

@@ -1,0 +1,111 @@
+"""Bodies whose fields depend on each other: the OpenAPI document and the server agree on them."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from jsonschema import Draft202012Validator
+
+from app.api.variants import VARIANTS
+
+ABSENT = object()
+EPISODE = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
+FAILURE = {"type": "TimeoutError"}
+USER, SYSTEM = ({"role": role, "content": "x"} for role in ("user", "system"))
+SIGNATURES: list[Any] = [ABSENT, {}, {"failure_signature": None}, {"failure_signature": "x"}]
+MODES = ("semantic", "hybrid", "structured", "temporal", "failures")
+
+
+def maybe(*values: Any) -> list[Any]:
+    """List the values of a field that may be absent or null."""
+    return [ABSENT, None, *values]
+
+
+CASES: dict[str, tuple[str, dict[str, list[Any]]]] = {
+    "NewRun": (
+        "/v1/runs",
+        {
+            "input": ["x", [], [USER], [SYSTEM], [SYSTEM, USER], [USER, USER]],
+            "mode": [ABSENT, "orchestrated", "dag"],
+            "agent": maybe("a"),
+            "graph": maybe("g"),
+        },
+    ),
+    "EpisodeSearch": (
+        "/v1/episodes/search",
+        {
+            "mode": [ABSENT, *MODES],
+            "query": maybe("x"),
+            "failure": maybe(FAILURE),
+            "filters": SIGNATURES,
+        },
+    ),
+    "SimilarFailures": (
+        "/v1/episodes/similar-failures",
+        {"error": maybe(FAILURE), "failure_signature": maybe("x")},
+    ),
+    "NewLearning": (
+        "/v1/memory/learn",
+        {"episode_id": maybe(str(uuid4())), "episode": maybe(EPISODE)},
+    ),
+    "PatternsWanted": ("/v1/patterns/match", {"features": maybe({}), "task": maybe("x")}),
+    "NewFeedback": (
+        f"/v1/runs/{uuid4()}/feedback",
+        {"outcome": maybe("SUCCESS"), "score": maybe(1), "comment": maybe("x")},
+    ),
+    "SubAgents": (
+        "/v1/agents",
+        {
+            "mode": [ABSENT, "sync", "async"],
+            "names": [ABSENT, ["a"], ["a", "a"]],
+            "limits": maybe({}),
+        },
+    ),
+}
+"""By schema: where to send it, and the values to combine."""
+
+
+def bodies(fields: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*fields.values()):
+        yield {
+            name: value for name, value in zip(fields, values, strict=True) if value is not ABSENT
+        }
+
+
+@pytest.fixture
+async def defined(client: httpx2.AsyncClient) -> None:
+    """The agents and graphs that the bodies and the document's examples name."""
+    for name in ("a", "b", "coordinator"):
+        agent = {"name": name, "description": "x", "system_message": "x"}
+        assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    for graph in ("g", "software"):
+        body = {"name": graph, "edges": [{"source": "a", "target": "b"}]}
+        assert (await client.post("/v1/graphs", json=body)).status_code == 201
+
+
+def test_every_body_with_variants_is_tried() -> None:
+    assert VARIANTS.keys() <= CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("defined")
+async def test_the_server_refuses_what_the_schema_refuses(
+    client: httpx2.AsyncClient, name: str
+) -> None:
+    path, fields = CASES[name]
+    document = (await client.get("/openapi.json")).json()
+    examples = document["components"]["schemas"][name]["examples"]
+    schema = Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"})
+    refused = 0
+    for number, body in enumerate([*examples, *bodies(fields)]):
+        sent = body
+        if name == "SubAgents":
+            sent = {"name": f"n{number}", "system_message": "x", "subagents": body}
+        answer = await client.post(path, json=sent)
+        assert (answer.status_code != 422) == schema.is_valid(body), (body, answer.text)
+        refused += answer.status_code == 422
+        assert number >= len(examples) or answer.status_code != 422, (body, answer.text)
+    assert 0 < refused < number
