@@ -1,4 +1,4 @@
-"""How a model's answer ended, and what follows from that.
+"""Endings of a model's answers, and their consequences.
 
 A provider says it in a message's metadata: ``finish_reason`` (``length``: cut off;
 ``content_filter``) and ``refusal``. An answer that says nothing of it, and is not empty, is whole.
@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from app.agents.messages import AssistantMessage, HumanMessage, StandardMessage
 
 OnLength = Literal["continue", "fail", "accept"]
-"""What to do about an answer that is cut off at the model's limit."""
+"""The policy for an answer that is cut off at the model's limit."""
 
 
 class Ending(StrEnum):
@@ -57,7 +57,7 @@ _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
-    """How an answer ended; ``None``: it is whole, or calls tools."""
+    """Name the ending of an answer; ``None``: it is whole, or calls tools."""
     reason = str(message.metadata.get("finish_reason"))
     if reason.startswith("content_filter"):
         return Ending.FILTER
@@ -89,7 +89,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """What to add to the history to get the rest; nothing if this is the end."""
+        """The messages that ask for the rest; none if this is the end."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -113,7 +113,7 @@ class PendingAnswer:
 
 
 def is_text(message: AssistantMessage) -> bool:
-    """Whether a message that was cut off can be gone on with: it is text, and no call or JSON."""
+    """Check that a cut-off message can be continued: it is plain text, no call and no JSON."""
     text = message.content.strip()
     if message.tool_calls or not text:
         return False

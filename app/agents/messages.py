@@ -149,7 +149,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """Whether it is data that a query was given, and no instruction: memory of some kind."""
+        """True for data given to a query (memory of some kind), false for instructions."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 
@@ -158,7 +158,7 @@ class HumanMessage(Message):
 
 
 class AssistantMessage(Message):
-    """What a model answered.
+    """A model's answer.
 
     Attributes:
         state: what its server sent along and wants back with it, such as encrypted reasoning; only
@@ -214,6 +214,6 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """Whether a run or task with this response is completed: it is the query's answer, or the
+        """True if a run or task with this response is completed: it is the query's answer, or the
         text that was reached when its iterations ran out."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))

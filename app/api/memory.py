@@ -113,7 +113,7 @@ async def context(
         "teaches becomes candidates of the lowest trust, given on trial to runs that they apply "
         "to; of an episode that names a user or a session it stays with the episode, since "
         "patterns are given to runs of every user. The same again changes nothing more but for an "
-        "episode that is given anew."
+        "episode that is given again."
     ),
     response_model=Learnt,
     responses={

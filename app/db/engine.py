@@ -147,7 +147,7 @@ class Database:
             slots.release()
 
     async def has_room(self) -> bool:
-        """Whether the disk has room; once a write failed, try one to find out."""
+        """Tell if the disk has room; after a write that failed, try one to find out."""
         if self.storage.full:
             try:
                 await self.pool.execute(_TRY_TO_WRITE)

@@ -34,7 +34,7 @@ SERVER_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long to wait for a database that is silent, in seconds.
+    """Time limits for a database that is silent, in seconds.
 
     Attributes:
         probe_every_s: between two questions on a connection that only listens.

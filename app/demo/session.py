@@ -28,7 +28,7 @@ _console = Console()
 _LONGEST = timedelta(hours=1)
 """How long a key of the demo's is good that could not be removed."""
 _PATIENCE_S = 5.0
-"""How long a person in front of the demo waits for a model that is down."""
+"""Seconds that the demo waits for a model that is down."""
 
 Headers = dict[str, str]
 

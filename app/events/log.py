@@ -157,7 +157,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_storage_full(error: Exception) -> bool:
-    """Whether the database could not write because its disk is full."""
+    """Check if the database could not write because its disk is full."""
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return isinstance(_driver_error(error), asyncpg.DiskFullError)
     return isinstance(error, asyncpg.DiskFullError)

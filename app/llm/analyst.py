@@ -15,7 +15,7 @@ _LONGEST_TASK = 16_000
 _MOST_TOKENS = 2000
 _TIMEOUT_S = 60.0
 ANALYST_PATIENCE_S = 3.0
-"""How long its provider waits for a server that is down: runs do without it, and begin."""
+"""Seconds that its provider waits for a server that is down; then runs begin without it."""
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 _Lines = Annotated[list[_Line], Field(max_length=50)]

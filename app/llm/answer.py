@@ -152,7 +152,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """What goes back to the server with the message; see :mod:`app.llm.opaque`."""
+        """The fields that go back to the server with the message; see :mod:`app.llm.opaque`."""
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []

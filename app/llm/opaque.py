@@ -1,4 +1,4 @@
-"""What a server sends along with an answer and wants back: kept as it came, and not understood.
+"""Fields of an answer that its server wants back, kept as they came.
 
 ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter, MiniMax),
 ``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible endpoint), and
@@ -104,7 +104,7 @@ def _joined(value: Any) -> Any:
 
 
 def _goes_on(known: Any, item: Any, *, is_last: bool) -> bool:
-    """Whether an item is more of a known one: by its number, or else, if it has no id of its own,
+    """Check if an item continues a known one: by its number, or else, if it has no id of its own,
     because it is of the type of the last one."""
     if not (isinstance(known, dict) and isinstance(item, dict)):
         return False

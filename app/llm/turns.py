@@ -28,7 +28,7 @@ _JOINT = b"\\n\\n"  # in JSON
 
 
 INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
-"""What a message is to the turns of a request. Plain numbers, since each call compares many."""
+"""Kinds of messages in a request. Plain numbers, since each call compares many."""
 
 
 Piece = tuple[int, bytes]

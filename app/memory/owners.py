@@ -1,4 +1,4 @@
-"""Whose episodes a text came from, and whether patterns may say it (spec page 4, M32). Pure.
+"""Owners of texts in episodes, and the texts that patterns may contain. Pure.
 
 Patterns are given to runs of every user. So a pattern says no text that only one or two users' runs
 had. Names of agents and tools are the definitions', and may always be said.

@@ -1,4 +1,4 @@
-"""How long a query waits for its vector (spec page 4, M36).
+"""The time limit of a query for its vector.
 
 A query that cannot be embedded in time is answered by its words. An embedder that hangs would cost
 each query that time, so after a few timeouts in a row it is asked only now and then.

@@ -1,4 +1,4 @@
-"""Whose episodes a reader may see (spec page 4, M32). Pure.
+"""Scopes: the episodes that a reader may see. Pure.
 
 Every search and every read of episodes is given a scope, and the database refuses one without. The
 SQL function ``episode_scope`` makes conditions of it.
@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
-"""Whose episodes runs of an agent are given."""
+"""The owners of the episodes that runs of an agent are given."""
 
 
 class Reach(StrEnum):
-    """How far a scope reaches.
+    """The reach of a scope.
 
     RUN: no episode of another run. SESSION: those of one session. USER: those of one user. NOBODY:
     those without user and session. UNNAMED: those without user, and those of the scope's own user.
@@ -32,7 +32,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose episodes a reader may see.
+    """The episodes that a reader may see, by owner.
 
     Attributes:
         user: of USER; of SESSION and UNNAMED too, where the reader has one.

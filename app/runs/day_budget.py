@@ -1,4 +1,4 @@
-"""What each tenant may spend in a day, for all model calls of a worker.
+"""Tokens that each tenant may spend in a day, for all model calls of a worker.
 
 The workers take the tokens from the database in slices, so that a model call hardly ever asks it.
 A slice is part of what is used up until it is given back, or until it lapses since nobody renews
@@ -34,7 +34,7 @@ answers with the slice, and with the slices of other workers."""
 
 
 class DayAccount(Account):
-    """What a tenant may spend today, as far as this worker has it; its limit is what was drawn.
+    """A worker's share of the tokens that a tenant may spend today; its limit is the sum drawn.
 
     Attributes:
         runs: that use it.
@@ -62,7 +62,7 @@ class DayAccount(Account):
 
     @property
     def may_grow(self) -> bool:
-        """Whether other workers hold tokens, which they may give back."""
+        """True if other workers hold tokens, which they may give back."""
         return self._others > 0
 
     def used_up(self, sent: int) -> str:

@@ -267,7 +267,7 @@ class JournalRecorder(Recorder):
 
     @property
     def only_waits(self) -> bool:
-        """Whether all model calls of the run, at least one, are between two tries, and no tool
+        """True if all model calls of the run, at least one, are between two tries, and no tool
         that acts outside of it is at work."""
         now = monotonic()
         waiting = bool(self._pauses) and all(now < ends for ends in self._pauses.values())

@@ -195,7 +195,7 @@ class _Log:
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Whether a task failed because this answer of its model was cut off, refused, or none."""
+        """Check if a task failed because its model's answer was cut off, refused or empty."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False

@@ -18,7 +18,7 @@ _OF_MODEL = frozenset(
         *("model_error", "provider_failed"),
     }
 )
-"""What a model's server did. Other codes of models are of the caller's making, or about content."""
+"""Failures of a model's server; other codes are of the caller's making, or about content."""
 _NEVER = frozenset({"budget_exhausted", "max_iterations"})
 
 

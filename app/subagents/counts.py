@@ -32,7 +32,7 @@ class Counts:
 
     @property
     def tenants_queued(self) -> int:
-        """How many tenants have tasks that wait."""
+        """Count the tenants that have waiting tasks."""
         return len(self._queued_of)
 
     def queued_of_tenant(self, tenant: UUID | None) -> int:

@@ -77,7 +77,7 @@ class Account:
 
     @property
     def may_grow(self) -> bool:
-        """Whether it may have more later, though nothing is given back here."""
+        """True if it may have more later, though nothing is given back here."""
         return False
 
 

@@ -86,7 +86,7 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """How many wait that have room."""
+        """Count the waiting tasks that have room."""
         return sum(self.ready.values())
 
 
@@ -251,7 +251,7 @@ class TakeQueue:
         return ahead
 
     def _better(self, entry: Entry, now: float) -> int:
-        """How many of its run's that have room go before an entry."""
+        """Count the ready tasks of its run that go before an entry."""
         parent = self._parents[entry.parent]
         run = parent.run
         ahead = 0

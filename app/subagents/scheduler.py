@@ -100,7 +100,7 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """How many of its tenant's ready tasks go before it, if all get room."""
+        """Count its tenant's ready tasks that go before it, if all get room."""
         if handle.entry is None:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())

@@ -69,7 +69,7 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
 
 
 async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> bool:
-    """Whether the tenant has a secret; see :func:`page`."""
+    """Check if the tenant has a secret; see :func:`page`."""
     if tenant_id == DEFAULT_TENANT and has_first:
         return True
     own = select(_rows.id).where(_rows.tenant_id == tenant_id).limit(1)

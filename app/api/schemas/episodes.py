@@ -171,7 +171,7 @@ WITHIN = "All of the tenant's, whomever they name; needs a key with the scope `a
 
 
 class EpisodeReader(Body):
-    """Whose episodes to look in."""
+    """The owner of the episodes to look in."""
 
     user: Annotated[
         UserName | None,

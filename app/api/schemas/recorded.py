@@ -12,20 +12,20 @@ class _Recorded(Answer):
 
 
 class RecordedTask(_Recorded):
-    """What was asked for: `original_input`, `goals`, `constraints`, `context`, `complexity`."""
+    """The task: `original_input`, `goals`, `constraints`, `context`, `complexity`."""
 
 
 class RecordedExecution(_Recorded):
-    """How it was done: `plan`, `adaptations`, `duration_s`, `resources`, and `trace`, null if it
+    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, and `trace`, null if it
     was not asked for."""
 
 
 class RecordedResult(_Recorded):
-    """What came of it: `output`, `side_effects`, `quality`, `error`."""
+    """The result: `output`, `side_effects`, `quality`, `error`."""
 
 
 class RecordedReflection(_Recorded):
-    """What was learned: `insights`, `patterns`, `failures`, `performance`."""
+    """The lessons: `insights`, `patterns`, `failures`, `performance`."""
 
 
 class RecordedMetadata(_Recorded):

@@ -231,7 +231,7 @@ class Usage(Answer):
 
 
 class AgentUsage(Usage):
-    """What an agent spent, its sub-agents included."""
+    """Tokens and calls of an agent, its sub-agents included."""
 
     model_calls: int
     tool_calls: int
