@@ -57,11 +57,11 @@ async def test_found_by_words_at_once_and_by_meaning_when_the_embedder_is_back(
         (found,) = await hits(server, "router")
         assert found["episode"]["id"] == episode_id
         assert found["parts"]["cosine"] is None
-        assert await hits(server, "routing") == []  # which only the vectors know to be near
+        assert await hits(server, "rerouted") == []  # which only the vectors know to be near
 
         model.embeds = True
         await until(server, "SELECT count(*) = 1 FROM episode_vectors")
-        (found,) = await hits(server, "routing")
+        (found,) = await hits(server, "rerouted")
         assert found["episode"]["id"] == episode_id
         assert found["parts"]["cosine"] > 0
 
