@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from app.memory.episode import episode_id_of
 from app.settings import Settings
-from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, chunk, gated, http_error, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import DIAMOND, named, says
 from tests.flows.test_resume import configured
@@ -230,19 +230,26 @@ async def test_what_others_did_beside_the_failure_is_kept(
     assert [frame["type"] for frame in frames].count("agent.failed") == 0
 
 
+def dear(*content: str, **fields: Any) -> Reply:
+    """An answer that costs 990 tokens."""
+    usage = {"prompt_tokens": 900, "completion_tokens": 90}
+    return sse(chunk(*content, **fields), {"choices": [], "usage": usage})
+
+
 async def test_a_budget_counts_what_the_run_itself_spends(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "leaf")
     await create(bottega, "root", subagents={"names": ["leaf"]})
-    model.script(calls(("leaf", {"query": "go"})))
-    body = {"agent": "root", "input": "x", "token_budget": 1}
+    ask = {"index": 0, "id": "c", "function": {"name": "leaf", "arguments": '{"query": "go"}'}}
+    model.script(dear(tool_calls=[ask], finish_reason="tool_calls"))
+    body = {"agent": "root", "input": "x", "token_budget": 1000}
     first = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
     assert first["error"]["code"] == "budget_exhausted"
-    model.script(text("L"))
+    model.script(dear("L", finish_reason="stop"))
     second, _ = await ended(bottega, (await again(bottega, first["id"], "last_step"))["id"])
     assert (second["error"]["code"], len(model.requests)) == ("budget_exhausted", 2)
-    model.script(text("step by step"))
+    model.script(dear("step by step", finish_reason="stop"))
     third, _ = await ended(bottega, (await again(bottega, second["id"], "last_step"))["id"])
     assert (third["output"], len(model.requests)) == ("step by step", 3)
 
