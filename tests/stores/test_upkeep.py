@@ -207,7 +207,7 @@ async def test_words_are_counted_now_and_then(
 
     row = await owner.fetchrow("SELECT common, sampled_rows FROM memory_indexes")
     assert row is not None
-    assert set(row["common"]) >= {"reset", "router"}
+    assert set(row["common"]) >= {"reset", "rout"}  # without the endings of words
     assert row["sampled_rows"] == 5
 
 
