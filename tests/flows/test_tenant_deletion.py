@@ -113,6 +113,12 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
+        "INSERT INTO token_slices (tenant_id, worker_id, tokens, spent, expires_at)"
+        " SELECT id, gen_random_uuid(), 1, 0, now() + interval '1 hour' FROM tenants"
+        " WHERE name = $1",
+        tenant,
+    )
+    await owner.execute(
         "SELECT beat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
         " FROM tenants WHERE name = $1",
         tenant,
