@@ -185,8 +185,9 @@ class Memory:
         return TaskContext(goals, features, patterns, found, of_domain, insights)
 
     async def insights(self, tenant_id: UUID, scope: Scope, domain: str, k: int) -> list[Insight]:
-        """What the latest 200 episodes of a domain within the scope taught: first what most of
-        them did, then what is newest."""
+        """Read the insights of the latest 200 episodes of a domain within the scope.
+
+        The most frequent come first, then the newest."""
         if scope.reach is Reach.RUN:
             return []
         async with acting_as(self._pool, tenant_id) as connection:

@@ -127,8 +127,9 @@ class Lifecycle:
 
 
 def _key(row: Any) -> bytes | None:
-    """What a task reads like, and whose it is; nothing if that cannot be told, or the episode
-    stands for many."""
+    """Build the key of an episode's task (text and owner), equal for like tasks.
+
+    ``None`` if its text is not known, or if the episode is a consolidated one."""
     task = from_json(row["task"])
     asked = task.get("original_input")
     cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None

@@ -74,8 +74,9 @@ async def candidates(
     limit: int = 20,
     aged_cosine: float = 0.8,
 ) -> list[Candidate]:
-    """What a query may mean: of the episodes asked for within the scope, the ``limit`` nearest and
-    the ``limit`` that have most of its words; in no order.
+    """Find the candidates for a query among the episodes within the scope, in no order.
+
+    They are the ``limit`` nearest by vector and the ``limit`` that have most of the query's words.
 
     If that many can be found by meaning, that many are, wherever they lie.
 

@@ -1,4 +1,4 @@
-"""What people think of a run's result, on the wire."""
+"""Feedback on a run's result, on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Literal, Self
@@ -13,7 +13,7 @@ _FIELDS = ("outcome", "score", "comment")
 
 
 class NewFeedback(Body):
-    """What somebody thinks of a run's result."""
+    """Feedback to store on a run's result."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -38,7 +38,7 @@ class NewFeedback(Body):
 
 
 class Feedback(Answer):
-    """What somebody thought of a run's result."""
+    """Stored feedback on a run's result."""
 
     outcome: OutcomeName | None
     score: float | None
