@@ -31,9 +31,9 @@ import psutil
 import websockets
 from pydantic_core import from_json
 
-from app.db import embedded, migrate
-from app.demo.scenarios import SOFTWARE
-from app.llm.demo_process import demo_model
+from bottega.db import embedded, migrate
+from bottega.demo.scenarios import SOFTWARE
+from bottega.llm.demo_process import demo_model
 
 CALLS = 7
 
@@ -46,7 +46,7 @@ async def process(
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "app.cli",
+        "bottega.cli",
         *arguments,
         env={**os.environ, "COLUMNS": "200", **environment},
         stderr=asyncio.subprocess.PIPE,
@@ -72,7 +72,7 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 def model_pid() -> int:
     """The demo model's process, which this one has started."""
     children = psutil.Process().children()
-    return next(child.pid for child in children if "app.llm.demo_model" in child.cmdline())
+    return next(child.pid for child in children if "bottega.llm.demo_model" in child.cmdline())
 
 
 def cpu_s(pid: int) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentFactory,
     AssistantMessage,
@@ -32,9 +32,9 @@ from app.agents import (
     Usage,
     tool,
 )
-from app.container import GC_THRESHOLD
-from app.llm.demo_process import demo_model
-from app.llm.openai_provider import OpenAIProvider
+from bottega.container import GC_THRESHOLD
+from bottega.llm.demo_process import demo_model
+from bottega.llm.openai_provider import OpenAIProvider
 
 STEPS = 20
 WORDS = "what the tool found out about this step, in a sentence or two of ordinary length. " * 2
@@ -266,7 +266,7 @@ def without_sharing() -> Iterator[None]:
 
     async def nor_this(*_: Any, **__: Any) -> None: ...
 
-    loop: Any = importlib.import_module("app.agents.loop")
+    loop: Any = importlib.import_module("bottega.agents.loop")
     kept = loop.inject_shared_memory, loop.publish_answer
     loop.inject_shared_memory, loop.publish_answer = nothing, nor_this
     try:

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager
 import asyncpg
 from pydantic_core import from_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import acting_as, open_database
 from benchmarks.__main__ import temporary_database
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import acting_as, open_database
 
 _NEW = (
     '{"mode": "dag", "input": "x", "pinned": {}, "timeout_s": 60, "queue_timeout_s": 86400,'

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx2
 
-from app.llm.demo_process import demo_model
 from benchmarks.__main__ import cpu_s, process, temporary_database, writing
+from bottega.llm.demo_process import demo_model
 
 CHILDREN, CALLS = 20, 5
 LATENCY_S = 1.0

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from app.memory.matching import Matcher, brute_force
-from app.memory.pattern import (
+from bottega.memory.matching import Matcher, brute_force
+from bottega.memory.pattern import (
     Applicability,
     Category,
     Condition,

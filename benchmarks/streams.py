@@ -27,14 +27,14 @@ import httpx2
 import psutil
 from pydantic_core import from_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import open_database
-from app.demo.scenarios import SOFTWARE
-from app.events import log
-from app.events.feed import Notifier, background
-from app.events.types import EventType
-from app.llm.demo_process import demo_model
 from benchmarks.__main__ import cpu_s, define, percentile, process, temporary_database
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import open_database
+from bottega.demo.scenarios import SOFTWARE
+from bottega.events import log
+from bottega.events.feed import Notifier, background
+from bottega.events.types import EventType
+from bottega.llm.demo_process import demo_model
 
 EVENTS = 10_000
 EVENT_BYTES = 2_000

@@ -17,18 +17,18 @@ from typing import Any
 
 import openai
 
-from app.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolCall, Usage, tool
-from app.agents.current import CurrentCall, current_call
-from app.agents.messages import ToolMessage, ToolResult
-from app.agents.provider import LLMProvider
-from app.llm.demo_process import demo_model
-from app.llm.openai_provider import OpenAIProvider
-from app.subagents.children import ANONYMOUS, DEFAULT_INSTRUCTIONS
-from app.subagents.limits import SchedulerOptions, SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.scheduler import SubagentScheduler
-from app.subagents.swarm import own_file_tools
-from app.subagents.tools import DispatchTool, use_async_subagents
+from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolCall, Usage, tool
+from bottega.agents.current import CurrentCall, current_call
+from bottega.agents.messages import ToolMessage, ToolResult
+from bottega.agents.provider import LLMProvider
+from bottega.llm.demo_process import demo_model
+from bottega.llm.openai_provider import OpenAIProvider
+from bottega.subagents.children import ANONYMOUS, DEFAULT_INSTRUCTIONS
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.scheduler import SubagentScheduler
+from bottega.subagents.swarm import own_file_tools
+from bottega.subagents.tools import DispatchTool, use_async_subagents
 
 LATENCY_S = 1.0
 RUNNING, QUEUED, BATCH, MOST_AWAITED = 1_000, 10_000, 100, 50

@@ -130,7 +130,7 @@ def made_key(environment: dict[str, str], tenant: str) -> str:
     return made.stdout.strip()
 
 
-BOTTEGA = (sys.executable, "-m", "app.cli")
+BOTTEGA = (sys.executable, "-m", "bottega.cli")
 
 
 def main() -> None:

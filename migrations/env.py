@@ -12,10 +12,10 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-import app.db.tables  # noqa: F401  (fills the metadata)
-from app.db.base import metadata
-from app.db.engine import connect, normalise_url
-from app.db.migrate import LOCK_KEY, include_object
+import bottega.db.tables  # noqa: F401  (fills the metadata)
+from bottega.db.base import metadata
+from bottega.db.engine import connect, normalise_url
+from bottega.db.migrate import LOCK_KEY, include_object
 
 
 def run(connection: Connection) -> None:

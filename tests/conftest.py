@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 import structlog
 
-from app.db import embedded, migrate
-from app.db.engine import Database, open_database
-from app.settings import Settings
+from bottega.db import embedded, migrate
+from bottega.db.engine import Database, open_database
+from bottega.settings import Settings
 
 # Left as it is, it draws each traceback with all local variables, which takes seconds.
 structlog.configure(

@@ -21,12 +21,12 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.llm.demo_model import wire
-from app.llm.demo_model.conversation import Answer, Call
-from app.llm.demo_model.decide import decide as demo_decide
-from app.llm.demo_model.embeddings import answering
-from app.llm.demo_model.server import create_app
-from app.memory.embeddings import BuiltinEmbedder
+from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.conversation import Answer, Call
+from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.demo_model.embeddings import answering
+from bottega.llm.demo_model.server import create_app
+from bottega.memory.embeddings import BuiltinEmbedder
 
 _HANG_UP = "fake_model.hang_up"
 

@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.llm.demo_model.conversation import Answer
-from app.llm.demo_model.wire import error
+from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.wire import error
 from tests.fake_model import FakeModel, Reply, _Stream
 
 Item = dict[str, Any]

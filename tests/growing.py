@@ -8,10 +8,10 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database
-from app.events import log
-from app.events.feed import Notifier, background
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.events import log
+from bottega.events.feed import Notifier, background
 from tests.service import Running
 from tests.team import define, start
 

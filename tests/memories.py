@@ -11,12 +11,12 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import acting_as
-from app.errors import UnavailableError
-from app.memory.embeddings import BuiltinEmbedder
-from app.memory.episode import Episode, Outcome, Summary
-from app.memory.objects import Objects
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import acting_as
+from bottega.errors import UnavailableError
+from bottega.memory.embeddings import BuiltinEmbedder
+from bottega.memory.episode import Episode, Outcome, Summary
+from bottega.memory.objects import Objects
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EMBEDDER = BuiltinEmbedder()

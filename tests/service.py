@@ -13,9 +13,9 @@ import uvicorn
 import websockets
 from pydantic_core import from_json
 
-from app.container import Service, open_service
-from app.main import create_app, server_config
-from app.settings import Settings
+from bottega.container import Service, open_service
+from bottega.main import create_app, server_config
+from bottega.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import httpx2
 
-from app.demo.scenarios import SOFTWARE
-from app.llm.demo_model.conversation import read
+from bottega.demo.scenarios import SOFTWARE
+from bottega.llm.demo_model.conversation import read
 
 RUN = SOFTWARE.run
 CALLS = 7

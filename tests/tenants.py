@@ -6,8 +6,8 @@ from uuid import UUID
 
 import httpx2
 
-from app.tenants import operator
-from app.tenants.keys import Scope
+from bottega.tenants import operator
+from bottega.tenants.keys import Scope
 from tests.service import Running
 
 

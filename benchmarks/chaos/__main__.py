@@ -12,9 +12,9 @@ import argparse
 import asyncio
 import time
 
-from app.settings import Settings
 from benchmarks.chaos import scenarios
 from benchmarks.chaos.scenarios import Options
+from bottega.settings import Settings
 
 SCENARIOS = [
     ("a", scenarios.killed_workers),

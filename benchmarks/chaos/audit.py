@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.events.types import FINAL_EVENT_TYPES, EventType
 from benchmarks.chaos.model import ModelRequest, Step
+from bottega.events.types import FINAL_EVENT_TYPES, EventType
 
 
 @dataclass(frozen=True, slots=True)

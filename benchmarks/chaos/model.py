@@ -12,11 +12,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.demo.scenarios import SOFTWARE
-from app.llm.demo_model import wire
-from app.llm.demo_model.conversation import text_of
-from app.llm.demo_model.decide import decide
-from app.llm.demo_model.server import create_app
+from bottega.demo.scenarios import SOFTWARE
+from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.conversation import text_of
+from bottega.llm.demo_model.decide import decide
+from bottega.llm.demo_model.server import create_app
 
 _MARKER = re.compile(r"\bjob-\d+\b")
 _AGENTS = {agent["system_message"]: agent["name"] for agent in SOFTWARE.agents}

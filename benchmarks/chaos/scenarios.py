@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import psutil
 
-from app.settings import Settings
 from benchmarks.chaos import audit
 from benchmarks.chaos.audit import RunLog
 from benchmarks.chaos.model import ModelRequest
@@ -19,6 +18,7 @@ from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.report import Report
 from benchmarks.chaos.stage import Bottega, Stage, stage
 from benchmarks.chaos.watch import Watcher
+from bottega.settings import Settings
 
 PATIENCE_S = 300.0
 TAKEOVER_ASKED_S = 30.0

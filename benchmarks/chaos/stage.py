@@ -23,11 +23,11 @@ import httpx2
 import psutil
 from pydantic_core import from_json
 
-from app.db import embedded, migrate
-from app.demo.scenarios import SOFTWARE
 from benchmarks.chaos.audit import Entry, Requests, RunLog, by_step
 from benchmarks.chaos.model import CountingModel
 from benchmarks.chaos.proxy import Proxy
+from bottega.db import embedded, migrate
+from bottega.demo.scenarios import SOFTWARE
 
 LATENCY_S = (0.05, 0.2)
 _LOGS = """
@@ -143,7 +143,7 @@ class Stage:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "app.cli",
+            "bottega.cli",
             *arguments,
             env={**os.environ, "COLUMNS": "300", **self.environment, **environment},
             stderr=PIPE,

@@ -10,7 +10,7 @@ import httpx2
 import websockets
 from pydantic_core import from_json
 
-from app.events.types import FINAL_EVENT_TYPES
+from bottega.events.types import FINAL_EVENT_TYPES
 
 _AGAIN_S = 0.1
 

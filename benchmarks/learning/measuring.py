@@ -6,17 +6,6 @@ from datetime import timedelta
 from statistics import mean
 from uuid import UUID
 
-from app.memory.options import LearningOptions
-from app.memory.pattern import (
-    Application,
-    Arm,
-    Baseline,
-    Category,
-    Content,
-    ContentKind,
-    Pattern,
-    PatternState,
-)
 from benchmarks.learning.memory import Episodes, Patterns
 from benchmarks.learning.running import (
     LastFew,
@@ -28,6 +17,17 @@ from benchmarks.learning.running import (
     play,
 )
 from benchmarks.learning.world import START, World, world
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import (
+    Application,
+    Arm,
+    Baseline,
+    Category,
+    Content,
+    ContentKind,
+    Pattern,
+    PatternState,
+)
 
 FULL, PLACEBO, NONE = "episodes + patterns", "shuffled memory", "no memory"
 ARMS = (NONE, "last k", "episodes only", FULL, "oracle", PLACEBO)

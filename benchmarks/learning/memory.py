@@ -12,14 +12,15 @@ from uuid import UUID
 
 import numpy as np
 
-from app.memory.embeddings import DIMENSION, BuiltinEmbedder, Vectors
-from app.memory.episode import Episode, Outcome
-from app.memory.episodic import Hit
-from app.memory.matching import Match, Matcher
-from app.memory.mining import mine
-from app.memory.observing import Observed, observed
-from app.memory.options import LearningOptions
-from app.memory.pattern import (
+from benchmarks.learning.world import START
+from bottega.memory.embeddings import DIMENSION, BuiltinEmbedder, Vectors
+from bottega.memory.episode import Episode, Outcome
+from bottega.memory.episodic import Hit
+from bottega.memory.matching import Match, Matcher
+from bottega.memory.mining import mine
+from bottega.memory.observing import Observed, observed
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import (
     APPLIED,
     OF_RUN,
     ON_FAILURE,
@@ -30,13 +31,12 @@ from app.memory.pattern import (
     Pattern,
     PatternState,
 )
-from app.memory.refining import narrowed, narrowing, of_low_value, started_over
-from app.memory.reflecting import applications_of
-from app.memory.scoring import Candidate, ScoringOptions, score
-from app.memory.validation import Tally
-from app.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
-from app.runs.fold import EPISODE
-from benchmarks.learning.world import START
+from bottega.memory.refining import narrowed, narrowing, of_low_value, started_over
+from bottega.memory.reflecting import applications_of
+from bottega.memory.scoring import Candidate, ScoringOptions, score
+from bottega.memory.validation import Tally
+from bottega.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.runs.fold import EPISODE
 
 AT_START = frozenset(Category) - ON_FAILURE
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
@@ -98,7 +98,7 @@ def _known(episode_id: UUID | None) -> UUID:
 
 
 class Patterns:
-    """Patterns and their applications: the rules of :class:`app.memory.patterns.PatternCache`."""
+    """Patterns and their applications: the rules of ``PatternCache``."""
 
     def __init__(self, episodes: Episodes, options: LearningOptions) -> None:
         self.options = options

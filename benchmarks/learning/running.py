@@ -5,16 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from app.agents.tokens import estimated_tokens
-from app.events.types import EventType, RunStatus
-from app.memory.episode import Episode, Outcome
-from app.memory.goals import analyse
-from app.memory.options import LearningOptions
-from app.memory.pattern import Features
-from app.memory.signature import failure_signature
-from app.memory.telling import TOOL_ERROR, About, Telling
-from app.runs.giving import MOST_EPISODES, Lot, Taught, episode_event, patterns_for, told
-from app.runs.memory import may_help
 from benchmarks.learning import model
 from benchmarks.learning.memory import Episodes, Patterns
 from benchmarks.learning.model import Decided
@@ -31,6 +21,16 @@ from benchmarks.learning.world import (
     Task,
     World,
 )
+from bottega.agents.tokens import estimated_tokens
+from bottega.events.types import EventType, RunStatus
+from bottega.memory.episode import Episode, Outcome
+from bottega.memory.goals import analyse
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Features
+from bottega.memory.signature import failure_signature
+from bottega.memory.telling import TOOL_ERROR, About, Telling
+from bottega.runs.giving import MOST_EPISODES, Lot, Taught, episode_event, patterns_for, told
+from bottega.runs.memory import may_help
 
 LEAD = "lead"
 TENANT = UUID(int=1)

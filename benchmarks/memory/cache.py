@@ -9,9 +9,9 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from app.memory.episode import Episode, Outcome, Summary
-from app.memory.hot import CAPACITY, HotEpisodes
 from benchmarks.memory.stage import TENANT
+from bottega.memory.episode import Episode, Outcome, Summary
+from bottega.memory.hot import CAPACITY, HotEpisodes
 
 
 def shares(episodes: int, exponent: float) -> NDArray[np.float64]:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pgvector.asyncpg import register_vector
 
-from app.memory import search
-from app.memory.embeddings import DIMENSION, BuiltinEmbedder
 from benchmarks.memory import stage
 from benchmarks.memory.clusters import Halves
 from benchmarks.memory.corpus import Corpus, corpus
+from bottega.memory import search
+from bottega.memory.embeddings import DIMENSION, BuiltinEmbedder
 
 EMBEDDER = "clusters-1"
 SESSIONS = 100

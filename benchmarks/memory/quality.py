@@ -12,17 +12,17 @@ from typing import get_args
 
 import asyncpg
 
-from app.db.engine import acting_as
-from app.memory import search
-from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
-from app.memory.episode import EpisodeFilter, Outcome
-from app.memory.scope import EVERYTHING
-from app.memory.scoring import Candidate, Normalisation, ScoringOptions, score
-from app.memory.stages import Ages, Stage
 from benchmarks.memory import stage
 from benchmarks.memory.corpus import CLASSES, Corpus, Query, corpus
 from benchmarks.memory.embedders import Buckets, Noise, Understanding
 from benchmarks.memory.measures import Measured, interval, measured
+from bottega.db.engine import acting_as
+from bottega.memory import search
+from bottega.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
+from bottega.memory.episode import EpisodeFilter, Outcome
+from bottega.memory.scope import EVERYTHING
+from bottega.memory.scoring import Candidate, Normalisation, ScoringOptions, score
+from bottega.memory.stages import Ages, Stage
 
 AGED_BEFORE = Ages().begins(Stage.AGED, stage.NOW)
 Retrieved = list[tuple[Query, list[Candidate]]]

@@ -20,20 +20,20 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from app.db.engine import Database, acting_as
-from app.memory import search
-from app.memory.embedders import Embedders
-from app.memory.embeddings import DIMENSION, Vectors
-from app.memory.episode import EpisodeFilter, Outcome
-from app.memory.episodic import EpisodicMemory
-from app.memory.scope import EVERYTHING
-from app.memory.stages import Ages
 from benchmarks.__main__ import cpu_s
 from benchmarks.memory import loading, stage
 from benchmarks.memory.clusters import Clusters, Floats, cosines, nearest
 from benchmarks.memory.corpus import Corpus, corpus
 from benchmarks.memory.loading import Many
 from benchmarks.memory.measures import recall_of_exact
+from bottega.db.engine import Database, acting_as
+from bottega.memory import search
+from bottega.memory.embedders import Embedders
+from bottega.memory.embeddings import DIMENSION, Vectors
+from bottega.memory.episode import EpisodeFilter, Outcome
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.scope import EVERYTHING
+from bottega.memory.stages import Ages
 
 AGED_DAYS = Ages().mature_days
 AGED_COSINE = 0.8

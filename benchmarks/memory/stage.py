@@ -12,13 +12,13 @@ from uuid import UUID
 
 import asyncpg
 
-from app.db import embedded, migrate
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as, open_database
-from app.memory import search
-from app.memory.embeddings import Embedder
-from app.memory.signature import failure_signature
 from benchmarks.memory.corpus import Told
+from bottega.db import embedded, migrate
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as, open_database
+from bottega.memory import search
+from bottega.memory.embeddings import Embedder
+from bottega.memory.signature import failure_signature
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 TENANT = DEFAULT_TENANT

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pgvector.asyncpg import register_vector
 
-from app.db import embedded, migrate
-from app.db.engine import APP_ROLE
-from app.memory import search
-from app.memory.embeddings import DIMENSION
-from app.memory.episode import EpisodeFilter
-from app.memory.scope import EVERYTHING
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
+from bottega.db import embedded, migrate
+from bottega.db.engine import APP_ROLE
+from bottega.memory import search
+from bottega.memory.embeddings import DIMENSION
+from bottega.memory.episode import EpisodeFilter
+from bottega.memory.scope import EVERYTHING
 
 EMBEDDER = "clusters-1"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

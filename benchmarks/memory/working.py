@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage, tool
-from app.agents.tokens import estimated_tokens
-from app.memory.conversation import schema_tokens, tokens_of
-from app.memory.prompts import RunMemory
-from app.memory.working import Retrieved, WorkingMemory
+from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage, tool
+from bottega.agents.tokens import estimated_tokens
+from bottega.memory.conversation import schema_tokens, tokens_of
+from bottega.memory.prompts import RunMemory
+from bottega.memory.working import Retrieved, WorkingMemory
 
 CALLS = 200
 RESULT = "row {n}: " + "value 12.5, state ok, owner team-b; " * 56

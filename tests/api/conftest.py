@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.service import Running, running
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.agents import BaseAgent
-from app.api.schemas.agents import TASK_TOOLS
-from app.db.base import DEFAULT_TENANT
-from app.subagents.limits import SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.tools import use_async_subagents
+from bottega.agents import BaseAgent
+from bottega.api.schemas.agents import TASK_TOOLS
+from bottega.db.base import DEFAULT_TENANT
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.tools import use_async_subagents
 from tests.api.test_definitions import agent, create
 from tests.domain.scripted import ScriptedModel
 from tests.service import Running

@@ -10,7 +10,7 @@ import websockets
 from pydantic_core import to_json
 from sqlalchemy import text
 
-from app.db.base import DEFAULT_TENANT as TENANT
+from bottega.db.base import DEFAULT_TENANT as TENANT
 from tests.service import Running
 
 AGENT = {"name": "a", "system_message": "x"}

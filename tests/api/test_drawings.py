@@ -7,8 +7,8 @@ from uuid import UUID
 
 import httpx2
 
-from app.api.drawings import Drawings
-from app.errors import LimitedError
+from bottega.api.drawings import Drawings
+from bottega.errors import LimitedError
 from tests.api.test_bad_input import problem
 
 MINE, THEIRS = UUID(int=1), UUID(int=2)

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
-from app.api import edge
-from app.settings import Settings
+from bottega.api import edge
+from bottega.settings import Settings
 from tests.service import Running, running
 
 HOST = b"Host: 127.0.0.1\r\n"

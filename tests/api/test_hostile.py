@@ -14,7 +14,7 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.service import running
 from tests.tenants import holder
 

@@ -9,8 +9,8 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.api.auth import is_public
-from app.settings import Settings
+from bottega.api.auth import is_public
+from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.service import Running, running
 from tests.tenants import Holder, holder
@@ -307,7 +307,7 @@ async def test_a_use_is_stored_once_a_minute(database_url: str, admin: Holder) -
 async def test_a_tenant_has_only_so_many_keys(
     closed: Running, admin: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.tenants.keys.MOST_KEYS", 2)
+    monkeypatch.setattr("bottega.tenants.keys.MOST_KEYS", 2)
     async with admin.client(closed) as client:
         made = await client.post("/v1/keys", json=NEW)
         answer = await client.post("/v1/keys", json=NEW)

@@ -10,9 +10,9 @@ import pytest
 import websockets
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.limits import LimitTenants
-from app.api.sockets import PING_BURST
-from app.settings import Settings
+from bottega.api.limits import LimitTenants
+from bottega.api.sockets import PING_BURST
+from bottega.settings import Settings
 from tests.service import Running, running
 from tests.tenants import Holder, holder
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import httpx2
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.service import Running, running
 

@@ -8,12 +8,12 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.clock import utcnow
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import acting_as
-from app.memory.context import Memory, Outcome
-from app.memory.matchers import Matchers
-from app.memory.pattern import (
+from bottega.clock import utcnow
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import acting_as
+from bottega.memory.context import Memory, Outcome
+from bottega.memory.matchers import Matchers
+from bottega.memory.pattern import (
     Applicability,
     Application,
     Arm,
@@ -22,7 +22,7 @@ from app.memory.pattern import (
     ContentKind,
     Pattern,
 )
-from app.memory.patterns import PatternCache
+from bottega.memory.patterns import PatternCache
 from tests.api.test_bad_input import problem
 from tests.memories import day, told
 from tests.service import Running

@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 
-from app import __version__
+from bottega import __version__
 from tests.service import Running
 
 FULL_DISK = """

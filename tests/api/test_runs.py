@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.service import Running, running
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

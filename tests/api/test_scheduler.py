@@ -3,8 +3,8 @@
 from contextlib import AsyncExitStack
 from typing import Any
 
-from app.runs.heartbeat import Snapshot, heartbeats
-from app.settings import Settings
+from bottega.runs.heartbeat import Snapshot, heartbeats
+from bottega.settings import Settings
 from tests.service import Running, running
 from tests.stores.test_heartbeat import SILENT
 from tests.tenants import holder

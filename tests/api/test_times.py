@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.api.test_episodes import TASK, remember
 from tests.api.test_patterns import add
 from tests.service import running

@@ -42,12 +42,12 @@ def test_the_clock_is_read_in_one_place() -> None:
         "time.time",
         "time.monotonic",
         "perf_counter",
-        but=("app/clock.py", "app/demo/session.py"),
+        but=("app/bottega/clock.py", "app/bottega/demo/session.py"),
     )
 
 
 def test_only_the_api_knows_http_errors() -> None:
-    allowed = ("app/api/middleware.py", "app/llm/demo_model/server.py")
+    allowed = ("app/bottega/api/middleware.py", "app/bottega/llm/demo_model/server.py")
     assert not places(APP, "HTTPException", but=allowed)
 
 
@@ -72,11 +72,11 @@ def test_a_file_fits_in_the_head_and_a_function_on_a_screen(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("app.worker", ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"]),
-        ("app.agents", ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings"]),
-        ("app.agents", ["numpy"]),
-        ("app.main", ["numpy"]),
-        ("app.cli", ["fastapi", "openai", "sqlalchemy", "alembic"]),
+        ("bottega.worker", ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"]),
+        ("bottega.agents", ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings"]),
+        ("bottega.agents", ["numpy"]),
+        ("bottega.main", ["numpy"]),
+        ("bottega.cli", ["fastapi", "openai", "sqlalchemy", "alembic"]),
     ],
 )
 def test_importing_a_part_does_not_load_what_it_does_not_need(

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from app import errors
-from app.api import asyncapi
-from app.api.schemas.runs import Event
-from app.errors import BottegaError
-from app.events.types import EventType
-from app.main import create_app
-from app.settings import Settings
+from bottega import errors
+from bottega.api import asyncapi
+from bottega.api.schemas.runs import Event
+from bottega.errors import BottegaError
+from bottega.events.types import EventType
+from bottega.main import create_app
+from bottega.settings import Settings
 
 FOLDER = Path(__file__).parent / "snapshots"
 

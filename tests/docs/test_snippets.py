@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import running
 from tests.tools.raw_server import RawServer
@@ -66,7 +66,7 @@ async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
             OPENAI_BASE_URL=model.base_url,
             OPENAI_API_KEY="test-key",
-            PYTHONPATH=str(ROOT),
+            PYTHONPATH=str(ROOT / "app"),
         )
         assert model.requests
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.agents import (
+from bottega.agents import (
     AgentStatus,
     AssistantMessage,
     BaseAgent,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.agents import (
+from bottega.agents import (
     AssistantMessage,
     BaseAgent,
     HumanMessage,
@@ -17,8 +17,8 @@ from app.agents import (
     ToolSchema,
     Usage,
 )
-from app.agents.history import check_history
-from app.agents.provider import ModelOptions, OnDelta
+from bottega.agents.history import check_history
+from bottega.agents.provider import ModelOptions, OnDelta
 
 Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callable[..., Any]
 

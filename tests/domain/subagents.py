@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
-from app.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
-from app.subagents.handle import DispatchParams, Outcome, Parent, SubagentHandle
-from app.subagents.ledger import Account
-from app.subagents.limits import SchedulerOptions, SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.scheduler import SubagentScheduler
-from app.subagents.states import SubagentStatus
-from app.subagents.tools import use_async_subagents
+from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
+from bottega.subagents.handle import DispatchParams, Outcome, Parent, SubagentHandle
+from bottega.subagents.ledger import Account
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.scheduler import SubagentScheduler
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.tools import use_async_subagents
 from tests.domain.scripted import COST, ScriptedModel, call
 
 Event = tuple[str, str, dict[str, Any]]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.agents import BaseAgent
-from app.agents.current import next_query
-from app.subagents.limits import SubagentLimits
-from app.subagents.registry import SubagentRegistry
+from bottega.agents import BaseAgent
+from bottega.agents.current import next_query
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
 from tests.domain.subagents import (
     Model,
     after,

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from app.subagents.breaker import Breakers, OpenBreaker, kind_of
-from app.subagents.limits import SchedulerOptions
+from bottega.subagents.breaker import Breakers, OpenBreaker, kind_of
+from bottega.subagents.limits import SchedulerOptions
 
 OPTIONS = SchedulerOptions(failure_threshold=3, monitor_window=60.0, reset_timeout=30.0)
 

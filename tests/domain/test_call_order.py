@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     BaseAgent,
     HookContractError,

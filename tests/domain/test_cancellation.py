@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AssistantMessage,
     BaseAgent,
@@ -16,8 +16,8 @@ from app.agents import (
     ToolResult,
     tool,
 )
-from app.agents.history import check_history
-from app.errors import BottegaError, FencedError
+from bottega.agents.history import check_history
+from bottega.errors import BottegaError, FencedError
 from tests.domain.scripted import Notes, ScriptedModel, agent, answers_in, ask, call, model_of
 
 

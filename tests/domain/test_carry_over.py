@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
-from app.events.types import Event, EventType
-from app.runs.past import Memory, remember
-from app.runs.retry import carry_over
+from bottega.events.types import Event, EventType
+from bottega.runs.past import Memory, remember
+from bottega.runs.retry import carry_over
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 RUN = UUID("01a1fdb7-6ff4-7105-ba5d-4c99da8e1434")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from app.errors import InvalidInputError
-from app.memory.conditions import MAX_TESTS, check, check_applicability, holds
-from app.memory.pattern import Applicability
+from bottega.errors import InvalidInputError
+from bottega.memory.conditions import MAX_TESTS, check, check_applicability, holds
+from bottega.memory.pattern import Applicability
 from tests.domain.patterns import CONDITIONS, FEATURES
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.drawing import arm_of, drawn
-from app.memory.options import LearningOptions
-from app.memory.pattern import Arm, PatternState
+from bottega.memory.drawing import arm_of, drawn
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Arm, PatternState
 
 OPTIONS = LearningOptions()
 SALT, PATTERN = UUID(int=7), UUID(int=8)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.agents import AgentEvent, BaseAgent, HookDecision, SharedMemoryGraph
-from app.agents.endings import is_text
-from app.agents.messages import AssistantMessage, AssistantResponse
-from app.errors import InvalidInputError
+from bottega.agents import AgentEvent, BaseAgent, HookDecision, SharedMemoryGraph
+from bottega.agents.endings import is_text
+from bottega.agents.messages import AssistantMessage, AssistantResponse
+from bottega.errors import InvalidInputError
 from tests.domain.scripted import agent, call, model_of
 
 

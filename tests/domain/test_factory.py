@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentFactory,
     BaseAgent,
     CycleError,
@@ -14,7 +14,7 @@ from app.agents import (
     SystemMessage,
     UnknownAgentError,
 )
-from app.errors import InvalidInputError
+from bottega.errors import InvalidInputError
 from tests.domain.scripted import Notes, ScriptedModel, answers_in, ask, model_of, texts
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agents import ToolResult, ToolStatus
-from app.subagents.file_tools import MAX_CONTENT, MAX_LISTED, MAX_READ, file_tools
-from app.subagents.shared_context import SharedContext, Workspace
+from bottega.agents import ToolResult, ToolStatus
+from bottega.subagents.file_tools import MAX_CONTENT, MAX_LISTED, MAX_READ, file_tools
+from bottega.subagents.shared_context import SharedContext, Workspace
 from tests.domain.scripted import agent, answers_in, call, model_of
 
 CHILD = UUID(int=7)

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.errors import InvalidInputError
-from app.subagents.files import VirtualFileSystem, check_path
-from app.subagents.shared_context import SharedContext, Workspace, namespace_of
+from bottega.errors import InvalidInputError
+from bottega.subagents.files import VirtualFileSystem, check_path
+from bottega.subagents.shared_context import SharedContext, Workspace, namespace_of
 
 CHILD = UUID(int=1)
 

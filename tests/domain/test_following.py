@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.types import EventType
-from app.memory.following import MOST, Following
-from app.memory.pattern import Arm
+from bottega.events.types import EventType
+from bottega.memory.following import MOST, Following
+from bottega.memory.pattern import Arm
 
 ONE, TASK = UUID(int=1), UUID(int=2)
 BASELINE = {"name": "unknown", "rate": 0.5, "n": 0}

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from app.memory.episode import Episode, Outcome, Summary
-from app.memory.episodic import Hit
-from app.memory.scoring import Parts
-from app.runs.giving import told
-from app.runs.memory import may_help
+from bottega.memory.episode import Episode, Outcome, Summary
+from bottega.memory.episodic import Hit
+from bottega.memory.scoring import Parts
+from bottega.runs.giving import told
+from bottega.runs.memory import may_help
 
 
 def hit(

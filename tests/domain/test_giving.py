@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.matching import Match
-from app.memory.options import LearningOptions
-from app.memory.pattern import (
+from bottega.memory.matching import Match
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import (
     Arm,
     Category,
     Content,
@@ -20,7 +20,7 @@ from app.memory.pattern import (
     Pattern,
     PatternState,
 )
-from app.runs.giving import Lot, choose, pattern_text
+from bottega.runs.giving import Lot, choose, pattern_text
 
 SALT = UUID(int=7)
 STATES = {True: PatternState.VALIDATED, False: PatternState.CANDIDATE}

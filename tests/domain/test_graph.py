@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AssistantMessage,
     HumanMessage,
     StandardMessage,
@@ -16,9 +16,14 @@ from app.agents import (
     ToolMessage,
     ToolResult,
 )
-from app.agents.messages import ToolStatus
-from app.errors import CycleError, InvalidInputError
-from app.graph.shared_memory import MemoryItem, PropagationPolicy, Publication, SharedMemoryGraph
+from bottega.agents.messages import ToolStatus
+from bottega.errors import CycleError, InvalidInputError
+from bottega.graph.shared_memory import (
+    MemoryItem,
+    PropagationPolicy,
+    Publication,
+    SharedMemoryGraph,
+)
 from tests.domain.scripted import call
 
 FINAL, TOOLS, FULL = PropagationPolicy

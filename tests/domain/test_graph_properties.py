@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import CycleError
-from app.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
+from bottega.errors import CycleError
+from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 
 NAMES = "abcdefgh"
 names = st.sampled_from(NAMES)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentStatus,
     AssistantMessage,
@@ -17,7 +17,7 @@ from app.agents import (
     ToolCall,
     ToolResult,
 )
-from app.agents.hooks import CONTRACTS
+from bottega.agents.hooks import CONTRACTS
 from tests.domain.hooked import broken, full, said
 from tests.domain.scripted import agent, call, human, model_of, shape
 

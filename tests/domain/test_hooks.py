@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentStatus,
     AssistantMessage,

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import SecretStr
 
-from app.settings import Settings, redactor
+from bottega.settings import Settings, redactor
 
 PASSWORD = "correct-horse"
 

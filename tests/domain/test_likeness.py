@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.likeness import Candidate, groups, said, task_key
-from app.memory.merging import Closeness
+from bottega.memory.likeness import Candidate, groups, said, task_key
+from bottega.memory.merging import Closeness
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)

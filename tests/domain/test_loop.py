@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentStatus,
     AssistantMessage,
@@ -26,7 +26,7 @@ from app.agents import (
     set_default_provider,
     tool,
 )
-from app.errors import InvalidInputError
+from bottega.errors import InvalidInputError
 from tests.domain.scripted import (
     COST,
     Notes,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentStatus,
     AssistantMessage,
@@ -22,8 +22,8 @@ from app.agents import (
     ToolResult,
     tool,
 )
-from app.agents.history import check_history
-from app.agents.hooks import CONTRACTS
+from bottega.agents.history import check_history
+from bottega.agents.hooks import CONTRACTS
 from tests.domain.scripted import ScriptedModel, let_others_run
 
 MAX = 4

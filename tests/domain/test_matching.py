@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.memory.conditions import holds
-from app.memory.matching import Match, Matcher, applies, brute_force, score
-from app.memory.pattern import (
+from benchmarks.patterns import SHAPES
+from bottega.memory.conditions import holds
+from bottega.memory.matching import Match, Matcher, applies, brute_force, score
+from bottega.memory.pattern import (
     Applicability,
     Category,
     Content,
@@ -23,7 +24,6 @@ from app.memory.pattern import (
     PatternState,
     Relations,
 )
-from benchmarks.patterns import SHAPES
 from tests.domain.patterns import FEATURES, NOW, numbered, pattern_lists
 
 VALIDATED = Lifecycle(PatternState.VALIDATED)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.memory.options import MemoryOptions
-from app.settings import Settings
+from bottega.memory.options import MemoryOptions
+from bottega.settings import Settings
 
 
 def given(**values: Any) -> MemoryOptions:

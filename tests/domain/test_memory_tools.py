@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import ToolCall, ToolStatus
-from app.memory.sections import Part
-from app.memory.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
-from app.memory.working import WorkingMemory
+from bottega.agents.messages import ToolCall, ToolStatus
+from bottega.memory.sections import Part
+from bottega.memory.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
+from bottega.memory.working import WorkingMemory
 
 
 def call(name: str, **arguments: Any) -> ToolCall:

@@ -8,8 +8,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.episode import Episode, Outcome, Summary
-from app.memory.merging import as_one
+from bottega.memory.episode import Episode, Outcome, Summary
+from bottega.memory.merging import as_one
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JSON = st.recursive(

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.memory.doings import does, done
-from app.memory.episode import Episode, Outcome, State, StorageState, Summary
-from app.memory.finding import is_within
-from app.memory.mining import MiningOptions, mine
-from app.memory.observing import Call, Observed, observed
-from app.memory.pattern import Category, Pattern
-from app.memory.signature import failure_signature
+from bottega.memory.doings import does, done
+from bottega.memory.episode import Episode, Outcome, State, StorageState, Summary
+from bottega.memory.finding import is_within
+from bottega.memory.mining import MiningOptions, mine
+from bottega.memory.observing import Call, Observed, observed
+from bottega.memory.pattern import Category, Pattern
+from bottega.memory.signature import failure_signature
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 NO_ANSWER = failure_signature("tool_error", "no answer in 3 s", "fetch")

@@ -1,6 +1,6 @@
 """Texts that a pattern may say."""
 
-from app.memory.owners import Told, owner_of, public_features
+from bottega.memory.owners import Told, owner_of, public_features
 
 
 def test_whom_an_episode_is_of() -> None:

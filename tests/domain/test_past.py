@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from app.events.types import Event, EventType
-from app.runs.past import remember
+from bottega.events.types import Event, EventType
+from bottega.runs.past import remember
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

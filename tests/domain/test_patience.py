@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from app.errors import ModelError, UnavailableError
-from app.memory.embeddings import Vectors
-from app.memory.patience import Patience
+from bottega.errors import ModelError, UnavailableError
+from bottega.memory.embeddings import Vectors
+from bottega.memory.patience import Patience
 
 
 class Server:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.subagents.limits import SchedulerOptions
-from app.subagents.pool import resized
+from bottega.subagents.limits import SchedulerOptions
+from bottega.subagents.pool import resized
 
 OPTIONS = SchedulerOptions(min_workers=2, max_workers=20)
 shares = st.floats(0, 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tenants.ratelimit import Rate, RateLimits, decide
+from bottega.tenants.ratelimit import Rate, RateLimits, decide
 
 RATES = st.builds(Rate, st.floats(0.01, 10_000), st.integers(1, 1000))
 GAPS = st.lists(st.floats(0, 100), max_size=200)

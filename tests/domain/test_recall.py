@@ -7,11 +7,11 @@ from math import cos, nan, radians, sin
 import numpy as np
 import pytest
 
-from app.agents import BaseAgent, HumanMessage, Query, SharedMemoryGraph, SystemMessage, tool
-from app.agents.recall import Recall, Recalled, nearest
-from app.agents.sharing import inject_shared_memory, shared_message
-from app.errors import InvalidInputError, UnavailableError
-from app.memory.embeddings import BuiltinEmbedder, Vectors
+from bottega.agents import BaseAgent, HumanMessage, Query, SharedMemoryGraph, SystemMessage, tool
+from bottega.agents.recall import Recall, Recalled, nearest
+from bottega.agents.sharing import inject_shared_memory, shared_message
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.memory.embeddings import BuiltinEmbedder, Vectors
 from tests.domain.scripted import Notes, agent, call, let_others_run, model_of, texts
 from tests.domain.test_graph import Clock, graph_of
 

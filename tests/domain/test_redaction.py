@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.redaction import LEFT_OUT, SHORTEST, Redactor
+from bottega.redaction import LEFT_OUT, SHORTEST, Redactor
 
 printable = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 secrets = st.text(printable, min_size=SHORTEST, max_size=60)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.conditions import check, holds
-from app.memory.matching import applies
-from app.memory.options import LearningOptions
-from app.memory.pattern import (
+from bottega.memory.conditions import check, holds
+from bottega.memory.matching import applies
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import (
     Applicability,
     Category,
     Content,
@@ -25,7 +25,7 @@ from app.memory.pattern import (
     Pattern,
     PatternState,
 )
-from app.memory.refining import (
+from bottega.memory.refining import (
     generalised,
     likeness,
     mergeable,
@@ -35,7 +35,7 @@ from app.memory.refining import (
     of_low_value,
     started_over,
 )
-from app.memory.validation import Tally
+from bottega.memory.validation import Tally
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from app.memory.episode import Episode, Outcome, State, StorageState
-from app.memory.goals import analyse, refined
-from app.memory.pattern import Arm, Baseline
-from app.memory.reflecting import (
+from bottega.memory.episode import Episode, Outcome, State, StorageState
+from bottega.memory.goals import analyse, refined
+from bottega.memory.pattern import Arm, Baseline
+from bottega.memory.reflecting import (
     LONGEST,
     MOST,
     applications_of,

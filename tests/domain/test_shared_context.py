@@ -7,8 +7,8 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from app.errors import BottegaError, InvalidInputError
-from app.subagents.shared_context import SharedContext, Workspace
+from bottega.errors import BottegaError, InvalidInputError
+from bottega.subagents.shared_context import SharedContext, Workspace
 from tests.domain.scripted import let_others_run
 
 ROOT = UUID(int=1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AssistantMessage,
     BaseAgent,
@@ -16,7 +16,7 @@ from app.agents import (
     SystemMessage,
     tool,
 )
-from app.agents.sharing import fence
+from bottega.agents.sharing import fence
 from tests.domain.scripted import Notes, agent, ask, call, human, model_of, texts
 from tests.domain.test_graph import Clock
 

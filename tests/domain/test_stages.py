@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidInputError
-from app.memory.stages import Ages, Stage
+from bottega.errors import InvalidInputError
+from bottega.memory.stages import Ages, Stage
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 AGES = Ages()

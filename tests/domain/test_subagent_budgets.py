@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agents import AssistantMessage, Usage
-from app.errors import BudgetExhaustedError, SubagentQuotaExceededError
-from app.subagents.ledger import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserved
-from app.subagents.limits import SubagentLimits
-from app.subagents.states import SubagentStatus
-from app.subagents.swarm import Swarm
+from bottega.agents import AssistantMessage, Usage
+from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
+from bottega.subagents.ledger import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserved
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm
 from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (
     Heard,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AssistantMessage,
     BaseAgent,
@@ -17,14 +17,14 @@ from app.agents import (
     ToolCall,
     ToolStatus,
 )
-from app.errors import CycleError, InvalidInputError
-from app.subagents.children import DEFAULT_INSTRUCTIONS, EMPTY
-from app.subagents.limits import SubagentLimits
-from app.subagents.plugins import Skip
-from app.subagents.prompt_guard import PromptGuard
-from app.subagents.registry import SubagentRegistry
-from app.subagents.swarm import Swarm
-from app.subagents.tools import use_async_subagents
+from bottega.errors import CycleError, InvalidInputError
+from bottega.subagents.children import DEFAULT_INSTRUCTIONS, EMPTY
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.plugins import Skip
+from bottega.subagents.prompt_guard import PromptGuard
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.swarm import Swarm
+from bottega.subagents.tools import use_async_subagents
 from tests.domain.scripted import Notes, agent, call, tokens
 from tests.domain.subagents import (
     Heard,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from app.agents import ModelError
-from app.errors import SubagentCircuitOpenError
-from app.subagents.limits import SubagentLimits
-from app.subagents.states import SubagentStatus
-from app.subagents.swarm import Swarm
+from bottega.agents import ModelError
+from bottega.errors import SubagentCircuitOpenError
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm
 from tests.domain.scripted import Notes
 from tests.domain.subagents import (
     Heard,

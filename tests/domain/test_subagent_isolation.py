@@ -4,11 +4,11 @@ from uuid import uuid4
 
 import pytest
 
-from app.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
-from app.agents.recording import Invoke
-from app.errors import FencedError, SubagentCircuitOpenError
-from app.subagents.children import ANONYMOUS
-from app.subagents.swarm import Swarm, TaskOfQuery
+from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
+from bottega.agents.recording import Invoke
+from bottega.errors import FencedError, SubagentCircuitOpenError
+from bottega.subagents.children import ANONYMOUS
+from bottega.subagents.swarm import Swarm, TaskOfQuery
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Heard,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.agents import AgentEvent, AssistantResponse, BaseAgent, HookDecision
-from app.subagents.limits import SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.states import SubagentStatus
+from bottega.agents import AgentEvent, AssistantResponse, BaseAgent, HookDecision
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
 from tests.domain.scripted import call, tokens
 from tests.domain.subagents import (
     Heard,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agents import BaseAgent
-from app.errors import InvalidInputError
-from app.runs.plugins import configure_agent, subagent_plugins
-from app.subagents.plugins import (
+from bottega.agents import BaseAgent
+from bottega.errors import InvalidInputError
+from bottega.runs.plugins import configure_agent, subagent_plugins
+from bottega.subagents.plugins import (
     MAX_METADATA,
     DispatchRequest,
     PluginContext,
@@ -25,8 +25,8 @@ from app.subagents.plugins import (
     after_complete,
     before_dispatch,
 )
-from app.subagents.prompt_guard import PromptGuard
-from app.subagents.states import SubagentStatus
+from bottega.subagents.prompt_guard import PromptGuard
+from bottega.subagents.states import SubagentStatus
 
 CTX = PluginContext(UUID(int=1), None, UUID(int=2), 0, "boss")
 REQUEST = DispatchRequest("find it", None, None, 5, {"team": "a"})
@@ -325,7 +325,8 @@ async def test_of_an_installed_plugin_what_it_defines_is_used(
     install("a_hooks", "def configure_agent(agent, definition): agent.agent_name += ' first'\n")
     install(
         "c_guard",
-        "from app.subagents.prompt_guard import PromptGuard\nplugin = PromptGuard(['secret'])\n",
+        "from bottega.subagents.prompt_guard import PromptGuard\n"
+        "plugin = PromptGuard(['secret'])\n",
     )
     install("d_after", "async def after_subagent_complete(ctx, outcome): pass\n")
     agent = BaseAgent("You help.", agent_name="configured")

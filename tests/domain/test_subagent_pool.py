@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from app.errors import SubagentQueueFullError, SubagentQuotaExceededError
-from app.subagents.handle import Outcome
-from app.subagents.limits import SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.scheduler import SubagentScheduler
-from app.subagents.states import SubagentStatus
-from app.subagents.telemetry import Totals
+from bottega.errors import SubagentQueueFullError, SubagentQuotaExceededError
+from bottega.subagents.handle import Outcome
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.scheduler import SubagentScheduler
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.telemetry import Totals
 from tests.domain.subagents import (
     Heard,
     by_hand,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import AgentUsage, Usage
-from app.errors import IllegalTransition
-from app.subagents.handle import DispatchParams, Outcome, Past, SubagentHandle
-from app.subagents.limits import SubagentLimits
-from app.subagents.states import SubagentStatus, check_move
+from bottega.agents.messages import AgentUsage, Usage
+from bottega.errors import IllegalTransition
+from bottega.subagents.handle import DispatchParams, Outcome, Past, SubagentHandle
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.states import SubagentStatus, check_move
 from tests.domain.subagents import (
     Heard,
     Job,

@@ -5,8 +5,8 @@ from dataclasses import asdict, fields, replace
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings
-from app.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.settings import Settings
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 
 
 def test_unset_they_are_the_library_s_but_for_the_pool() -> None:

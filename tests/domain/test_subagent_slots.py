@@ -3,11 +3,11 @@
 import asyncio
 from uuid import uuid4
 
-from app.agents import Recorder
-from app.subagents.handle import Outcome, SubagentHandle
-from app.subagents.registry import SubagentRegistry
-from app.subagents.states import SubagentStatus
-from app.subagents.swarm import Swarm
+from bottega.agents import Recorder
+from bottega.subagents.handle import Outcome, SubagentHandle
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm
 from tests.domain.subagents import (
     Model,
     after,

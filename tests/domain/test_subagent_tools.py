@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.agents import AssistantMessage
-from app.subagents.limits import SubagentLimits
-from app.subagents.registry import SubagentRegistry
-from app.subagents.states import SubagentStatus
-from app.subagents.swarm import Swarm
+from bottega.agents import AssistantMessage
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm
 from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (
     Heard,

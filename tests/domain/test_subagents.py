@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     BaseAgent,
     CycleError,
@@ -17,7 +17,7 @@ from app.agents import (
     ToolStatus,
     tool,
 )
-from app.errors import FencedError
+from bottega.errors import FencedError
 from tests.domain.scripted import (
     Notes,
     agent,

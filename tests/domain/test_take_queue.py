@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from app.subagents.queue import WAKE, Entry, TakeQueue
+from bottega.subagents.queue import WAKE, Entry, TakeQueue
 
 TENANTS = "ab"
 PARENTS = {"ax1": 1, "ax2": 2, "ax3": 0, "ay1": 2, "az1": 3, "bx1": 1, "bx2": 3, "by1": 2}

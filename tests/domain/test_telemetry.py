@@ -1,6 +1,6 @@
 """What is counted of tasks (spec page 3, S21)."""
 
-from app.subagents.telemetry import Totals
+from bottega.subagents.telemetry import Totals
 
 
 def test_totals_add_up_by_name_and_attributes() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from app.events.types import EventType, RunStatus
-from app.memory.episode import LONGEST_SUMMARY, Episode, Outcome, Summary, episode_id_of
-from app.memory.telling import About, Telling
-from app.redaction import Redactor
+from bottega.events.types import EventType, RunStatus
+from bottega.memory.episode import LONGEST_SUMMARY, Episode, Outcome, Summary, episode_id_of
+from bottega.memory.telling import About, Telling
+from bottega.redaction import Redactor
 
 RUN, TASK = UUID(int=1), UUID(int=2)
 HTTP = {"type": "http", "name": "pay", "method": "POST"}

@@ -1,7 +1,7 @@
 """What a model call is expected to send (spec page 3, S14)."""
 
-from app.agents import AssistantMessage, BaseAgent, HumanMessage, Query, Recorder
-from app.subagents.ledger import estimate
+from bottega.agents import AssistantMessage, BaseAgent, HumanMessage, Query, Recorder
+from bottega.subagents.ledger import estimate
 from tests.domain.scripted import call
 
 

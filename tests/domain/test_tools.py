@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import pytest
 from pydantic import BaseModel, Field
 
-from app.agents import AgentEvent, ToolBase, ToolCall, ToolResult, ToolStatus, tool
+from bottega.agents import AgentEvent, ToolBase, ToolCall, ToolResult, ToolStatus, tool
 from tests.domain.scripted import agent, answers_in, call, let_others_run
 
 

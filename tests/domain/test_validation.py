@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.memory.options import LearningOptions
-from app.memory.pattern import PatternState
-from app.memory.validation import (
+from benchmarks import validation as simulated
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import PatternState
+from bottega.memory.validation import (
     Evidence,
     Tally,
     Verdict,
@@ -25,7 +26,6 @@ from app.memory.validation import (
     judged,
     worse,
 )
-from benchmarks import validation as simulated
 
 OPTIONS = LearningOptions()
 CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED

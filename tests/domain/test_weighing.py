@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.memory.options import LearningOptions
-from app.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
-from app.memory.validation import Tally, Verdict, e_value
-from app.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
+from bottega.memory.validation import Tally, Verdict, e_value
+from bottega.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agents.tokens import estimated_tokens
-from app.memory.sections import Budgets, Part
-from app.memory.working import Retrieved, WorkingMemory
+from bottega.agents.tokens import estimated_tokens
+from bottega.memory.sections import Budgets, Part
+from bottega.memory.working import Retrieved, WorkingMemory
 
 words = st.text(alphabet=st.characters(), max_size=30)
 long = st.sampled_from(["x", "né", "12 Error.\n", "a b "]).flatmap(

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from app.agents import BaseAgent, ToolMessage
-from app.agents.history import check_history
-from app.memory.prompts import RECALL, RunMemory
+from bottega.agents import BaseAgent, ToolMessage
+from bottega.agents.history import check_history
+from bottega.memory.prompts import RECALL, RunMemory
 from tests.domain.scripted import call
 from tests.domain.subagents import Model, coordinator, dispatch, registry, results
 from tests.domain.virtual import run_virtual

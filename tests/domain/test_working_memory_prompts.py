@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agents import (
+from bottega.agents import (
     AssistantMessage,
     BaseAgent,
     HumanMessage,
@@ -22,13 +22,13 @@ from app.agents import (
     ToolStatus,
     tool,
 )
-from app.agents.history import check_history
-from app.agents.subagent import copy_of, fresh_copy
-from app.agents.tokens import estimated_tokens
-from app.memory.conversation import schema_tokens, tokens_of
-from app.memory.prompts import RECALL, RunMemory
-from app.memory.sections import Budgets
-from app.memory.working import Retrieved, WorkingMemory
+from bottega.agents.history import check_history
+from bottega.agents.subagent import copy_of, fresh_copy
+from bottega.agents.tokens import estimated_tokens
+from bottega.memory.conversation import schema_tokens, tokens_of
+from bottega.memory.prompts import RECALL, RunMemory
+from bottega.memory.sections import Budgets
+from bottega.memory.working import Retrieved, WorkingMemory
 from tests.domain.scripted import (
     Notes,
     ScriptedModel,

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import Running, running
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.fake_responses import FakeResponses
 from tests.flows.test_processes import client_of, environment
@@ -16,7 +16,7 @@ from tests.service import Running, running
 from tests.team import systems
 
 PLUGIN = """
-from app.agents import AgentEvent, HumanMessage
+from bottega.agents import AgentEvent, HumanMessage
 
 def configure_agent(agent, definition):
     agent.on(AgentEvent.QUERY_START).inject(
@@ -189,7 +189,7 @@ async def test_recall_brings_what_lies_further_up(bottega: Running, model: FakeM
 
 
 BROKEN = """
-from app.agents import AgentEvent
+from bottega.agents import AgentEvent
 
 def configure_agent(agent, definition):
     if agent.agent_name == "unlucky":

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create

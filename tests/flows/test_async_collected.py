@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.service import running, watch
 

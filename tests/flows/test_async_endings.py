@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running, watch

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.agents import Usage
-from app.settings import Settings
+from bottega.agents import Usage
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.service import Running, running, watch

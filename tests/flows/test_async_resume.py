@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated_within, http_error, text
 from tests.flows.test_processes import client_of, environment

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.agents import Usage
-from app.settings import Settings
+from bottega.agents import Usage
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running, watch
@@ -163,7 +163,7 @@ async def test_agents_that_wait_and_agents_that_do_not(bottega: Running, model: 
 
 PLUGIN = """
 from dataclasses import replace
-from app.subagents.plugins import Skip
+from bottega.subagents.plugins import Skip
 
 def before_dispatch(context, request):
     if "secret" in request.prompt:

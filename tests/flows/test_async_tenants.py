@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.service import Running, running, watch

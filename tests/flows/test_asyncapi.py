@@ -4,8 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from app.api.asyncapi import DATA
-from app.events.types import EventType
+from bottega.api.asyncapi import DATA
+from bottega.events.types import EventType
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running

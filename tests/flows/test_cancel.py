@@ -7,7 +7,7 @@ import asyncpg
 import websockets
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named, says

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings
-from app.tools.egress import Egress, EgressError
+from bottega.settings import Settings
+from bottega.tools.egress import Egress, EgressError
 from tests.fake_model import FakeModel
 from tests.flows.test_processes import environment
 from tests.flows.test_streams_rude import HANDSHAKE

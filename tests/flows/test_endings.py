@@ -2,9 +2,9 @@
 
 import asyncio
 
-from app.llm.stand_ins import GO_ON
-from app.runs import queue
-from app.settings import Settings
+from bottega.llm.stand_ins import GO_ON
+from bottega.runs import queue
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.service import Running, running
 from tests.team import define, start

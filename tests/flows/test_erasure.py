@@ -12,13 +12,13 @@ import websockets
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from app.api import stream
-from app.db.base import DEFAULT_TENANT
-from app.runs import control
-from app.runs.retry import retry
-from app.runs.submit import NewRun, submit
-from app.settings import Settings
-from app.tenants import erase
+from bottega.api import stream
+from bottega.db.base import DEFAULT_TENANT
+from bottega.runs import control
+from bottega.runs.retry import retry
+from bottega.runs.submit import NewRun, submit
+from bottega.settings import Settings
+from bottega.tenants import erase
 from tests.fake_model import FakeModel, calls, gated, gated_within, text
 from tests.flows.test_dag import says
 from tests.service import Running, running, watch

@@ -15,13 +15,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from websockets.exceptions import InvalidStatus
 
-from app.db import migrate
-from app.db.engine import open_database
-from app.errors import UnavailableError
-from app.events.log import is_transient
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.stage import Server
 from benchmarks.chaos.watch import Watcher
+from bottega.db import migrate
+from bottega.db.engine import open_database
+from bottega.errors import UnavailableError
+from bottega.events.log import is_transient
 from tests.fake_model import FakeModel, Reply, gated
 from tests.flows.test_processes import client_of, environment, gate_call
 from tests.processes import Command, command

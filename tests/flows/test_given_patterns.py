@@ -8,11 +8,11 @@ import pytest
 import websockets
 from pydantic_core import from_json, to_json
 
-from app.db.base import DEFAULT_TENANT
-from app.memory.episode import episode_id_of
-from app.memory.pattern import Applicability, Category, Content, ContentKind, Pattern
-from app.memory.signature import failure_signature
-from app.settings import Settings
+from bottega.db.base import DEFAULT_TENANT
+from bottega.memory.episode import episode_id_of
+from bottega.memory.pattern import Applicability, Category, Content, ContentKind, Pattern
+from bottega.memory.signature import failure_signature
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_run_memory import ended
 from tests.service import Running, running

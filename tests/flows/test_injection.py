@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.llm.demo_model.conversation import read
-from app.settings import Settings
+from bottega.llm.demo_model.conversation import read
+from bottega.settings import Settings
 from tests.domain.test_injection import HOSTILE, RENDERED
 from tests.fake_model import FakeModel, Reply, calls, text
 from tests.flows.test_dag import named

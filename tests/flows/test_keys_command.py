@@ -11,9 +11,9 @@ import asyncpg
 import httpx2
 import pytest
 
-from app import main
-from app.errors import InvalidInputError
-from app.settings import Settings
+from bottega import main
+from bottega.errors import InvalidInputError
+from bottega.settings import Settings
 from tests.processes import command
 from tests.tenants import holder
 
@@ -27,10 +27,10 @@ def bottega(database_url: str) -> Any:
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "app.cli", *arguments],
+            [sys.executable, "-m", "bottega.cli", *arguments],
             env={
                 "PATH": "",
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONPATH": str(Path(__file__).parents[2] / "app"),
                 "COLUMNS": "300",
                 "DATABASE_URL": database_url,
                 **environment,

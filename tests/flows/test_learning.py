@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx2
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.api.test_episodes import ids, search
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_episodes import judge

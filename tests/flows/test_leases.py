@@ -13,7 +13,7 @@ import pytest
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_processes import environment
@@ -25,7 +25,7 @@ TAKEOVER_S = 1.5
 
 BUSY = """
 import time
-from app.agents import AgentEvent
+from bottega.agents import AgentEvent
 
 def configure_agent(agent, definition):
     def works_hard(message, status):

@@ -9,9 +9,9 @@ from uuid import uuid4
 import websockets
 from pydantic_core import from_json
 
-from app.db.base import DEFAULT_TENANT
-from app.runs import queue
-from app.settings import Settings
+from bottega.db.base import DEFAULT_TENANT
+from bottega.runs import queue
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, cut, gated_cut, gated_within, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named

@@ -9,8 +9,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from app.memory.episode import Outcome
-from app.settings import Settings
+from bottega.memory.episode import Outcome
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.memories import remember, told
 from tests.processes import command

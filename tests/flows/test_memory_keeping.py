@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import Running, running
 from tests.team import define, start

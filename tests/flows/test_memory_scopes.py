@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.llm.demo_model.conversation import Answer
-from app.settings import Settings
+from bottega.llm.demo_model.conversation import Answer
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running, running

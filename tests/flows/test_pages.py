@@ -9,7 +9,7 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.db.pages import PAGE_BYTES
+from bottega.db.pages import PAGE_BYTES
 from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
 from tests.fake_model import FakeModel

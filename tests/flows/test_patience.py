@@ -9,7 +9,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, free_port, gated, http_error, text
 from tests.flows.test_agent_data import create

@@ -7,7 +7,7 @@ from collections import Counter
 import asyncpg
 import httpx2
 
-from app.events.types import FINAL_EVENT_TYPES
+from bottega.events.types import FINAL_EVENT_TYPES
 from tests.fake_model import FakeModel, gated
 from tests.processes import command
 from tests.service import watch

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
@@ -244,7 +244,7 @@ async def test_a_step_that_the_database_refuses_ends_the_run_at_once(
 HOOKS = {
     "cancelled": """
 import asyncio
-from app.agents import AgentEvent
+from bottega.agents import AgentEvent
 async def waits(status):
     future = asyncio.get_running_loop().create_future()
     future.cancel()
@@ -253,7 +253,7 @@ def configure_agent(agent, definition):
     agent.on(AgentEvent.QUERY_START).do(waits)
 """,
     "changed": """
-from app.agents import AgentEvent
+from bottega.agents import AgentEvent
 def configure_agent(agent, definition):
     if agent.agent_id == "a":
         agent.on(AgentEvent.QUERY_END).transform(
@@ -261,7 +261,7 @@ def configure_agent(agent, definition):
         )
 """,
     "refused": """
-from app.agents import AgentEvent
+from bottega.agents import AgentEvent
 def configure_agent(agent, definition):
     agent.on(AgentEvent.QUERY_END).transform(
         lambda response, status: response.model_copy(update={"error": "rejected"})

@@ -8,8 +8,8 @@ from uuid import UUID
 import websockets
 from pydantic_core import from_json
 
-from app.memory.episode import episode_id_of
-from app.settings import Settings
+from bottega.memory.episode import episode_id_of
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, http_error, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import DIAMOND, named, says

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, chunk, gated, sse, text
 from tests.service import running
 from tests.tenants import holder

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from app.memory.episode import episode_id_of
-from app.settings import Settings
+from bottega.memory.episode import episode_id_of
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running, running

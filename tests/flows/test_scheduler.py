@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named

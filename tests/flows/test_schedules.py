@@ -9,11 +9,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.container import Service
-from app.events.feed import background
-from app.runs.alarms import heed
-from app.runs.schedules import Limits, Ticker
-from app.settings import Settings
+from bottega.container import Service
+from bottega.events.feed import background
+from bottega.runs.alarms import heed
+from bottega.runs.schedules import Limits, Ticker
+from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel
 from tests.service import Running, running

@@ -12,7 +12,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import Running, running
 from tests.tenants import Holder, holder

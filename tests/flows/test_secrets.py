@@ -11,7 +11,7 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.tenants import operator
+from bottega.tenants import operator
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, http_error, text
 from tests.service import running
 

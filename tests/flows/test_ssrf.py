@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_webhooks import SECRET, settled
 from tests.service import Running, running

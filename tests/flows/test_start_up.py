@@ -8,9 +8,9 @@ from asyncio.subprocess import PIPE
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import APP_ROLE, acting_as, open_database
-from app.tenants import operator
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import APP_ROLE, acting_as, open_database
+from bottega.tenants import operator
 from tests.pooler import ignoring
 
 
@@ -18,7 +18,7 @@ async def refused(*arguments: str, **environment: str) -> str:
     """The error of a ``bottega …`` command that must end by itself with status 1."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "app.cli", *arguments),
+        *("-m", "bottega.cli", *arguments),
         env={**os.environ, "COLUMNS": "1000", **environment},
         stderr=PIPE,
     )

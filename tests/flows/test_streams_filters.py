@@ -9,7 +9,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.flows.test_streams import sse
 from tests.growing import growing
 from tests.service import Running, running

@@ -7,8 +7,8 @@ import pytest
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from app.api.sockets import MAX_PIECES, PING_BURST
-from app.settings import Settings
+from bottega.api.sockets import MAX_PIECES, PING_BURST
+from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
 

@@ -12,8 +12,8 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from app.db.engine import open_database
-from app.settings import Settings
+from bottega.db.engine import open_database
+from bottega.settings import Settings
 from tests.growing import Growing, growing, growing_on
 from tests.processes import command
 from tests.service import Running, frames, running

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.demo.scenarios import SOFTWARE
-from app.llm.demo_model.decide import decide as demo_decide
-from app.settings import Settings
+from bottega.demo.scenarios import SOFTWARE
+from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import Reply, gated
 from tests.flows.test_processes import client_of, environment

@@ -8,9 +8,9 @@ import asyncpg
 import httpx2
 import pytest
 
-from app.errors import NotFoundError
-from app.settings import Settings
-from app.tenants import erase, operator
+from bottega.errors import NotFoundError
+from bottega.settings import Settings
+from bottega.tenants import erase, operator
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_command_line import bottega as command_line
 from tests.flows.test_erasure import closing_with, every_row

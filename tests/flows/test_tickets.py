@@ -8,8 +8,8 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from app.runs import queue
-from app.settings import Settings
+from bottega.runs import queue
+from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
 from tests.team import start

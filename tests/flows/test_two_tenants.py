@@ -18,9 +18,9 @@ import websockets
 from pydantic_core import to_json
 from websockets.typing import Subprotocol
 
-from app.api.auth import is_public
-from app.demo.scenarios import SOFTWARE
-from app.settings import Settings
+from bottega.api.auth import is_public
+from bottega.demo.scenarios import SOFTWARE
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.service import Running, running
 from tests.team import define, start

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 import websockets
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, open_database
-from app.db.sessions import Silence
-from app.events.feed import Feed, Notifier, background
-from app.settings import Settings
 from benchmarks.chaos.proxy import Proxy
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, open_database
+from bottega.db.sessions import Silence
+from bottega.events.feed import Feed, Notifier, background
+from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.flows.test_faults import before
 from tests.growing import growing_on

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from app.settings import Settings
+from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.flows.test_webhooks import SECRET, arrived, delivering, ended, scripted, settled
 from tests.flows.test_webhooks import api as api

@@ -11,12 +11,12 @@ from pydantic_core import from_json
 from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
-from app.container import Service
-from app.events.feed import background
-from app.runs.alarms import heed
-from app.runs.webhooks import RETRIES_S, Webhooks, outcome
-from app.settings import Settings
-from app.tools.egress import Egress
+from bottega.container import Service
+from bottega.events.feed import background
+from bottega.runs.alarms import heed
+from bottega.runs.webhooks import RETRIES_S, Webhooks, outcome
+from bottega.settings import Settings
+from bottega.tools.egress import Egress
 from tests.fake_model import FakeModel, http_error, text
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command

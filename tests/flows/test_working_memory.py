@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
-from app.demo.scenarios import SOFTWARE
-from app.memory.episode import episode_id_of
-from app.settings import Settings
+from bottega.demo.scenarios import SOFTWARE
+from bottega.memory.episode import episode_id_of
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.service import Running, running

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import HumanMessage, StandardMessage, SystemMessage
-from app.agents.provider import FailedTry, ModelOptions
-from app.llm.openai_provider import OpenAIProvider
+from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
+from bottega.agents.provider import FailedTry, ModelOptions
+from bottega.llm.openai_provider import OpenAIProvider
 from tests.fake_model import FakeModel
 
 KEY = "sk-very-secret-0123456789"

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.errors import ModelError
-from app.llm.analyst import ModelAnalyst
-from app.llm.openai_provider import OpenAIProvider
+from bottega.errors import ModelError
+from bottega.llm.analyst import ModelAnalyst
+from bottega.llm.openai_provider import OpenAIProvider
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from app.agents.messages import (
+from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     SystemMessage,
@@ -17,10 +17,10 @@ from app.agents.messages import (
     ToolStatus,
     Usage,
 )
-from app.agents.provider import ToolSchema
-from app.errors import HistoryError
-from app.llm.opaque import origin_of
-from app.llm.turns import Piece
+from bottega.agents.provider import ToolSchema
+from bottega.errors import HistoryError
+from bottega.llm.opaque import origin_of
+from bottega.llm.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.errors import ModelError
-from app.llm.answer import MAX_CALLS, MAX_CHARACTERS
+from bottega.errors import ModelError
+from bottega.llm.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
 

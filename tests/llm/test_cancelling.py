@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import HumanMessage
-from app.agents.provider import LLMProvider
-from app.errors import ModelError
-from app.llm.openai_provider import OpenAIProvider
+from bottega.agents.messages import HumanMessage
+from bottega.agents.provider import LLMProvider
+from bottega.errors import ModelError
+from bottega.llm.openai_provider import OpenAIProvider
 from tests.fake_model import FakeModel, gated, gated_within, http_error, text
 from tests.llm.conftest import KEY, Asking, provider_for
 

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from app.agents.awareness import awareness_message
-from app.agents.base import BaseAgent
-from app.agents.sharing import shared_message
-from app.agents.subagent import SubAgentWrapper
-from app.clock import utcnow
-from app.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
-from app.llm.demo_model.checks import problem
-from app.llm.demo_model.conversation import Answer, Call
-from app.llm.demo_model.decide import decide
-from app.llm.demo_model.toolbox import arithmetic
+from bottega.agents.awareness import awareness_message
+from bottega.agents.base import BaseAgent
+from bottega.agents.sharing import shared_message
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.clock import utcnow
+from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
+from bottega.llm.demo_model.checks import problem
+from bottega.llm.demo_model.conversation import Answer, Call
+from bottega.llm.demo_model.decide import decide
+from bottega.llm.demo_model.toolbox import arithmetic
 
 NAMES = ("implementer", "designer", "requirements")
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.llm.demo_model.conversation import Call
+from bottega.llm.demo_model.conversation import Call
 from tests.llm.test_demo_decide import ask, shared, tool
 
 TEXT = {"type": "string"}

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.messages import HumanMessage
-from app.errors import UnavailableError
-from app.llm.demo_process import demo_model
-from app.llm.openai_provider import OpenAIProvider
+from bottega.agents.messages import HumanMessage
+from bottega.errors import UnavailableError
+from bottega.llm.demo_process import demo_model
+from bottega.llm.openai_provider import OpenAIProvider
 
 PARENT = """
 import asyncio
-from app.llm.demo_process import demo_model
+from bottega.llm.demo_process import demo_model
 
 async def main():
     async with demo_model() as url:
@@ -92,11 +92,11 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
     assert await closed(connection)  # it keeps idle connections open for as long as it lives
 
 
-async def test_it_is_found_from_a_folder_with_another_app(
+async def test_it_is_found_from_a_folder_with_another_bottega(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong app')")
+    (tmp_path / "bottega").mkdir()
+    (tmp_path / "bottega" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
     async with demo_model() as url:
         assert url
@@ -121,8 +121,8 @@ async def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_the_client_side_loads_no_web_server() -> None:
     code = (
-        "import app.llm.openai_provider, app.llm.demo_process, sys; "
-        "web = {'starlette', 'fastapi', 'uvicorn', 'app.llm.demo_model'}; "
+        "import bottega.llm.openai_provider, bottega.llm.demo_process, sys; "
+        "web = {'starlette', 'fastapi', 'uvicorn', 'bottega.llm.demo_model'}; "
         "print(sorted(web & set(sys.modules)))"
     )
     found = subprocess.run(
@@ -133,7 +133,7 @@ def test_the_client_side_loads_no_web_server() -> None:
 
 @pytest.mark.parametrize("arguments", [["--port", "x"], ["--latency-ms", "-1"], ["--what"]])
 def test_wrong_arguments(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "app.llm.demo_model", *arguments]
+    command = [sys.executable, "-m", "bottega.llm.demo_model", *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "usage: bottega demo-model" in found.stderr

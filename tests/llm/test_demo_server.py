@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from app.errors import ModelError
+from bottega.errors import ModelError
 from tests.fake_model import FakeModel, gated, text
 from tests.llm.conftest import provider_for
 

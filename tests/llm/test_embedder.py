@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from app.errors import InvalidInputError, ModelError
-from app.llm.demo_model import embeddings
-from app.llm.openai_embedder import OpenAIEmbedder
-from app.memory.embeddings import BuiltinEmbedder, Embedder
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.demo_model import embeddings
+from bottega.llm.openai_embedder import OpenAIEmbedder
+from bottega.memory.embeddings import BuiltinEmbedder, Embedder
 from tests.fake_model import FakeModel, Reply, gated, hang_up, http_error, http_reply
 from tests.llm.conftest import KEY
 

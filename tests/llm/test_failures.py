@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import HumanMessage
-from app.errors import InvalidInputError, ModelError
-from app.llm.openai_provider import OpenAIProvider
+from bottega.agents.messages import HumanMessage
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.openai_provider import OpenAIProvider
 from tests.fake_model import (
     FakeModel,
     Reply,

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from app.agents.history import without_calls
-from app.agents.messages import AssistantMessage, HumanMessage, ToolCall, ToolMessage, ToolResult
-from app.errors import ModelError
-from app.llm.opaque import state_of, take
+from bottega.agents.history import without_calls
+from bottega.agents.messages import (
+    AssistantMessage,
+    HumanMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+)
+from bottega.errors import ModelError
+from bottega.llm.opaque import state_of, take
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulModel

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from app.agents import BaseAgent, tool
-from app.agents.messages import ToolCall, Usage
+from bottega.agents import BaseAgent, tool
+from bottega.agents.messages import ToolCall, Usage
 from tests.fake_model import http_reply, sse
 from tests.fake_responses import (
     FakeResponses,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.agents.messages import HumanMessage
-from app.errors import ModelError
+from bottega.agents.messages import HumanMessage
+from bottega.errors import ModelError
 from tests.fake_model import Reply, gated, hang_up, http_error, http_reply, sse
 from tests.fake_responses import FakeResponses, answer, call, events, say, stream, thought
 from tests.llm.conftest import KEY, Asking, provider_for

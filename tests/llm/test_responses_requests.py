@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic import TypeAdapter
 
-from app.agents.messages import (
+from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     StandardMessage,
@@ -18,11 +18,11 @@ from app.agents.messages import (
     ToolResult,
     ToolStatus,
 )
-from app.agents.provider import ToolSchema
-from app.errors import HistoryError, InvalidInputError
-from app.llm.opaque import origin_of
-from app.llm.openai_provider import OpenAIProvider
-from app.llm.turns import Piece
+from bottega.agents.provider import ToolSchema
+from bottega.errors import HistoryError, InvalidInputError
+from bottega.llm.opaque import origin_of
+from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.turns import Piece
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agents.history import check_history
-from app.agents.messages import (
+from bottega.agents.history import check_history
+from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     StandardMessage,
@@ -17,10 +17,10 @@ from app.agents.messages import (
     ToolMessage,
     ToolResult,
 )
-from app.llm.chat import chat_completions
-from app.llm.dialect import Dialect
-from app.llm.responses import responses
-from app.llm.wire import strict_id
+from bottega.llm.chat import chat_completions
+from bottega.llm.dialect import Dialect
+from bottega.llm.responses import responses
+from bottega.llm.wire import strict_id
 from tests.llm.vendors.strict import refusal
 
 TEXT = st.sampled_from(["", " \n", "one", 'zwei ü"\\ %b {x}', "\ud83d", "tré\nquattro"])

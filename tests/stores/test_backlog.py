@@ -8,10 +8,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as, open_database
-from app.runs import queue
-from app.tenants.erase import erase_session
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as, open_database
+from bottega.runs import queue
+from bottega.tenants.erase import erase_session
 from tests.stores.test_turns import accept, end, take, tenants
 
 PLACES = 100

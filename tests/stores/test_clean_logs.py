@@ -3,19 +3,19 @@
 import subprocess
 import sys
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database
-from app.events import log
-from app.redaction import Redactor
-from app.settings import Settings
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.events import log
+from bottega.redaction import Redactor
+from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import running
 
 KEY = 'sk-1234567890/"x'
 LOGGING = f"""
 import logging, structlog
-from app.redaction import Redactor
-from app.telemetry import configure_logging
+from bottega.redaction import Redactor
+from bottega.telemetry import configure_logging
 
 KEY = {KEY!r}
 configure_logging("debug", Redactor([KEY]).text)

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import open_database
-from app.events.log import is_transient
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import open_database
+from bottega.events.log import is_transient
 
 
 async def test_a_tenant_s_many_transactions_leave_connections_to_others(database_url: str) -> None:

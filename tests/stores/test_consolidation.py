@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import UnavailableError
-from app.memory.embedders import Embedders
-from app.memory.episode import Episode, EpisodeFilter, Outcome
-from app.memory.episodic import EpisodicMemory
-from app.memory.feedback import Feedback, give
-from app.memory.lifecycle import Lifecycle
-from app.memory.merging import Closeness, as_one
-from app.memory.objects import new_key
-from app.memory.scope import EVERYTHING
-from app.memory.tending import Tending
-from app.tenants.erase import erase_session, erase_tenant
-from app.tenants.operator import transactions
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import UnavailableError
+from bottega.memory.embedders import Embedders
+from bottega.memory.episode import Episode, EpisodeFilter, Outcome
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.feedback import Feedback, give
+from bottega.memory.lifecycle import Lifecycle
+from bottega.memory.merging import Closeness, as_one
+from bottega.memory.objects import new_key
+from bottega.memory.scope import EVERYTHING
+from bottega.memory.tending import Tending
+from bottega.tenants.erase import erase_session, erase_tenant
+from bottega.tenants.operator import transactions
 from tests.memories import (
     EMBEDDER,
     Folder,

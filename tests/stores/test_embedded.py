@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.db import embedded
-from app.db.embedded import DataFolderError
+from bottega.db import embedded
+from bottega.db.embedded import DataFolderError
 
 ROOT = Path(__file__).parents[2]
 
 HOLD = """
 import pathlib, sys
-from app.db import embedded
+from bottega.db import embedded
 with embedded.running(pathlib.Path(sys.argv[1])) as url:
     print(url, flush=True)
     sys.stdin.read()
@@ -126,7 +126,7 @@ def test_it_works_for_a_user_who_is_not_root() -> None:
     import pwd
 
     nobody = pwd.getpwnam("nobody")
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "app"), *sys.path])}
     try:
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.memory import search
-from app.memory.episode import EpisodeFilter, Outcome
-from app.memory.scope import EVERYTHING
-from app.memory.scoring import Candidate
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.memory import search
+from bottega.memory.episode import EpisodeFilter, Outcome
+from bottega.memory.scope import EVERYTHING
+from bottega.memory.scoring import Candidate
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 AGED = NOW - timedelta(days=180)

@@ -11,17 +11,17 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import NotFoundError, UnavailableError
-from app.memory.embedders import Embedders
-from app.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
-from app.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
-from app.memory.episodic import EpisodicMemory
-from app.memory.hot import HotEpisodes
-from app.memory.objects import Objects, new_key
-from app.memory.options import MemoryOptions
-from app.memory.scope import EVERYTHING
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import NotFoundError, UnavailableError
+from bottega.memory.embedders import Embedders
+from bottega.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
+from bottega.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.hot import HotEpisodes
+from bottega.memory.objects import Objects, new_key
+from bottega.memory.options import MemoryOptions
+from bottega.memory.scope import EVERYTHING
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()

@@ -6,10 +6,10 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from app.db.engine import Database
-from app.memory.evolution import refine, validate_all
-from app.memory.pattern import Applicability, Arm, Category, Content, ContentKind
-from app.memory.patterns import PatternCache
+from bottega.db.engine import Database
+from bottega.memory.evolution import refine, validate_all
+from bottega.memory.pattern import Applicability, Arm, Category, Content, ContentKind
+from bottega.memory.patterns import PatternCache
 from tests.memories import day, trip, untrip
 from tests.stores.test_patterns import (
     BAD,
@@ -84,7 +84,7 @@ class TestValidation:
         self, database: Database, clock: Hands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first is promoted only for the others' sake, which are looked at after it."""
-        monkeypatch.setattr("app.memory.patterns._PAGE", 1)
+        monkeypatch.setattr("bottega.memory.patterns._PAGE", 1)
         strict = cache_of(database, clock, fdr_required=True)
         added = [await strict.add(TENANT, pattern(str(n))) for n in range(4)]
         for each in added[:3]:

@@ -19,10 +19,10 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from app.errors import InvalidInputError
-from app.memory.episode import Episode, Outcome, State, StorageState, Summary
-from app.memory.hot import MAX_BYTES, HotEpisodes
-from app.memory.redis_level import RedisLevel
+from bottega.errors import InvalidInputError
+from bottega.memory.episode import Episode, Outcome, State, StorageState, Summary
+from bottega.memory.hot import MAX_BYTES, HotEpisodes
+from bottega.memory.redis_level import RedisLevel
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
 

@@ -11,16 +11,16 @@ import asyncpg
 import numpy as np
 import pytest
 
-from app.clock import utcnow
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.llm.demo_model import embeddings
-from app.llm.openai_embedder import OpenAIEmbedder
-from app.memory.embedders import Embedders
-from app.memory.embeddings import BuiltinEmbedder, Embedder
-from app.memory.episodic import EpisodicMemory
-from app.memory.keeper import Keeper
-from app.memory.scope import EVERYTHING
+from bottega.clock import utcnow
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.llm.demo_model import embeddings
+from bottega.llm.openai_embedder import OpenAIEmbedder
+from bottega.memory.embedders import Embedders
+from bottega.memory.embeddings import BuiltinEmbedder, Embedder
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.keeper import Keeper
+from bottega.memory.scope import EVERYTHING
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 
 OTHER = UUID(int=77)

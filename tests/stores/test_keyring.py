@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from app.db.engine import Database
-from app.errors import UnavailableError
-from app.events.feed import background
-from app.tenants import keyring
-from app.tenants.keyring import BELIEVED_S, Keyring
+from bottega.db.engine import Database
+from bottega.errors import UnavailableError
+from bottega.events.feed import background
+from bottega.tenants import keyring
+from bottega.tenants.keyring import BELIEVED_S, Keyring
 from tests.tenants import Holder, holder
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43

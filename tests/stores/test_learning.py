@@ -9,19 +9,19 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from app.clock import utcnow
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.llm.analyst import ModelAnalyst
-from app.llm.openai_provider import OpenAIProvider
-from app.memory import feedback, jobs
-from app.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
-from app.memory.learnt import learnt
-from app.memory.matchers import Matchers
-from app.memory.options import LearningOptions
-from app.memory.pattern import Category, Content, ContentKind, Evidence, Pattern
-from app.memory.patterns import PatternCache
-from app.memory.reflection import MOST_TRIES, Learning
+from bottega.clock import utcnow
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.llm.analyst import ModelAnalyst
+from bottega.llm.openai_provider import OpenAIProvider
+from bottega.memory import feedback, jobs
+from bottega.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
+from bottega.memory.learnt import learnt
+from bottega.memory.matchers import Matchers
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Category, Content, ContentKind, Evidence, Pattern
+from bottega.memory.patterns import PatternCache
+from bottega.memory.reflection import MOST_TRIES, Learning
 from tests.fake_model import FakeModel, calls, http_error
 from tests.memories import remember, told
 

@@ -7,12 +7,12 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import InvalidInputError, UnavailableError
-from app.memory.lifecycle import Lifecycle
-from app.memory.stages import Ages, Stage
-from app.memory.tending import Tending
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.memory.lifecycle import Lifecycle
+from bottega.memory.stages import Ages, Stage
+from bottega.memory.tending import Tending
 from tests.memories import (
     Folder,
     Tripped,

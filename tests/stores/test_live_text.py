@@ -5,11 +5,11 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database
-from app.events.feed import background
-from app.runs.journal import Journal
-from app.runs.live_text import LiveText, Speech
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.events.feed import background
+from bottega.runs.journal import Journal
+from bottega.runs.live_text import LiveText, Speech
 
 
 class Woken:

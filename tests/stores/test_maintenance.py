@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as, connect
-from app.errors import NotFoundError, UnavailableError
-from app.memory import indices, jobs
-from app.memory.indices import Indices
-from app.memory.jobs import Job
-from app.memory.maintenance import Maintenance, Nights, Stage
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as, connect
+from bottega.errors import NotFoundError, UnavailableError
+from bottega.memory import indices, jobs
+from bottega.memory.indices import Indices
+from bottega.memory.jobs import Job
+from bottega.memory.maintenance import Maintenance, Nights, Stage
 from tests.memories import day, remember, told
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")

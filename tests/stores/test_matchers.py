@@ -11,12 +11,12 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as, open_database
-from app.events.feed import background
-from app.memory import pattern_rows
-from app.memory.matchers import BELIEVED_S, HOT, Matchers
-from app.memory.pattern import Category, Content, ContentKind, Pattern, PatternState
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as, open_database
+from bottega.events.feed import background
+from bottega.memory import pattern_rows
+from bottega.memory.matchers import BELIEVED_S, HOT, Matchers
+from bottega.memory.pattern import Category, Content, ContentKind, Pattern, PatternState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 WITHIN_S = 20

@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.db.engine import Database
 from benchmarks.memory import cache, quality, scale, working
 from benchmarks.memory.corpus import corpus
+from bottega.db.engine import Database
 
 
 async def test_quality(database: Database, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,11 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
 from pgqueuer.adapters.persistence.queries import Queries
 
-from app.db import migrate
-from app.db.base import metadata
-from app.db.engine import Database, open_database
-from app.errors import UnavailableError
-from app.runs.queue import ENGINE
+from bottega.db import migrate
+from bottega.db.base import metadata
+from bottega.db.engine import Database, open_database
+from bottega.errors import UnavailableError
+from bottega.runs.queue import ENGINE
 
 
 async def objects(url: str) -> dict[str, list[str]]:
@@ -58,7 +58,7 @@ def test_two_processes_may_migrate_at_once(server: str, database_url: str) -> No
     migrate.downgrade(database_url)
     environment = {**os.environ, "DATABASE_URL": database_url}
     processes = [
-        subprocess.Popen([sys.executable, "-m", "app.cli", "migrate"], env=environment)
+        subprocess.Popen([sys.executable, "-m", "bottega.cli", "migrate"], env=environment)
         for _ in range(3)
     ]
     assert [process.wait(60) for process in processes] == [0, 0, 0]

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from app.db.engine import Database, acting_as
+from bottega.db.engine import Database, acting_as
 from tests.stores.test_turns import NEW, accept, tenants
 
 

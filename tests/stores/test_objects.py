@@ -13,8 +13,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
-from app.errors import InvalidInputError, NotFoundError, UnavailableError
-from app.memory.objects import CorruptObjectError, Objects, new_key, pack
+from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
+from bottega.memory.objects import CorruptObjectError, Objects, new_key, pack
 
 TENANT = UUID(int=7)
 EPISODE = UUID(int=8)

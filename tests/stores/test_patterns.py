@@ -11,14 +11,14 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import ConflictError, InvalidInputError, NotFoundError
-from app.memory import curating
-from app.memory.episode import Outcome, StorageState
-from app.memory.matchers import Matchers
-from app.memory.options import LearningOptions
-from app.memory.pattern import (
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.memory import curating
+from bottega.memory.episode import Outcome, StorageState
+from bottega.memory.matchers import Matchers
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import (
     Applicability,
     Application,
     Arm,
@@ -33,9 +33,9 @@ from app.memory.pattern import (
     PatternState,
     Relations,
 )
-from app.memory.pattern_rows import CHANNEL, PatternFilter
-from app.memory.patterns import PatternCache
-from app.memory.validation import Verdict
+from bottega.memory.pattern_rows import CHANNEL, PatternFilter
+from bottega.memory.patterns import PatternCache
+from bottega.memory.validation import Verdict
 from tests.memories import day, remember, told
 
 TENANT = DEFAULT_TENANT

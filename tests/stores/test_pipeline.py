@@ -11,19 +11,19 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as, connect, open_database
-from app.memory import indices, jobs
-from app.memory.discovery import Discovery
-from app.memory.embedders import Embedders
-from app.memory.episode import Episode, Outcome
-from app.memory.episodic import EpisodicMemory
-from app.memory.hot import HotEpisodes
-from app.memory.indices import Indices
-from app.memory.jobs import Job
-from app.memory.maintenance import Maintenance
-from app.memory.matchers import Matchers
-from app.memory.pattern import (
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as, connect, open_database
+from bottega.memory import indices, jobs
+from bottega.memory.discovery import Discovery
+from bottega.memory.embedders import Embedders
+from bottega.memory.episode import Episode, Outcome
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.hot import HotEpisodes
+from bottega.memory.indices import Indices
+from bottega.memory.jobs import Job
+from bottega.memory.maintenance import Maintenance
+from bottega.memory.matchers import Matchers
+from bottega.memory.pattern import (
     Applicability,
     Application,
     Arm,
@@ -33,9 +33,9 @@ from app.memory.pattern import (
     Pattern,
     PatternState,
 )
-from app.memory.patterns import PatternCache
-from app.memory.pipeline import Pipeline
-from app.memory.reports import Reports
+from bottega.memory.patterns import PatternCache
+from bottega.memory.pipeline import Pipeline
+from bottega.memory.reports import Reports
 from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
 
 NOW = day(60)
@@ -249,7 +249,7 @@ async def test_done_twice_it_changes_nothing_more(owner: asyncpg.Pool, looked: L
 async def test_traces_in_the_object_store_are_mined_too(
     owner: asyncpg.Pool, looked: Looked
 ) -> None:
-    from app.memory.cold import TRACE, copied
+    from bottega.memory.cold import TRACE, copied
 
     ids = [numbered(n) for n in range(8)]
     pool = looked.database.pool

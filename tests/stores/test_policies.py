@@ -9,12 +9,12 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from app.db import embedded, migrate
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
-from app.demo.scenarios import SOFTWARE
-from app.errors import UnavailableError
-from app.settings import Settings
+from bottega.db import embedded, migrate
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
+from bottega.demo.scenarios import SOFTWARE
+from bottega.errors import UnavailableError
+from bottega.settings import Settings
 from tests.conftest import at
 from tests.fake_model import FakeModel
 from tests.service import Running, running

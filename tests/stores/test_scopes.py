@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.clock import utcnow
-from app.db import migrate
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import NotFoundError
-from app.memory.context import Memory
-from app.memory.embedders import Embedders
-from app.memory.episode import Episode, EpisodeFilter
-from app.memory.episodic import EpisodicMemory
-from app.memory.hot import HotEpisodes
-from app.memory.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
+from bottega.clock import utcnow
+from bottega.db import migrate
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import NotFoundError
+from bottega.memory.context import Memory
+from bottega.memory.embedders import Embedders
+from bottega.memory.episode import Episode, EpisodeFilter
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.hot import HotEpisodes
+from bottega.memory.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
 from tests.memories import EMBEDDER, day, embed, remember, told
 
 TENANT = str(DEFAULT_TENANT)

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import APP_ROLE, Database
-from app.events.feed import Feed, background
-from app.events.frames import Filter, Frame
-from app.events.tail import RING_EVENTS, Subscriber
-from app.events.tails import Tails
-from app.settings import Settings
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import APP_ROLE, Database
+from bottega.events.feed import Feed, background
+from bottega.events.frames import Filter, Frame
+from bottega.events.tail import RING_EVENTS, Subscriber
+from bottega.events.tails import Tails
+from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running
 

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
-from app.db import migrate
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, open_database
-from app.events.types import EventType, RunStatus
-from app.runs.journal import End, Journal
+from bottega.db import migrate
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, open_database
+from bottega.events.types import EventType, RunStatus
+from bottega.runs.journal import End, Journal
 from tests.stores.test_neighbours import claimed
 
 Row = Mapping[str, Any]

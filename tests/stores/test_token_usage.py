@@ -6,13 +6,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.errors import BudgetExhaustedError
-from app.events import log
-from app.runs import queue
-from app.runs.day_budget import DayAccount
-from app.subagents.ledger import reserved
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import BudgetExhaustedError
+from bottega.events import log
+from bottega.runs import queue
+from bottega.runs.day_budget import DayAccount
+from bottega.subagents.ledger import reserved
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import acting_as, open_database
-from app.runs import queue
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import acting_as, open_database
+from bottega.runs import queue
 
 NEW: dict[str, Any] = {
     "mode": "dag",

@@ -8,12 +8,12 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.memory.cold import ALL_PARTS, copied
-from app.memory.objects import Objects
-from app.memory.tending import Tending
-from app.memory.upkeep import Upkeep
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.memory.cold import ALL_PARTS, copied
+from bottega.memory.objects import Objects
+from bottega.memory.tending import Tending
+from bottega.memory.upkeep import Upkeep
 from tests.memories import day
 
 LONG = [{"said": "long " * 5000}]

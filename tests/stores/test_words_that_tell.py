@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.db.base import DEFAULT_TENANT
-from app.db.engine import Database, acting_as
-from app.memory.scope import EVERYTHING
-from app.memory.search import candidates, refresh_common
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.memory.scope import EVERYTHING
+from bottega.memory.search import candidates, refresh_common
 from tests.memories import day, remember, told
 
 # Five tasks that have nothing to do with each other, a question about none of them that shares

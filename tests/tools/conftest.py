@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.tools.egress import Egress
+from bottega.tools.egress import Egress
 from tests.tools.raw_server import RawServer
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from app.agents.messages import ToolCall, ToolResult, ToolStatus
-from app.agents.tools import ToolBase
+from bottega.agents.messages import ToolCall, ToolResult, ToolStatus
+from bottega.agents.tools import ToolBase
 
 
 class Names:

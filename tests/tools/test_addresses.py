@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidInputError
-from app.tools.addresses import AllowList, host_address, why_refused
+from bottega.errors import InvalidInputError
+from bottega.tools.addresses import AllowList, host_address, why_refused
 
 INSIDE = {
     "127.0.0.1": "loopback",

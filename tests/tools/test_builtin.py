@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.agents import (
+from bottega.agents import (
     AgentEvent,
     AgentStatus,
     BaseAgent,
@@ -13,13 +13,13 @@ from app.agents import (
     SharedMemoryGraph,
     ToolCall,
 )
-from app.agents.current import CurrentCall, current_call
-from app.agents.recording import Query
-from app.agents.sharing import inject_shared_memory
-from app.agents.tools import ToolBase
-from app.errors import InvalidInputError
-from app.tools.builtin import BUILTIN, ToolDeps, builtin_tool
-from app.tools.egress import Egress
+from bottega.agents.current import CurrentCall, current_call
+from bottega.agents.recording import Query
+from bottega.agents.sharing import inject_shared_memory
+from bottega.agents.tools import ToolBase
+from bottega.errors import InvalidInputError
+from bottega.tools.builtin import BUILTIN, ToolDeps, builtin_tool
+from bottega.tools.egress import Egress
 from tests.domain.scripted import agent
 from tests.tools.helpers import error_of, result_of
 from tests.tools.raw_server import RawServer, answer

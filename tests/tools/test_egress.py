@@ -11,9 +11,9 @@ from contextlib import aclosing
 import pytest
 import trustme
 
-from app.errors import InvalidInputError
-from app.tools.egress import Egress, EgressError, EgressRefusedError, Reply, checked_url
-from app.tools.guard import Resolver
+from bottega.errors import InvalidInputError
+from bottega.tools.egress import Egress, EgressError, EgressRefusedError, Reply, checked_url
+from bottega.tools.guard import Resolver
 from tests.tools.helpers import Names
 from tests.tools.raw_server import RawServer, Writer, answer
 from tests.tools.test_addresses import INSIDE

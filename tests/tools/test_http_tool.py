@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.agents.messages import ToolStatus
-from app.tools.egress import Egress
-from app.tools.http import HttpTool, HttpToolDefinition
-from app.tools.secrets import TenantSecrets
+from bottega.agents.messages import ToolStatus
+from bottega.tools.egress import Egress
+from bottega.tools.http import HttpTool, HttpToolDefinition
+from bottega.tools.secrets import TenantSecrets
 from tests.tools.helpers import Names, call, error_of, result_of
 from tests.tools.raw_server import RawServer, Writer, answer
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidInputError
-from app.tools.json_schema import MAX_VALUES, MAX_WORK, ArgumentSchema, argument_schema
+from bottega.errors import InvalidInputError
+from bottega.tools.json_schema import MAX_VALUES, MAX_WORK, ArgumentSchema, argument_schema
 
 
 def of(**properties: Any) -> ArgumentSchema:

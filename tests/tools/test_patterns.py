@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidInputError
-from app.tools.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
-from app.tools.sized_cache import sized_cache
+from bottega.errors import InvalidInputError
+from bottega.tools.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
+from bottega.tools.sized_cache import sized_cache
 
 UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.errors import InvalidInputError
-from app.tools.secrets import TenantSecrets, variable
+from bottega.errors import InvalidInputError
+from bottega.tools.secrets import TenantSecrets, variable
 
 ENVIRONMENT = {
     "BOTTEGA_SECRET_KEY": "of-default",

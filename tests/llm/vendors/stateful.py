@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from app.llm.demo_model import wire
-from app.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.conversation import Answer
 from tests.fake_model import chunk, http_error, response, sse
 from tests.llm.vendors.strict import StrictModel
 

@@ -1,0 +1,155 @@
+"""``bottega keys`` and ``bottega tenants``: for whoever runs the server, over all tenants.
+
+What a script wants goes to standard output, everything else to standard error.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bottega.terminal import console, database, run, start
+
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
+tenants = typer.Typer(no_args_is_help=True, help="Who shares this server.")
+
+TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
+"""One ``-`` at most between two others, so that a variable can name a secret of the tenant."""
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+_LONGEST = timedelta(days=36500)
+
+
+def _tenant(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(TENANT, name):
+        raise typer.BadParameter(
+            "lower-case letters, digits and single '-' between them, 63 at most, a letter first"
+        )
+    return name
+
+
+def _name(name: str) -> str:
+    if not (name.isprintable() and 1 <= len(name) <= 100):
+        raise typer.BadParameter("1 to 100 printable characters")
+    return name
+
+
+def _expires(text: str | None) -> datetime | timedelta | None:
+    """A time from now, as ``90d``, ``12h``, ``30m``, or a point in time; without a zone in UTC."""
+    if text is None:
+        return None
+    if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
+        return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter("90d, 12h, 30m, or a date as 2027-01-31T12:00Z") from None
+
+
+@keys.command("create")
+def create_key(
+    tenant: Annotated[str, typer.Option(callback=_tenant, help="Its name; made if missing.")],
+    scope: Annotated[Literal["read", "run", "admin"], typer.Option(help="What it is good for.")],
+    name: Annotated[
+        str, typer.Option(callback=_name, help="What it is for, to know it by later.")
+    ] = "made by the operator",
+    expires: Annotated[
+        str | None, typer.Option(help="When it ends to be good: 90d, 12h, 30m, or an ISO date.")
+    ] = None,
+) -> None:
+    """Make a key and print it, once: only its hash is stored."""
+    until = _expires(expires)
+    settings = start()
+    from bottega.tenants import operator
+
+    with database(settings) as url:
+        made = operator.create_key(url, tenant, name=name, scope=scope, expires=until)
+        row, key = run(made)
+    end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
+    console.print(f"A key of {tenant} with the scope {scope}, good {end}:", highlight=False)
+    print(key)  # noqa: T201 (the one thing that a script wants)
+
+
+@keys.command("list")
+def list_keys(
+    tenant: Annotated[
+        str | None, typer.Option(callback=_tenant, help="Only this tenant's.")
+    ] = None,
+) -> None:
+    """List all keys, by what they begin with."""
+    settings = start()
+    from bottega.tenants import operator
+
+    with database(settings) as url:
+        found = run(operator.list_keys(url, tenant))
+    columns = ("tenant", "prefix", "scope", "name", "created_at", "expires_at", "last_used_at")
+    table = Table(*columns, "revoked_at", "id")
+    for row in found:
+        table.add_row(*(_shown(row[name]) for name in (*columns, "revoked_at", "id")))
+    Console().print(table)
+
+
+@keys.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
+) -> None:
+    """Revoke a key: within five seconds nobody is let in with it."""
+    settings = start()
+    from bottega.tenants import operator
+
+    with database(settings) as url:
+        row = run(operator.revoke_key(url, key))
+    console.print("Revoked:", row["prefix"], _shown(row["name"]), highlight=False)
+
+
+@tenants.command("list")
+def list_tenants() -> None:
+    """List all tenants, with how many keys they have."""
+    settings = start()
+    from bottega.tenants import operator
+
+    with database(settings) as url:
+        found = run(operator.list_tenants(url))
+    columns = ("name", "keys", "created_at", "id")
+    table = Table(*columns)
+    for row in found:
+        table.add_row(*(_shown(row[name]) for name in columns))
+    Console().print(table)
+
+
+@tenants.command("delete")
+def delete_tenant(
+    name: Annotated[str, typer.Argument(callback=_tenant, help="As `tenants list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a tenant and all it has: keys, agents, runs with their logs. `default` is emptied.
+
+    Its keys are revoked first. If it breaks off, say it again: it goes on where it was.
+    """
+    settings = start()
+    from bottega.tenants import operator
+
+    if not yes:
+        typer.confirm(f"Delete everything of {name}, for good?", abort=True, err=True)
+    with database(settings) as url:
+        removed = run(operator.delete_tenant(url, name))
+    table = Table("table", "rows removed")
+    for kind, count in sorted(removed.items()):
+        table.add_row(kind, str(count))
+    Console().print(table)
+
+
+def _shown(value: object) -> Text:
+    """For a terminal, which would obey control characters; somebody else chose the names."""
+    text = "" if value is None else _at(value) if isinstance(value, datetime) else str(value)
+    return Text(
+        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    )
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%MZ}"

@@ -1,0 +1,90 @@
+"""Agents, tools, hooks and shared memory: all there is to build a team of agents in Python.
+
+Knows nothing of HTTP, SQL or settings (spec pages 1 and 2).
+"""
+
+from bottega.agents.base import BaseAgent
+from bottega.agents.factory import AgentFactory
+from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    HumanMessage,
+    StandardMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    ToolStatus,
+    Usage,
+)
+from bottega.agents.policy import ToolRequirement
+from bottega.agents.prompting import PromptMemory
+from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
+from bottega.agents.recall import Embedder, Recall
+from bottega.agents.recording import Query, Recorder
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.tools import ToolBase, tool
+from bottega.errors import (
+    CycleError,
+    HistoryError,
+    HookContractError,
+    InvalidQueryError,
+    ModelError,
+    NoProviderError,
+    UnknownAgentError,
+)
+from bottega.graph.drawing import draw_svg
+from bottega.graph.shared_memory import (
+    MemoryItem,
+    PropagationPolicy,
+    Publication,
+    SharedMemoryGraph,
+)
+
+__all__ = [
+    "AgentEvent",
+    "AgentFactory",
+    "AgentStatus",
+    "AgentUsage",
+    "AssistantMessage",
+    "AssistantResponse",
+    "BaseAgent",
+    "CycleError",
+    "Embedder",
+    "EventContract",
+    "HistoryError",
+    "Hook",
+    "HookContractError",
+    "HookDecision",
+    "HumanMessage",
+    "InvalidQueryError",
+    "LLMProvider",
+    "MemoryItem",
+    "ModelError",
+    "ModelOptions",
+    "NoProviderError",
+    "PromptMemory",
+    "PropagationPolicy",
+    "Publication",
+    "Query",
+    "Recall",
+    "Recorder",
+    "SharedMemoryGraph",
+    "StandardMessage",
+    "SubAgentWrapper",
+    "SystemMessage",
+    "ToolBase",
+    "ToolCall",
+    "ToolMessage",
+    "ToolRequirement",
+    "ToolResult",
+    "ToolSchema",
+    "ToolStatus",
+    "UnknownAgentError",
+    "Usage",
+    "draw_svg",
+    "set_default_provider",
+    "tool",
+]

@@ -1,0 +1,214 @@
+"""The agent: a system message, a history, tools, hooks (spec page 1, A2)."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from bottega.agents.current import take_next_query
+from bottega.agents.endings import OnLength
+from bottega.agents.history import QueryInput, query_messages
+from bottega.agents.hooks import AgentEvent, Hook
+from bottega.agents.loop import QueryLoop
+from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
+from bottega.agents.policy import ToolRequirement
+from bottega.agents.prompting import PromptMemory
+from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
+from bottega.agents.recall import Recall
+from bottega.agents.recording import Query, Recorder
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.tools import ToolBase
+from bottega.errors import CycleError, InvalidInputError
+from bottega.graph.shared_memory import SharedMemoryGraph
+
+DEFAULT_MAX_ITERATIONS = 15
+
+
+class BaseAgent:
+    """Asks a model until it has an answer, carrying out the tools that the model calls.
+
+    Args:
+        provider: the model; ``None`` takes what :func:`set_default_provider` was given.
+        agent_name: defaults to the class's name.
+        description: what it can do, for those who use it as a sub-agent.
+        max_iterations: model calls a query may make.
+        tool_policy: calls that must have been made before an answer counts.
+        exit_on_success: tools whose success ends the query with their result.
+        agent_comment: whether the model is asked again once its tools have answered.
+        on_length: what to do about a text that is cut off at the model's limit: ``continue`` asks
+            once for the rest, ``fail`` fails the query, ``accept`` takes it as the answer.
+
+    Attributes:
+        conversation_history: live; starts with the system message.
+        first_history: what it was before the first query; ``None``: there was none yet.
+        hooks: by event; only events that have some.
+        memory_graph, agent_id: the shared memory and the agent's name in it, if it has them.
+        recall: gives it, besides, what it does not read directly; needs the two above.
+        memory: chooses what of the history its model is given; copies of the agent have none.
+        usage: of all its queries, sub-agents included.
+    """
+
+    def __init__(
+        self,
+        system_message: str | SystemMessage,
+        provider: LLMProvider | None = None,
+        agent_name: str | None = None,
+        description: str | None = None,
+        max_iterations: int = DEFAULT_MAX_ITERATIONS,
+        tools: Iterable[ToolBase | type[ToolBase]] | None = None,
+        tool_policy: Sequence[ToolRequirement] | None = None,
+        exit_on_success: Iterable[str] | None = None,
+        agent_comment: bool = True,
+        on_length: OnLength = "continue",
+    ) -> None:
+        if max_iterations < 1:
+            raise InvalidInputError(f"max_iterations must be at least 1, not {max_iterations}")
+        if on_length not in get_args(OnLength):
+            raise InvalidInputError(f"on_length must be one of: {', '.join(get_args(OnLength))}")
+        if isinstance(system_message, str):
+            system_message = SystemMessage(content=system_message)
+        self.system_message = system_message
+        self.provider = provider
+        self.agent_name = agent_name or type(self).__name__
+        self.description = description
+        self.max_iterations = max_iterations
+        self.tool_policy = list(tool_policy or ())
+        self.exit_on_success = list(exit_on_success or ())
+        self.agent_comment = agent_comment
+        self.on_length = on_length
+        self.conversation_history: list[StandardMessage] = [system_message]
+        self.first_history: tuple[StandardMessage, ...] | None = None
+        self.registered_tools: list[ToolBase] = []
+        self.hooks: dict[AgentEvent, list[Hook]] = {}
+        self.memory_graph: SharedMemoryGraph | None = None
+        self.agent_id: str | None = None
+        self.recall: Recall | None = None
+        self.memory: PromptMemory | None = None
+        self.usage = AgentUsage()
+        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        for tool in tools or ():
+            self.register_tool(tool)
+
+    # Set-up
+
+    def on(self, event: AgentEvent) -> Hook:
+        """A new hook on ``event``, run after those it has already."""
+        hook = Hook(AgentEvent(event))
+        self.hooks.setdefault(hook.event, []).append(hook)
+        return hook
+
+    def off(self, hook: Hook) -> None:
+        """Remove a hook; one that is not there is no error."""
+        hooks = self.hooks.get(hook.event, [])
+        if hook in hooks:
+            hooks.remove(hook)
+        if not hooks:
+            self.hooks.pop(hook.event, None)
+
+    def register_tool(self, tool: ToolBase | type[ToolBase]) -> None:
+        """Give the agent a tool; a class is made one without arguments.
+
+        Raises:
+            InvalidInputError: ``duplicate_tool``: it has another of that name.
+        """
+        if isinstance(tool, type):
+            tool = tool()
+        if any(known is tool for known in self.registered_tools):
+            return
+        if any(known.name == tool.name for known in self.registered_tools):
+            raise InvalidInputError(
+                f"{self.agent_name} has a tool '{tool.name}' already", code="duplicate_tool"
+            )
+        self.registered_tools.append(tool)
+
+    def register_agent(
+        self, agent: "BaseAgent", *, name: str, description: str, stateless: bool = False
+    ) -> None:
+        """Give the agent another one as a tool; see :class:`SubAgentWrapper`.
+
+        Raises:
+            CycleError: this agent is among the other's own sub-agents, or is the other.
+        """
+        if path := agent.path_to(self):
+            names = [member.agent_id or member.agent_name for member in (self, *path)]
+            raise CycleError(names, what="sub-agent")
+        self.register_tool(SubAgentWrapper(agent, name, description, stateless))
+
+    @property
+    def subagents(self) -> list["BaseAgent"]:
+        """The agents among its tools."""
+        return [agent for tool in self.registered_tools for agent in tool.subagents]
+
+    def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
+        """Agents from this one down to ``other``, each a sub-agent of the last; ``[]`` if none."""
+        passed = set() if passed is None else passed
+        if self is other:
+            return [self]
+        passed.add(id(self))
+        for child in self.subagents:
+            if id(child) not in passed and (path := child.path_to(other, passed)):
+                return [self, *path]
+        return []
+
+    # Queries
+
+    def execute_query(
+        self, query: QueryInput, *, recorder: Recorder | None = None
+    ) -> AssistantResponse:
+        """:meth:`execute_query_async` for code without an event loop.
+
+        Raises:
+            RuntimeError: called inside a running event loop.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._in_a_loop_of_its_own(query, recorder))
+        raise RuntimeError(
+            "execute_query() cannot run inside an event loop; there, "
+            "`await agent.execute_query_async(...)`"
+        )
+
+    async def _in_a_loop_of_its_own(
+        self, query: QueryInput, recorder: Recorder | None
+    ) -> AssistantResponse:
+        """Connections do not outlive the loop they belong to: close them while it runs."""
+        with collecting_providers() as used:
+            try:
+                return await self.execute_query_async(query, recorder=recorder)
+            finally:
+                for provider in used:
+                    if (close := getattr(provider, "aclose", None)) is not None:
+                        await close()
+
+    async def execute_query_async(
+        self, query: QueryInput, *, recorder: Recorder | None = None
+    ) -> AssistantResponse:
+        """Answer a query. One at a time per agent.
+
+        Args:
+            query: a text, or messages among which exactly one is a ``HumanMessage``.
+            recorder: keeps a record of what happens; as a sub-agent, the parent's is used.
+
+        Raises:
+            InvalidQueryError: the query is neither.
+            NoProviderError: there is no model to ask.
+            HookContractError, HistoryError: code around the agent is wrong.
+            Exception: what the recorder raises, but for ``ModelError``.
+        """
+        messages = query_messages(query)
+        if self.first_history is None:
+            self.first_history = tuple(self.conversation_history)
+        provider = using(default_provider() if self.provider is None else self.provider)
+        state = take_next_query(self)
+        if state is None:
+            state = Query(agent=self, messages=messages, recorder=recorder or Recorder())
+        else:
+            state.messages = messages
+        return await QueryLoop(state, provider).run()
+
+    def turn(self) -> asyncio.Lock:
+        """Held by whoever asks this agent while others may ask it too; one per event loop."""
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._turn[0] is not loop:
+            self._turn = (loop, asyncio.Lock())
+        return self._turn[1]

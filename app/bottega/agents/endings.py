@@ -1,0 +1,135 @@
+"""Endings of a model's answers, and their consequences.
+
+A provider says it in a message's metadata: ``finish_reason`` (``length``: cut off;
+``content_filter``) and ``refusal``. An answer that says nothing of it, and is not empty, is whole.
+"""
+
+from enum import StrEnum
+from json import JSONDecoder
+from typing import Literal
+
+from pydantic_core import from_json
+
+from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage
+
+OnLength = Literal["continue", "fail", "accept"]
+"""The policy for an answer that is cut off at the model's limit."""
+
+
+class Ending(StrEnum):
+    """An end of an answer that is none, and a query's ``stop_reason`` then."""
+
+    LENGTH = "length"
+    FILTER = "content_filter"
+    REFUSAL = "refusal"
+    EMPTY = "empty"
+
+    @property
+    def code(self) -> str:
+        return _CODES[self]
+
+    @property
+    def text(self) -> str:
+        return _TEXTS[self]
+
+
+_CODES = {
+    Ending.LENGTH: "model_length",
+    Ending.FILTER: "model_filtered",
+    Ending.REFUSAL: "model_refused",
+    Ending.EMPTY: "model_empty",
+}
+_TEXTS = {
+    Ending.LENGTH: "the model's answer was cut off at its limit; raise its maximum of output "
+    "tokens, lower its reasoning effort, or ask for less",
+    Ending.FILTER: "the model's answer was withheld by its content filter; rephrase the request",
+    Ending.REFUSAL: "the model refused to answer; rephrase the request",
+    Ending.EMPTY: "the model answered with nothing; ask for something it can do, or use another "
+    "model",
+}
+_NUDGES = {
+    Ending.LENGTH: "Your answer was cut off at its limit. Go on exactly where it stops: repeat "
+    "nothing, and say nothing about this.",
+    Ending.EMPTY: "Your answer was empty. Please answer.",
+}
+_DECODER = JSONDecoder()
+_CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
+
+
+def ending_of(message: AssistantMessage) -> Ending | None:
+    """Name the ending of an answer; ``None``: it is whole, or calls tools."""
+    reason = str(message.metadata.get("finish_reason"))
+    if reason.startswith("content_filter"):
+        return Ending.FILTER
+    if message.metadata.get("refusal") and not message.tool_calls:
+        return Ending.REFUSAL
+    if reason in _CUT_OFF:
+        return Ending.LENGTH
+    is_empty = not message.tool_calls and not message.content.strip()
+    return Ending.EMPTY if is_empty else None
+
+
+def stop_reason_of(code: str) -> str:
+    """The stop reason of a query that failed with this code."""
+    return next((ending for ending, known in _CODES.items() if known == code), "error")
+
+
+class PendingAnswer:
+    """An answer that may take more than one call: gone on with once, and asked for again once.
+
+    Attributes:
+        kept: what stands in the history for that alone.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[StandardMessage] = []
+        self._parts: list[AssistantMessage] = []
+        self._tried: set[Ending] = set()
+
+    def nudge(
+        self, message: AssistantMessage, ending: Ending, on_length: OnLength
+    ) -> list[StandardMessage]:
+        """The messages that ask for the rest; none if this is the end."""
+        if ending in self._tried or ending not in _NUDGES:
+            return []
+        added: list[StandardMessage] = [
+            HumanMessage(content=_NUDGES[ending], metadata={"nudge": str(ending)})
+        ]
+        if ending is Ending.LENGTH:
+            if on_length != "continue" or not is_text(self.joined(message)):
+                return []
+            self._parts.append(message)
+            added.insert(0, message)
+        self._tried.add(ending)
+        self.kept += added
+        return added
+
+    def joined(self, message: AssistantMessage) -> AssistantMessage:
+        """The whole answer, of which this message is the last part."""
+        if not self._parts:
+            return message
+        text = "".join(part.content for part in (*self._parts, message))
+        return message.model_copy(update={"content": text, "state": {}})
+
+
+def is_text(message: AssistantMessage) -> bool:
+    """Check that a cut-off message can be continued: it is plain text, no call and no JSON."""
+    text = message.content.strip()
+    if message.tool_calls or not text:
+        return False
+    text = text.removeprefix("```json").lstrip()
+    if not text.startswith(("{", "[")):
+        return bool(text)
+    try:
+        _, end = _DECODER.raw_decode(text)
+    except ValueError:
+        return not _begins_json(text)
+    return bool(text[end:].strip(" \n`"))  # more than JSON
+
+
+def _begins_json(text: str) -> bool:
+    try:
+        from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,329 @@
+"""Hooks: code that watches and steers a query at fixed points (spec page 1, A4)."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from bottega.agents.messages import (
+    AssistantMessage,
+    AssistantResponse,
+    Message,
+    StandardMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+)
+from bottega.errors import FencedError, HistoryError, HookContractError
+
+if TYPE_CHECKING:
+    from bottega.agents.base import BaseAgent
+
+logger = logging.getLogger(__name__)
+
+
+class AgentEvent(StrEnum):
+    """The points of a query at which hooks run."""
+
+    QUERY_START = "query_start"
+    BEFORE_LLM_CALL = "before_llm_call"
+    AFTER_LLM_CALL = "after_llm_call"
+    BEFORE_TOOL_EXECUTION = "before_tool_execution"
+    AFTER_TOOL_EXECUTION = "after_tool_execution"
+    ON_TOOL_ERROR = "on_tool_error"
+    BEFORE_HISTORY_UPDATE = "before_history_update"
+    BEFORE_FINAL_RESPONSE = "before_final_response"
+    ON_MAX_ITERATIONS = "on_max_iterations"
+    QUERY_END = "query_end"
+
+
+class HookDecision(StrEnum):
+    """What happens after a hook: go on, ask the model again, end with an error, end well."""
+
+    CONTINUE = "continue"
+    RETRY = "retry"
+    FAIL = "fail"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """Where a query is, as a hook sees it. Which fields are set depends on the event.
+
+    Effects act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a copy
+    that shares its hooks.
+
+    Attributes:
+        iteration: 1-based; 0 at QUERY_START.
+        deferred: where injected messages wait until the history can take them; ``None`` if it
+            can at once.
+    """
+
+    event: AgentEvent
+    agent: "BaseAgent"
+    iteration: int = 0
+    tool_call: ToolCall | None = None
+    tool_result: ToolResult | None = None
+    assistant_message: AssistantMessage | None = None
+    error: str | None = None
+    deferred: list[StandardMessage] | None = field(default=None, repr=False)
+
+    @property
+    def conversation_history(self) -> list[StandardMessage]:
+        """The live history of ``agent``."""
+        return self.agent.conversation_history
+
+
+@dataclass(frozen=True, slots=True)
+class EventContract:
+    """What hooks of an event may be given and may return.
+
+    Attributes:
+        input_type: of the value that comes in; ``None``: there is no value.
+        output_type: of the value that a hook may put in its place.
+        retry: whether RETRY is allowed.
+        stop_type: what STOP must return; ``None``: STOP is not allowed.
+        status_field: the field of :class:`AgentStatus` that follows the value.
+        optional: whether the value may be ``None``.
+    """
+
+    input_type: type | None = None
+    output_type: type | None = None
+    retry: bool = False
+    stop_type: type | None = None
+    status_field: str | None = None
+    optional: bool = False
+
+
+def _result_contract() -> EventContract:
+    return EventContract(ToolResult, ToolResult, status_field="tool_result")
+
+
+CONTRACTS: Mapping[AgentEvent, EventContract] = MappingProxyType(
+    {
+        AgentEvent.QUERY_START: EventContract(stop_type=AssistantMessage),
+        AgentEvent.BEFORE_LLM_CALL: EventContract(stop_type=AssistantMessage),
+        AgentEvent.AFTER_LLM_CALL: EventContract(
+            AssistantMessage, AssistantMessage, True, AssistantMessage, "assistant_message"
+        ),
+        AgentEvent.BEFORE_TOOL_EXECUTION: EventContract(
+            ToolCall, ToolCall, stop_type=ToolResult, status_field="tool_call"
+        ),
+        AgentEvent.AFTER_TOOL_EXECUTION: _result_contract(),
+        AgentEvent.ON_TOOL_ERROR: _result_contract(),
+        AgentEvent.BEFORE_HISTORY_UPDATE: _result_contract(),
+        AgentEvent.BEFORE_FINAL_RESPONSE: EventContract(
+            AssistantMessage, AssistantMessage, True, AssistantMessage, "assistant_message"
+        ),
+        AgentEvent.ON_MAX_ITERATIONS: EventContract(stop_type=AssistantMessage),
+        AgentEvent.QUERY_END: EventContract(AssistantResponse, AssistantResponse, optional=True),
+    }
+)
+
+Condition = Callable[[AgentStatus], bool | Awaitable[bool]]
+Effect = Callable[[AgentStatus], Any]
+Position = int | Callable[[AgentStatus], int | Awaitable[int]]
+MessageFactory = Callable[[AgentStatus], StandardMessage | Awaitable[StandardMessage]]
+Transformer = Callable[[Any, AgentStatus], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the hooks of an event came to: a decision and the value it goes with."""
+
+    decision: HookDecision
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    decision: HookDecision
+    value: Any
+    effects: tuple[Effect, ...]
+
+
+class Hook:
+    """What to do at an event, put together with a fluent API; made by ``agent.on(event)``.
+
+    Every callable may be sync or async. Several actions on one hook run in the order in which
+    they were added.
+
+    Attributes:
+        plugin: the entry point that added it; ``None`` for a hook of the program's own.
+    """
+
+    def __init__(self, event: AgentEvent) -> None:
+        self.event = event
+        self.plugin: str | None = None
+        self._conditions: list[Condition] = []
+        self._steps: list[_Step] = []
+
+    def when(self, condition: Condition) -> Self:
+        """Act only if ``condition(status)`` holds; with several, if all do."""
+        self._conditions.append(condition)
+        return self
+
+    def handle(
+        self, decision: HookDecision, value: Any = None, effects: Iterable[Effect] | None = None
+    ) -> Self:
+        """Run the effects, then put ``value`` in place of the event's value and decide.
+
+        Args:
+            value: a constant or ``fn(value, status)``; the constant ``None`` leaves the value as
+                it is. With FAIL it is the error's text.
+            effects: each called as ``fn(status)``.
+        """
+        self._steps.append(_Step(HookDecision(decision), value, tuple(effects or ())))
+        return self
+
+    def do(self, action: Effect) -> Self:
+        """Call ``action(status)`` and go on."""
+        return self.handle(HookDecision.CONTINUE, effects=[action])
+
+    def transform(self, transformer: Transformer) -> Self:
+        """Go on with ``transformer(value, status)`` in place of the value."""
+        return self.handle(HookDecision.CONTINUE, value=transformer)
+
+    def inject(self, factory: MessageFactory) -> Self:
+        """Append the message ``factory(status)`` to the history."""
+
+        async def effect(status: AgentStatus) -> None:
+            _place(await _made(factory, status), None, status)
+
+        return self.do(effect)
+
+    def inject_at(self, position: Position, factory: MessageFactory) -> Self:
+        """Insert the message ``factory(status)`` at an index of the history, as a list would.
+
+        A position among the answers to tool calls means right after the last of them.
+        """
+
+        async def effect(status: AgentStatus) -> None:
+            index = await settled(position(status)) if callable(position) else position
+            _place(await _made(factory, status), index, status)
+
+        return self.do(effect)
+
+    def __str__(self) -> str:
+        owner = "" if self.plugin is None else f" of the plugin '{self.plugin}'"
+        return f"hook{owner} on {self.event}"
+
+    async def run(self, status: AgentStatus, value: Any) -> tuple[Outcome, AgentStatus]:
+        """Act on one event. Answers the outcome and the status that goes with its value.
+
+        Raises:
+            HookContractError: it returned what the event does not allow.
+        """
+        for condition in self._conditions:
+            if not await settled(condition(status)):
+                return Outcome(HookDecision.CONTINUE, value), status
+        for step in self._steps:
+            for effect in step.effects:
+                await settled(effect(status))
+            if step.value is not None:
+                old = value
+                given = step.value
+                value = await settled(given(value, status)) if callable(given) else given
+                if step.decision is HookDecision.CONTINUE and value is None:
+                    value = _unchanged(self.event, old)
+            _check(self, step, value)
+            if step.decision is not HookDecision.CONTINUE:
+                return Outcome(step.decision, value), status
+            if step.value is not None:
+                status = _with_value(status, value)
+        return Outcome(HookDecision.CONTINUE, value), status
+
+
+async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> Outcome:
+    """Run an event's hooks in order, each on the value that the last one left.
+
+    A hook that raises comes out as FAIL with a text that says so.
+
+    Raises:
+        HookContractError: a hook returned what the event does not allow.
+    """
+    for hook in tuple(hooks):
+        try:
+            outcome, status = await hook.run(status, value)
+        except (HookContractError, HistoryError, FencedError):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the query is cancelled; else something that the hook awaited was
+            if hook.plugin is not None:
+                logger.warning("plugin '%s' failed: %s", hook.plugin, hook, exc_info=error)
+            return Outcome(HookDecision.FAIL, f"a {hook} raised {type(error).__name__}: {error}")
+        if outcome.decision is not HookDecision.CONTINUE:
+            return outcome
+        value = outcome.value
+    return Outcome(HookDecision.CONTINUE, value)
+
+
+async def settled(value: Any) -> Any:
+    """``value``, awaited if it can be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _unchanged(event: AgentEvent, old: Any) -> Any:
+    return old if CONTRACTS[event].optional else None
+
+
+def _check(hook: Hook, step: _Step, value: Any) -> None:
+    contract = CONTRACTS[hook.event]
+    decision = step.decision
+    if decision is HookDecision.FAIL:
+        return
+    if decision is HookDecision.STOP:
+        wanted, allowed = contract.stop_type, contract.stop_type is not None
+    else:
+        wanted = contract.output_type
+        allowed = contract.retry or decision is HookDecision.CONTINUE
+    if not allowed:
+        rule = "this event does not allow that decision"
+    elif wanted is None:
+        if value is None:
+            return
+        rule = "this event takes no value"
+    elif isinstance(value, wanted) or (value is None and contract.optional):
+        return
+    else:
+        rule = f"it must be {wanted.__name__}"
+    raise HookContractError(
+        f"{hook}: {decision.name} with a value of type {type(value).__name__}: {rule}"
+    )
+
+
+def _with_value(status: AgentStatus, value: Any) -> AgentStatus:
+    """The status that later hooks of the event see once the value has changed."""
+    name = CONTRACTS[status.event].status_field
+    if name is None:
+        return status
+    if name == "tool_result" and status.event is AgentEvent.ON_TOOL_ERROR:
+        return replace(status, tool_result=value, error=value.error)
+    return replace(status, **{name: value})
+
+
+async def _made(factory: MessageFactory, status: AgentStatus) -> StandardMessage:
+    message: StandardMessage = await settled(factory(status))
+    if not isinstance(message, Message):
+        raise TypeError(f"a message to inject must be one, not {type(message).__name__}")
+    return message
+
+
+def _place(message: StandardMessage, index: int | None, status: AgentStatus) -> None:
+    """Put an injected message where the history stays valid for a model's API."""
+    history = status.conversation_history
+    index = len(history) if index is None else index
+    if index < 0:
+        index = max(0, len(history) + index)
+    while index < len(history) and isinstance(history[index], ToolMessage):
+        index += 1
+    if index >= len(history) and status.deferred is not None:
+        status.deferred.append(message)
+    else:
+        history.insert(index, message)

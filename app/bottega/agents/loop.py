@@ -1,0 +1,396 @@
+"""The loop of one query (spec page 1, A3)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bottega.agents.calls import answer_calls
+from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
+from bottega.agents.events import QueryFailed, fire
+from bottega.agents.history import check_history, with_distinct_ids, without_calls
+from bottega.agents.hooks import AgentEvent, HookDecision, Outcome
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    HumanMessage,
+    StandardMessage,
+    ToolResult,
+    ToolStatus,
+)
+from bottega.agents.policy import unmet
+from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
+from bottega.agents.recording import Query
+from bottega.agents.sharing import inject_shared_memory, publish_answer
+from bottega.agents.tools import ToolBase
+from bottega.errors import BottegaError, ErrorKind, ModelError
+
+if TYPE_CHECKING:
+    from bottega.agents.base import BaseAgent
+
+logger = logging.getLogger(__name__)
+
+FINAL_ANSWER = "final_answer"
+HOOK_STOP = "hook_stop"
+MAX_ITERATIONS = "max_iterations"
+_SAID = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
+
+
+class QueryLoop:
+    """Takes one query from its message to its response.
+
+    Args:
+        query: not begun yet, its messages not in the history.
+    """
+
+    def __init__(self, query: Query, provider: LLMProvider) -> None:
+        self.query = query
+        self.agent = query.agent
+        self.provider = provider
+        self._before = tuple(self.agent.conversation_history)
+        self._withheld: list[StandardMessage] = []
+        self._pending = PendingAnswer()
+        self._reached = ""
+        self._good: list[StandardMessage] = []
+        self._tools: list[ToolBase] = []
+        self._toolbox: dict[str, ToolBase] = {}
+        self._schemas: tuple[ToolSchema, ...] = ()
+        self._messages: Sequence[StandardMessage] = ()
+        self._options = ModelOptions(
+            on_failed_try=partial(query.recorder.model_try_failed, query),
+            asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
+        )
+
+    async def run(self) -> AssistantResponse:
+        """Run the query.
+
+        Raises:
+            HookContractError, HistoryError: code around the agent is wrong.
+            asyncio.CancelledError: the query was cancelled; QUERY_END has run.
+            Exception: whatever the recorder raises.
+        """
+        query = self.query
+        self.agent.conversation_history.extend(query.messages)
+        try:
+            try:
+                query.recorder.query_started(query)
+                response = await self._closed(await self._response())
+            except BaseException as error:
+                if query.scope is not None:
+                    await query.scope.close(error)
+                self.agent.usage += query.usage
+                await self._abandoned(error)
+                raise
+            self.agent.usage += query.usage
+            response = await self._ended(response)
+            query.recorder.query_ended(query, response)
+        except BaseException as error:
+            query.escaped = error
+            raise
+        return response
+
+    async def _closed(self, response: AssistantResponse) -> AssistantResponse:
+        """End what was started beside the query; what that cost counts too."""
+        if self.query.scope is None:
+            return response
+        await self.query.scope.close()
+        return response.model_copy(update={"usage": self.query.usage})
+
+    async def _response(self) -> AssistantResponse:
+        try:
+            return await self._iterate()
+        except QueryFailed as failure:
+            return self._failed(failure)
+
+    async def _ended(self, response: AssistantResponse) -> AssistantResponse:
+        if AgentEvent.QUERY_END not in self.agent.hooks:
+            return response
+        try:
+            outcome = await fire(self.query, AgentEvent.QUERY_END, response, error=response.error)
+        except QueryFailed as failure:
+            return self._failed(failure)
+        ended: AssistantResponse = outcome.value
+        return ended
+
+    async def _abandoned(self, error: BaseException) -> None:
+        """Run QUERY_END for a query without a response; what goes wrong in it changes nothing."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        text = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+        try:
+            await fire(self.query, AgentEvent.QUERY_END, error=text)
+        except Exception:
+            logger.exception("a hook on query_end failed in a query that was given up: %s", text)
+
+    async def _iterate(self) -> AssistantResponse:
+        if AgentEvent.QUERY_START in self.agent.hooks:
+            outcome = await fire(self.query, AgentEvent.QUERY_START)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        for iteration in range(1, self.agent.max_iterations + 1):
+            self.query.iteration = iteration
+            response = await self._step(last=iteration == self.agent.max_iterations)
+            if response is not None:
+                return response
+        return await self._exhausted()
+
+    async def _step(self, *, last: bool) -> AssistantResponse | None:
+        """One iteration; ``None`` if the query goes on."""
+        query, agent = self.query, self.agent
+        if agent.memory_graph is not None and not query.memory_pulled:
+            inject_shared_memory(query)
+            if agent.recall is not None and (recalled := await agent.recall.inject(query)):
+                query.recorder.recalled(query, recalled)
+        if AgentEvent.BEFORE_LLM_CALL in agent.hooks:
+            outcome = await fire(query, AgentEvent.BEFORE_LLM_CALL)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        message = await self._ask()
+        deferred: list[StandardMessage] = []
+        if AgentEvent.AFTER_LLM_CALL in agent.hooks:
+            outcome = await self._reviewed(AgentEvent.AFTER_LLM_CALL, message, deferred)
+            message = with_distinct_ids(outcome.value)
+            if outcome.decision is HookDecision.RETRY:
+                self._send_back(message, deferred)
+                return None
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(message, HOOK_STOP, deferred)
+        if (cut := ending_of(message)) is not None:
+            return await self._unfinished(message, cut, deferred, last=last)
+        if not message.tool_calls:
+            return await self._settle(self._whole(message), FINAL_ANSWER, deferred, last=last)
+        self._pending = PendingAnswer()
+        if message.content:
+            self._reached = message.content
+        results = await answer_calls(query, message, self._toolbox, deferred)
+        ending = tool_ending(agent, results)
+        if ending is None:
+            return None
+        content, reason = ending
+        return await self._settle(AssistantMessage(content=content), reason, [], last=last)
+
+    async def _reviewed(
+        self, event: AgentEvent, message: AssistantMessage, deferred: list[StandardMessage]
+    ) -> Outcome:
+        try:
+            return await fire(
+                self.query, event, message, assistant_message=message, deferred=deferred
+            )
+        except QueryFailed:
+            self.agent.conversation_history += deferred
+            raise
+
+    async def _ask(self) -> AssistantMessage:
+        """Make the next model call.
+
+        Raises:
+            QueryFailed: the model's side failed.
+            HistoryError: the history is one that no model API takes.
+        """
+        query, agent = self.query, self.agent
+        self._check_history()
+        self._take_tools()
+        self._messages = agent.conversation_history
+        if agent.memory is not None:
+            self._messages = agent.memory.compose(query, self._schemas)
+            self._take_tools()  # it may have one more now
+        query.model_calls += 1
+        try:
+            message = await query.recorder.model_call(query, self._invoke)
+        except ModelError as error:
+            reason = stop_reason_of(error.code)
+            raise QueryFailed(error.detail, error.code, reason) from error
+        query.usage += AgentUsage.of(message.usage, model_calls=1)
+        if query.task is not None:
+            query.task.spent(message.usage)
+        return with_distinct_ids(message)
+
+    def _take_tools(self) -> None:
+        """The agent's tools as they are now; its own go before its memory's of that name."""
+        memory = self.agent.memory
+        if memory is None or not memory.tools:
+            tools = self.agent.registered_tools
+        else:
+            names = {tool.name for tool in self.agent.registered_tools}
+            more = [tool for tool in memory.tools if tool.name not in names]
+            tools = [*self.agent.registered_tools, *more]
+        if tools != self._tools:
+            self._tools = list(tools)
+            self._toolbox = {tool.name: tool for tool in self._tools}
+            self._schemas = tuple(tool.schema for tool in self._tools)
+
+    def _check_history(self) -> None:
+        """Check what was added since the last call; all of it, if older messages were changed."""
+        history, good = self.agent.conversation_history, self._good
+        check_history(history, len(good) if history[: len(good)] == good else 0)
+        self._good = list(history)
+
+    async def _invoke(self, most: int | None) -> AssistantMessage:
+        options = self._options
+        if most is not None:
+            options = replace(options, max_output_tokens=most)
+        try:
+            message = await self.provider.invoke(
+                self._messages,
+                self._schemas,
+                options=options,
+                on_delta=self._listener(),
+            )
+        except Exception as error:
+            if isinstance(error, ModelError) or is_internal(error):
+                raise
+            code = error.code if isinstance(error, BottegaError) else "provider_failed"
+            raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
+        if not isinstance(message, AssistantMessage):
+            raise ModelError(
+                f"the provider answered {type(message).__name__}, not an AssistantMessage",
+                code="provider_failed",
+            )
+        return message
+
+    def _listener(self) -> OnDelta | None:
+        """Who hears the text as it comes in: the recorder, and the task that the query is of."""
+        query = self.query
+        recorded = query.recorder.delta_listener(query)
+        if query.task is None:
+            return recorded
+        heard = partial(query.task.heard, query)
+        if recorded is None:
+            return heard
+
+        def both(text: str) -> Awaitable[None] | None:
+            heard(text)
+            return recorded(text)
+
+        return both
+
+    async def _settle(
+        self,
+        message: AssistantMessage,
+        reason: str,
+        deferred: list[StandardMessage],
+        *,
+        last: bool,
+    ) -> AssistantResponse | None:
+        """Accept an answer as the query's, or send it back."""
+        query, agent = self.query, self.agent
+        if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
+            if reason in _SAID:
+                self._send_back(message, deferred)
+            if last:
+                raise QueryFailed(missing, "tool_policy")
+            agent.conversation_history.append(
+                HumanMessage(content=missing, metadata={"tool_policy": True})
+            )
+            return None
+        if AgentEvent.BEFORE_FINAL_RESPONSE in agent.hooks:
+            outcome = await self._reviewed(AgentEvent.BEFORE_FINAL_RESPONSE, message, deferred)
+            message = outcome.value
+            if outcome.decision is HookDecision.RETRY:
+                self._send_back(message, deferred)
+                return None
+            if outcome.decision is HookDecision.STOP:
+                reason = HOOK_STOP
+        return await self._finish(message, reason, deferred)
+
+    async def _unfinished(
+        self,
+        message: AssistantMessage,
+        ending: Ending,
+        deferred: list[StandardMessage],
+        *,
+        last: bool,
+    ) -> AssistantResponse | None:
+        """Ask for the rest of an answer, or take or refuse what there is.
+
+        Raises:
+            QueryFailed: it is no answer.
+        """
+        history, on_length = self.agent.conversation_history, self.agent.on_length
+        if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
+            if not message.tool_calls:
+                return await self._settle(self._whole(message), str(ending), deferred, last=last)
+        elif not last and (more := self._pending.nudge(message, ending, on_length)):
+            history += [*more[:-1], *deferred, more[-1]]
+            return None
+        history += [without_calls(message), *deferred]
+        content = message.content
+        if ending is not Ending.REFUSAL:
+            content = self._pending.joined(message).content
+        raise QueryFailed(ending.text, ending.code, str(ending), content)
+
+    def _whole(self, message: AssistantMessage) -> AssistantMessage:
+        """The answer that ends with this message, and a history as if it had come in one piece."""
+        pending, self._pending = self._pending, PendingAnswer()
+        if pending.kept:
+            kept = set(map(id, pending.kept))
+            history = self.agent.conversation_history
+            history[:] = [each for each in history if id(each) not in kept]
+        return pending.joined(message)
+
+    def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> None:
+        """Keep a rejected message in the history; no other agent will see it."""
+        draft = without_calls(draft)
+        self._withheld.append(draft)
+        self.agent.conversation_history += [draft, *deferred]
+
+    async def _finish(
+        self, message: AssistantMessage, reason: str, deferred: Sequence[StandardMessage] = ()
+    ) -> AssistantResponse:
+        """End the query with this answer, and publish it."""
+        message = without_calls(message)
+        history = self.agent.conversation_history
+        if reason in _SAID:
+            history.append(message)
+        history += deferred
+        if self.agent.memory_graph is not None:
+            self._withheld.append(message)
+            await publish_answer(
+                self.query, message.content, before=self._before, withheld=self._withheld
+            )
+        return AssistantResponse(
+            content=message.content,
+            tool_results=self.query.tool_results,
+            usage=self.query.usage,
+            stop_reason=reason,
+        )
+
+    async def _exhausted(self) -> AssistantResponse:
+        if AgentEvent.ON_MAX_ITERATIONS in self.agent.hooks:
+            outcome = await fire(self.query, AgentEvent.ON_MAX_ITERATIONS)
+            if outcome.decision is HookDecision.STOP:
+                return await self._finish(outcome.value, HOOK_STOP)
+        text = f"no final answer within {self.agent.max_iterations} iteration(s)"
+        return self._failed(QueryFailed(text, MAX_ITERATIONS, MAX_ITERATIONS, self._reached))
+
+    def _failed(self, failure: QueryFailed) -> AssistantResponse:
+        return AssistantResponse(
+            content=failure.content,
+            tool_results=self.query.tool_results,
+            error=failure.text,
+            error_code=failure.code,
+            usage=self.query.usage,
+            stop_reason=failure.reason,
+        )
+
+
+def tool_ending(agent: "BaseAgent", results: Sequence[ToolResult]) -> tuple[str, str] | None:
+    """The answer (content, stop reason) that the results of a message are, if they end the query.
+
+    A failed call among them does not let them: the model is to mend it.
+    """
+    if any(result.status is ToolStatus.ERROR for result in results):
+        return None
+    for result in results:
+        if result.tool_name in agent.exit_on_success:
+            return result.text, "exit_on_success"
+    if not agent.agent_comment:
+        return "\n".join(result.text for result in results), "tool_results"
+    return None
+
+
+def is_internal(error: Exception) -> bool:
+    """Whether an error is ours, and no failure of the model's side."""
+    return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

@@ -1,0 +1,219 @@
+"""Messages of a conversation, tool calls and their results, and usage (spec page 1, A1).
+
+All of them are frozen: a change is a copy put in the old one's place. That is what makes the
+encoding kept on a message safe to reuse at every later model call.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr
+
+from bottega.clock import utcnow
+from bottega.graph.rendering import as_text
+
+T = TypeVar("T")
+
+SHARED_MEMORY = "shared_memory"
+WORKING_MEMORY = "working_memory"
+_CONTEXT = (SHARED_MEMORY, WORKING_MEMORY)
+
+
+class ToolStatus(StrEnum):
+    SUCCESS = "success"
+    ERROR = "error"
+
+
+class Usage(BaseModel):
+    """Tokens of model calls. Adds up with ``+``.
+
+    Attributes:
+        cached: the part of the input that the server had already.
+        reasoning: the part of the output that the model thought.
+        estimated: whether we counted any part of it, since the server did not report it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    estimated: bool = False
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cached=self.cached + other.cached,
+            reasoning=self.reasoning + other.reasoning,
+            estimated=self.estimated or other.estimated,
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        """Input plus output; cached and reasoning tokens are parts of those."""
+        return self.input + self.output
+
+
+class AgentUsage(Usage):
+    """What an agent spent so far, its sub-agents included."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+
+    @classmethod
+    def of(cls, tokens: Usage, *, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
+        """Make it of tokens and the calls that took them."""
+        return cls(**dict(tokens), model_calls=model_calls, tool_calls=tool_calls)
+
+    @property
+    def tokens(self) -> Usage:
+        """The tokens alone."""
+        return Usage(**{name: getattr(self, name) for name in Usage.model_fields})
+
+    def __add__(self, other: Usage) -> "AgentUsage":
+        calls = other if isinstance(other, AgentUsage) else AgentUsage()
+        return AgentUsage.of(
+            super().__add__(other),
+            model_calls=self.model_calls + calls.model_calls,
+            tool_calls=self.tool_calls + calls.tool_calls,
+        )
+
+
+class ToolCall(BaseModel):
+    """A model's request to call a tool.
+
+    ``arguments`` is the decoded object; when the model sent something that is no JSON object,
+    it is empty and ``malformed`` holds the raw text, so that the tool call can be answered with
+    an error the model can read.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    malformed: str | None = None
+
+
+class ToolResult(BaseModel):
+    """The answer to one :class:`ToolCall`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tool_call_id: str
+    tool_name: str
+    status: ToolStatus = ToolStatus.SUCCESS
+    result: Any = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads: text as it is, other results as compact JSON, or the error."""
+        if self.status is ToolStatus.ERROR:
+            return f"Error: {self.error or 'the tool failed'}"
+        return as_text(self.result)
+
+
+class Message(BaseModel):
+    """Common part of every message. Use the subclasses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    content: str = ""
+    timestamp: AwareDatetime = Field(default_factory=utcnow)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    _encoded: tuple[str, Any] | None = PrivateAttr(default=None)
+
+    def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
+        """The wire form of this message in ``dialect``, computed once and kept."""
+        # Past the attribute access of private fields, which costs 5 µs per message and call.
+        private = self.__pydantic_private__
+        assert private is not None
+        cached: tuple[str, T] | None = private["_encoded"]
+        if cached is None or cached[0] != dialect:
+            private["_encoded"] = cached = (dialect, encode(self))
+        return cached[1]
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied._encoded = None
+        return copied
+
+
+class SystemMessage(Message):
+    role: Literal["system"] = "system"
+
+    @property
+    def is_context(self) -> bool:
+        """True for data given to a query (memory of some kind), false for instructions."""
+        return not self.metadata.keys().isdisjoint(_CONTEXT)
+
+
+class HumanMessage(Message):
+    role: Literal["user"] = "user"
+
+
+class AssistantMessage(Message):
+    """A model's answer.
+
+    Attributes:
+        state: what its server sent along and wants back with it, such as encrypted reasoning; only
+            the provider reads it. A copy keeps it; a message that a hook makes has none.
+    """
+
+    role: Literal["assistant"] = "assistant"
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    state: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+
+class ToolMessage(Message):
+    """Answers to tool calls. The loop appends one message per result, in the order of the calls.
+
+    ``content`` is the text the model reads.
+    """
+
+    role: Literal["tool"] = "tool"
+    tool_results: tuple[ToolResult, ...] = ()
+
+
+StandardMessage = Annotated[
+    SystemMessage | HumanMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class AssistantResponse(BaseModel):
+    """What a query returns.
+
+    Attributes:
+        content: the accepted answer; empty if there is none.
+        tool_results: results of the tool calls of this query, in order.
+        error: why the query failed; ``None`` on success. If the iterations ran out, or the model's
+            answer was none, ``content`` still holds the text that there is.
+        error_code: stable code of that: ``max_iterations``, ``tool_policy``, ``hook_failed``,
+            ``model_length``, ``model_empty``, ``model_refused``, ``model_filtered``, or the
+            :class:`~bottega.errors.ModelError`'s.
+        usage: of this query, sub-agents included.
+        stop_reason: ``final_answer``, ``tool_results``, ``exit_on_success``, ``hook_stop``,
+            ``max_iterations``, ``length`` (cut off at the model's limit), ``content_filter``,
+            ``refusal``, ``empty`` or ``error``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    content: str = ""
+    tool_results: tuple[ToolResult, ...] = ()
+    error: str | None = None
+    error_code: str | None = None
+    usage: AgentUsage = AgentUsage()
+    stop_reason: str = "final_answer"
+
+    @property
+    def is_answer(self) -> bool:
+        """True if a run or task with this response is completed: it is the query's answer, or the
+        text that was reached when its iterations ran out."""
+        return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))

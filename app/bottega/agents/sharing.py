@@ -1,0 +1,128 @@
+"""Shared memory in an agent's query: what it is given, what it gives (spec page 2, G9 and G10)."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from unicodedata import normalize
+
+from bottega.agents.messages import SHARED_MEMORY, StandardMessage, SystemMessage
+from bottega.agents.recording import Query
+from bottega.graph.shared_memory import MemoryItem
+
+AWARENESS = "orchestrator_awareness"
+
+_SHORT = 8
+# Cyrillic, Greek and others' letters that look like a to f, in lower case.
+_LOOK_ALIKES = tuple(zip("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff", strict=True))
+_ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
+
+
+def inject_shared_memory(query: Query) -> None:
+    """Put what the agent's predecessors published into its history, in place of the last query's.
+
+    Once per query, before its first model call. The block stands after the agent's own system
+    message and awareness, in the order of the graph, so that what comes first is read first.
+    """
+    query.memory_pulled = True
+    agent = query.agent
+    graph, agent_id = agent.memory_graph, agent.agent_id
+    if graph is None or agent_id is None:
+        return
+    history = agent.conversation_history
+    if any(_is_shared(message) for message in history):
+        history[:] = [message for message in history if not _is_shared(message)]
+    items = graph.pull_for(agent_id, query.recorder.sources_of(query))
+    if items:
+        place = _after_own(history, agent.system_message)
+        history[place:place] = [shared_message(item) for item in items]
+        query.recorder.injected(query, items)
+    if query.parent is not None and (missing := graph.unpublished_predecessors(agent_id)):
+        query.recorder.warning(
+            query,
+            "predecessor_not_published",
+            f"'{agent_id}' starts before it can read what these will publish: {', '.join(missing)}",
+        )
+
+
+def shared_message(item: MemoryItem) -> SystemMessage:
+    """A source's publication as the reader's model sees it: fenced, since it is data."""
+    mark = fence(item.content)
+    return SystemMessage(
+        content=(
+            f"Shared context from {item.source_id}:\n"
+            f"<shared-context-{mark}>{item.content}</shared-context-{mark}>"
+        ),
+        metadata={
+            SHARED_MEMORY: True,
+            "shared_memory_source": item.source_id,
+            "shared_memory_version": item.version,
+        },
+    )
+
+
+def fence(content: str) -> str:
+    """A mark that ``content`` does not hold, the same for the same content."""
+    digest = sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return unheld(digest, content)
+
+
+def unheld(digest: str, content: str) -> str:
+    """The shortest start of ``digest`` that ``content`` does not hold, however it is spelled: what
+    a model takes for a mark may be in capitals, in wide or foreign letters, or torn apart."""
+    plain = content
+    if not plain.isascii():
+        plain = normalize("NFKD", plain).casefold()
+        for letter, meant in _LOOK_ALIKES:  # many times as fast as str.translate
+            plain = plain.replace(letter, meant)
+        plain = plain.encode("ascii", "ignore").decode()
+    plain = plain.lower().translate(_ALL_BUT_HEX)
+    length = _SHORT
+    while digest[:length] in plain and length < len(digest):
+        length += 1
+    return digest[:length]
+
+
+async def publish_answer(
+    query: Query,
+    content: str,
+    *,
+    before: Iterable[StandardMessage],
+    withheld: Iterable[StandardMessage],
+) -> None:
+    """Publish an accepted answer, if the agent is a node of its graph and said something.
+
+    Args:
+        before: the history that the query began with.
+        withheld: messages of the query that no other agent may see: drafts that were sent back,
+            and the answer itself, which is not said twice.
+    """
+    agent = query.agent
+    graph, agent_id = agent.memory_graph, agent.agent_id
+    if graph is None or agent_id is None or not graph.has_node(agent_id) or not content.strip():
+        return
+    hidden = {id(message) for message in (*before, *withheld)}
+    publication = await graph.publish(
+        agent_id,
+        content,
+        version=query.recorder.version_of(query),
+        timestamp=query.recorder.published_at(query),
+        tool_results=query.tool_results,
+        messages=[
+            message
+            for message in agent.conversation_history
+            if id(message) not in hidden and not _is_shared(message)
+        ],
+    )
+    query.recorder.published(query, publication)
+
+
+def _is_shared(message: StandardMessage) -> bool:
+    return isinstance(message, SystemMessage) and SHARED_MEMORY in message.metadata
+
+
+def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
+    """The index right after the agent's own system message and its awareness."""
+    place = 0
+    for index, message in enumerate(history):
+        if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):
+            place = index + 1
+    return place

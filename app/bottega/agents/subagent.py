@@ -1,0 +1,170 @@
+"""An agent as a tool of another (spec page 1, A6)."""
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bottega.agents.current import CurrentCall, current_call, next_query
+from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall, ToolResult, ToolStatus
+from bottega.agents.recording import Query
+from bottega.agents.tools import ToolBase, error_result, explain
+
+if TYPE_CHECKING:
+    from bottega.agents.base import BaseAgent
+
+MAX_DEPTH = 3
+"""How many agents may stand below the root, one calling the next."""
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    query: str = Field(min_length=1)
+    context: str | None = None
+
+
+def question_of(arguments: Mapping[str, Any]) -> str:
+    """What a sub-agent is asked by a call with these arguments."""
+    text: str = arguments["query"]
+    if context := arguments.get("context"):
+        text = f"{text}\n\nContext:\n{context}"
+    return text
+
+
+def copy_of(agent: "BaseAgent") -> "BaseAgent":
+    """A shallow copy with a history, tools and usage of its own, and without a memory; hooks and
+    graph are shared."""
+    agent = copy.copy(agent)
+    agent.conversation_history = list(agent.conversation_history)
+    agent.registered_tools = list(agent.registered_tools)
+    agent.usage = AgentUsage()
+    agent.memory = None
+    return agent
+
+
+def fresh_copy(agent: "BaseAgent", made: "dict[BaseAgent, BaseAgent] | None" = None) -> "BaseAgent":
+    """A copy as it was before its first query, whatever it is asked meanwhile. So are those of its
+    sub-agents, one of each."""
+    made = {} if made is None else made
+    if agent not in made:
+        made[agent] = new = copy_of(agent)
+        if agent.first_history is not None:
+            new.conversation_history = list(agent.first_history)
+        new.first_history = new._turn = None
+        new.registered_tools = [
+            tool.with_agent(fresh_copy(tool.agent, made))
+            if isinstance(tool, SubAgentWrapper)
+            else tool
+            for tool in agent.registered_tools
+        ]
+    return made[agent]
+
+
+class SubAgentWrapper(ToolBase):
+    """Lets a model ask an agent like any tool.
+
+    Stateless: each call runs on a copy of the agent with a history of its own, so calls can run
+    side by side. Stateful: the one agent, one call at a time, whose history goes on between
+    calls; it grows with each, and who asks first shapes what the next one gets.
+
+    Args:
+        name: of the tool, as the model sees it.
+        stateless: see above.
+    """
+
+    timeout_s = None  # the run's own deadline rules
+    idempotent = True  # made again, it repeats the steps that were recorded
+
+    def __init__(
+        self, agent: "BaseAgent", name: str, description: str, stateless: bool = False
+    ) -> None:
+        self.agent = agent
+        self.subagents = (agent,)
+        self.name = name
+        self.description = description
+        self.stateless = stateless
+
+    def with_agent(self, agent: "BaseAgent") -> "SubAgentWrapper":
+        """The same tool, for another agent like its own."""
+        tool = copy.copy(self)
+        tool.agent = agent
+        tool.subagents = (agent,)
+        return tool
+
+    def create_schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "What you want this agent to do."},
+                "context": {
+                    "type": "string",
+                    "description": "What it must know for that and cannot know by itself.",
+                },
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        }
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        """Ask the agent. Its failure is an ERROR result, not an exception.
+
+        Raises:
+            Exception: what ended its query instead of a response: a bug in a hook, or the
+                recorder. That is not the model's to read.
+        """
+        try:
+            arguments = _Arguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        call = current_call.get()
+        if call is not None and call.query.depth >= MAX_DEPTH:
+            return error_result(
+                tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
+            )
+        text = question_of(arguments.model_dump())
+        async with self._turn():
+            agent = copy_of(self.agent) if self.stateless else self.agent
+            if call is None:
+                return _result(tool_call, await agent.execute_query_async(text))
+            return await _ask(agent, text, call, tool_call)
+
+    def _turn(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext() if self.stateless else self.agent.turn()
+
+
+async def _ask(agent: "BaseAgent", text: str, call: CurrentCall, tool_call: ToolCall) -> ToolResult:
+    """Ask ``agent`` as part of the query that made the call, and charge that with its usage."""
+    parent = call.query
+    query = Query(
+        agent=agent,
+        messages=(),
+        recorder=parent.recorder,
+        parent=parent,
+        path=(*parent.path, (parent.model_calls, call.index)),
+        tool_call=tool_call,
+        task=parent.task,
+    )
+    token = next_query.set(query)
+    try:
+        return _result(tool_call, await agent.execute_query_async(text))
+    except Exception as error:
+        if error is query.escaped:
+            raise
+        return error_result(tool_call, f"{type(error).__name__}: {error}")
+    finally:
+        next_query.reset(token)
+        parent.usage += query.usage
+
+
+def _result(tool_call: ToolCall, response: AssistantResponse) -> ToolResult:
+    failed = response.error is not None
+    return ToolResult(
+        tool_call_id=tool_call.id,
+        tool_name=tool_call.name,
+        status=ToolStatus.ERROR if failed else ToolStatus.SUCCESS,
+        result=None if failed and not response.content else response.content,
+        error=response.error,
+    )

@@ -1,0 +1,245 @@
+"""``/asyncapi.json``: the WebSocket as a document that tools read, as OpenAPI is for the rest."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+
+import bottega
+from bottega.api.auth import TICKET
+from bottega.api.openapi import SCHEME
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.runs import AgentUsage, Event, Usage
+from bottega.api.tickets import VALID_S
+from bottega.api.watch import WatchQuery
+from bottega.api.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
+from bottega.events.frames import LLM_DELTA
+from bottega.events.types import FINAL_EVENT_TYPES, EventType
+
+router = APIRouter(tags=["operations"])
+
+_REF = "#/components/schemas/{model}"
+_CALL = "call attempt"
+_TOOL = "call tool_call_id name"
+_TEXT = "answer_seq content"
+_END = "stop_reason usage answer_seq error"
+_ENDED = "duration_ms token_usage"
+DATA = {
+    EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
+    EventType.RUN_STARTED: "attempt cause",
+    EventType.RUN_RESUMED: "attempt cause",
+    EventType.RUN_COMPLETED: _END,
+    EventType.RUN_FAILED: _END,
+    EventType.RUN_TIMEOUT: _END,
+    EventType.RUN_CANCELLED: _END,
+    EventType.AGENT_STARTED: "depth",
+    EventType.AGENT_COMPLETED: "output usage",
+    EventType.AGENT_FAILED: "error usage",
+    EventType.LLM_STARTED: f"{_CALL} beside memory",
+    EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
+    EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
+    EventType.TOOL_STARTED: f"{_TOOL} arguments",
+    EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",
+    EventType.TOOL_FAILED: f"{_TOOL} status result error",
+    EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
+    EventType.CONTEXT_RECALLED: (
+        f"source version score {_TEXT} arm category name baseline uses affects call tool_call_id"
+    ),
+    EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
+    EventType.SUBAGENT_DISPATCHED: (
+        "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
+        "queue_position"
+    ),
+    EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
+    EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",
+    EventType.SUBAGENT_RESUMED: "attempt",
+    EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
+    EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
+    EventType.SUBAGENT_COMPLETED: f"{_ENDED} stop_reason answer_seq output",
+    EventType.SUBAGENT_FAILED: f"{_ENDED} error",
+    EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
+    EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",
+    EventType.EPISODE_STORED: "episode_id outcome",
+    EventType.WARNING: "code message",
+}
+"""What an event's ``data`` may hold, by its type; docs/events.md says what it means."""
+
+
+class LiveText(Answer):
+    """What came in of a model call's text since the last one."""
+
+    call: int
+    attempt: int
+    offset: Annotated[int, Field(description="Characters before it; it replaces what follows.")]
+    text: str
+
+
+class Delta(Event):
+    """Live text; not stored."""
+
+    seq: None  # type: ignore[assignment]
+    type: Literal["llm.delta"]
+    data: LiveText  # type: ignore[assignment]
+
+
+class OutputChunk(Delta):
+    """Live text of a task that runs beside its parent, for those who name this type."""
+
+    type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
+
+
+class Heartbeat(Answer):
+    """Nothing to send; all up to this seq was, or is not wanted."""
+
+    type: Literal["heartbeat"]
+    seq: int
+
+
+class Pong(Answer):
+    """The answer to a ping."""
+
+    type: Literal["pong"]
+
+
+class CancelAccepted(Answer):
+    """The wish that the run, or the task, ends is stored."""
+
+    type: Literal["cancel.accepted"]
+
+
+class FrameError(Answer):
+    """A frame that the server does not know, or cannot do."""
+
+    type: Literal["error"]
+    code: str
+    detail: str
+
+
+class Ping(Answer):
+    """Asks for a pong."""
+
+    type: Literal["ping"]
+
+
+class Cancel(Answer):
+    """Ends the run, or one task of it and all below that."""
+
+    type: Literal["cancel"]
+    task_id: UUID | None = None
+
+
+_TICKET_SCHEME = {
+    "type": "httpApiKey",
+    "name": "Sec-WebSocket-Protocol",
+    "in": "header",
+    "description": f"For browsers: `{SUBPROTOCOL}, {TICKET}<ticket>`.",
+}
+
+_SENT: tuple[type[BaseModel], ...] = (
+    Delta,
+    OutputChunk,
+    Heartbeat,
+    Pong,
+    CancelAccepted,
+    FrameError,
+)
+_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel)
+
+
+@router.get(
+    "/asyncapi.json",
+    operation_id="get_asyncapi",
+    summary="The WebSocket as an AsyncAPI document",
+    response_model=dict[str, Any],
+)
+async def asyncapi() -> dict[str, Any]:
+    return document()
+
+
+def document() -> dict[str, Any]:
+    """The AsyncAPI 3.0 document of this version."""
+    models: tuple[type[BaseModel], ...] = (Event, Usage, AgentUsage, *_SENT, *_RECEIVED)
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in models], ref_template=_REF
+    )
+    sent = [str(kind) for kind in EventType] + [_name(model) for model in _SENT]
+    received = [_name(model) for model in _RECEIVED]
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Bottega: watching a run",
+            "version": bottega.__version__,
+            "description": _described(),
+        },
+        "defaultContentType": "application/json",
+        "channels": {
+            "run": {
+                "address": "/v1/runs/{run_id}/ws",
+                "parameters": {"run_id": {"description": "The run's id."}},
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in
+                             (*sent, *received)},
+                "bindings": {"ws": {"method": "GET", "query": WatchQuery.model_json_schema()}},
+            }
+        },
+        "operations": {
+            "watch": _operation("send", sent),
+            "control": _operation("receive", received),
+        },
+        "components": {
+            "messages": {
+                **{str(kind): _event_message(kind) for kind in EventType},
+                **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
+            },
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": SCHEME, "ticket": _TICKET_SCHEME},
+        },
+    }  # fmt: skip
+
+
+def _described() -> str:
+    closes = "; ".join(f"{code}: {meaning}" for code, meaning in CLOSES.items())
+    return (
+        f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
+        f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
+        f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
+        "frame `cancel` the scope `run` (else an `error` frame with the code `insufficient_scope`)."
+        f" Pings: {PING_LIMIT}."
+    )
+
+
+def _operation(action: str, names: list[str]) -> dict[str, Any]:
+    messages = [{"$ref": f"#/channels/run/messages/{name}"} for name in names]
+    security = [{"$ref": f"#/components/securitySchemes/{name}"} for name in ("key", "ticket")]
+    return {
+        "action": action,
+        "channel": {"$ref": "#/channels/run"},
+        "messages": messages,
+        "security": security,
+    }
+
+
+def _name(model: type[BaseModel]) -> str:
+    if model is Delta:
+        return LLM_DELTA
+    name: str = model.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
+    return name
+
+
+def _message(model: type[BaseModel]) -> dict[str, Any]:
+    return {"summary": model.__doc__, "payload": {"$ref": _REF.format(model=model.__name__)}}
+
+
+def _event_message(kind: EventType) -> dict[str, Any]:
+    """A stored event: the envelope, with the data of its type."""
+    fields: dict[str, Any] = {name: {} for name in DATA[kind].split()}
+    of_calls = Usage if kind == EventType.LLM_COMPLETED else AgentUsage
+    for name, model in (("usage", of_calls), ("token_usage", Usage)):
+        if name in fields:
+            fields[name] = {"$ref": _REF.format(model=model.__name__)}
+    if kind in FINAL_EVENT_TYPES:  # a run that no worker ended says nothing of what it spent
+        fields["usage"] = {"anyOf": [fields["usage"], {"type": "null"}]}
+    data = {"type": "object", "properties": fields}
+    narrowed = {"properties": {"type": {"const": str(kind)}, "data": data}}
+    return {"payload": {"allOf": [{"$ref": _REF.format(model="Event")}, narrowed]}}

@@ -1,0 +1,139 @@
+"""Who asks: nobody gets past here unknown, whether there is something at the path or not."""
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bottega.api.errors import database_unavailable, for_error, problem_response
+from bottega.api.middleware import refuse
+from bottega.db.base import DEFAULT_TENANT
+from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
+from bottega.events.log import is_transient
+from bottega.tenants import keys
+from bottega.tenants.keyring import Identity, Keyring
+
+SHORTEST, LONGEST = 32, 256
+"""Characters of a key. Ours have 56; an operator's own has what they like."""
+
+_PUBLIC = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
+_ASSETS = "/docs-assets/"
+_BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *")
+_NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
+TICKET = "ticket."
+"""What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
+_TICKET = re.compile(re.escape(TICKET) + r"([A-Za-z0-9_-]{43})")
+_WEBSOCKET = re.compile(r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/ws")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks, and what they may do.
+
+    Attributes:
+        actor: for the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
+        key_id: ``None`` while there are no keys.
+    """
+
+    tenant_id: UUID
+    scope: keys.Scope
+    actor: str
+    key_id: UUID | None
+
+    @property
+    def identity(self) -> Identity:
+        """What the keyring knows them by."""
+        return None if self.key_id is None else (self.tenant_id, self.key_id)
+
+    def need(self, scope: keys.Scope) -> None:
+        """Check that they may do what needs ``scope``.
+
+        Raises:
+            ForbiddenError: ``insufficient_scope``.
+        """
+        if not keys.includes(self.scope, scope):
+            raise ForbiddenError(
+                f"this needs a key with the scope '{scope}', and this one has '{self.scope}'",
+                code="insufficient_scope",
+            )
+
+
+LOCAL = Principal(DEFAULT_TENANT, "admin", "local", None)
+"""Everybody on this machine, while there are no keys."""
+
+
+def is_public(path: str) -> bool:
+    """Whether anybody may read this."""
+    return path in _PUBLIC or path.startswith(_ASSETS)
+
+
+class Authenticate:
+    """Put the :class:`Principal` into ``scope["state"]``, or refuse."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and is_public(scope["path"]):
+            await refuse(problem_response(404, "not_found", _NO_SOCKET), scope, receive, send)
+            return
+        if scope["type"] in ("http", "websocket") and not is_public(scope["path"]):
+            keyring: Keyring = scope["app"].state.service.keys
+            found = await _principal_or_refusal(scope, keyring)
+            if isinstance(found, Response):
+                await refuse(found, scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = found
+        await self.app(scope, receive, send)
+
+
+async def _principal_or_refusal(scope: Scope, keyring: Keyring) -> Principal | Response:
+    try:
+        if ticket := _ticket(scope):
+            return await _by_ticket(keyring, ticket, scope["path"])
+        if await keyring.is_open():
+            return LOCAL
+        return await _by_key(keyring, Headers(scope=scope).getlist("authorization"))
+    except BottegaError as error:
+        return for_error(error)
+    except Exception as error:
+        if is_transient(error):
+            return database_unavailable()
+        raise
+
+
+async def _by_key(keyring: Keyring, sent: list[str]) -> Principal:
+    if not (sent and sent[0][:7].lower() == "bearer "):
+        raise UnauthenticatedError("send an API key: 'Authorization: Bearer <key>'")
+    match = _BEARER.fullmatch(sent[0]) if len(sent) == 1 else None
+    key = await keyring.find(match[1]) if match else None
+    if key is None:
+        raise UnauthenticatedError("this API key is unknown, or was revoked", code="bad_key")
+    if keyring.expired(key):
+        raise UnauthenticatedError(
+            f"this API key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}: ask for a new one",
+            code="key_expired",
+        )
+    return Principal(key.tenant_id, key.scope, f"key:{key.prefix}", key.id)
+
+
+def _ticket(scope: Scope) -> str | None:
+    """The ticket that a browser shows among the subprotocols of a WebSocket."""
+    offered = (name for name in scope.get("subprotocols", ()) if name.startswith(TICKET))
+    return next(offered, None)
+
+
+async def _by_ticket(keyring: Keyring, ticket: str, path: str) -> Principal:
+    at, match = _WEBSOCKET.fullmatch(path), _TICKET.fullmatch(ticket)
+    row = await keyring.redeem(keys.hashed(match[1]), UUID(at[1])) if at and match else None
+    if row is None:
+        raise UnauthenticatedError(
+            "the ticket is unknown, used, too old or for another run: get a new one from "
+            "POST /v1/ws-tickets and connect within 30 seconds",
+            code="bad_ticket",
+        )
+    actor = LOCAL.actor if row["key_id"] is None else f"key:{row['prefix']}"
+    return Principal(row["tenant_id"], row["scope"], actor, row["key_id"])

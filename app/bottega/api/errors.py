@@ -1,0 +1,265 @@
+"""Errors as the API's clients see them: RFC 9457 problems. The only place that knows statuses."""
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import asyncpg
+import sqlalchemy.exc
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from bottega.errors import BottegaError, ErrorKind, LimitedError
+from bottega.events.log import is_storage_full, is_transient
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+_STATUS = {
+    ErrorKind.INVALID: 422,
+    ErrorKind.UNAUTHENTICATED: 401,
+    ErrorKind.FORBIDDEN: 403,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.PRECONDITION: 412,
+    ErrorKind.LIMITED: 429,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.MODEL: 502,
+    ErrorKind.INTERNAL: 500,
+}
+_HEADERS = {
+    ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": "Bearer"},
+    ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
+}
+_CODES = {
+    400: "bad_request",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    422: "invalid",
+    429: "limited",
+    503: "unavailable",
+}
+
+
+class FieldProblem(BaseModel):
+    """One thing that is wrong with the request."""
+
+    detail: str
+    pointer: Annotated[
+        str | None, Field(description="JSON Pointer (RFC 6901) into the request's body.")
+    ] = None
+    parameter: Annotated[
+        str | None, Field(description="Name of the query, path or header parameter.")
+    ] = None
+
+
+class Problem(BaseModel):
+    """What went wrong, and what to mend (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: Annotated[str, Field(description="Stable: match on this, not on texts.")]
+    detail: str
+    errors: list[FieldProblem] = []
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Documentation of the problems that an operation may answer with."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in sorted({*statuses, 422, 500, 503})
+    }
+
+
+def headers(**described: str) -> dict[str, Any]:
+    """Documentation of a response's headers; ``_`` in a name stands for ``-``."""
+    return {
+        "headers": {
+            name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
+            for name, text in described.items()
+        }
+    }
+
+
+def problem_response(
+    status: int,
+    code: str,
+    detail: str,
+    errors: Sequence[FieldProblem] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A problem as a response."""
+    body = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=code,
+        detail=detail,
+        errors=list(errors),
+    )
+    return JSONResponse(
+        body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {})
+    )
+
+
+def for_error(error: BottegaError) -> Response:
+    """The problem for one of our own errors."""
+    pointed = (
+        [] if error.pointer is None else [FieldProblem(detail=error.detail, pointer=error.pointer)]
+    )
+    headers = _HEADERS.get(error.kind)
+    if isinstance(error, LimitedError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return problem_response(_STATUS[error.kind], error.code, error.detail, pointed, headers)
+
+
+def database_unavailable() -> Response:
+    """The problem of a request that met a database which was away."""
+    return problem_response(
+        503,
+        "database_unavailable",
+        "the database is out of reach at the moment: try again, and if this was to change "
+        "something, look first whether it did",
+        headers=_HEADERS[ErrorKind.UNAVAILABLE],
+    )
+
+
+def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
+    """One of Pydantic's errors, without the input it quotes.
+
+    Args:
+        body: as it was sent; tells which steps of the error's path are places in it, and which
+            are Pydantic's names for the members of a union.
+    """
+    place, *path = error["loc"]
+    if place == "body":
+        pointer = ""
+        for number, step in enumerate(path):
+            last = number == len(path) - 1
+            if isinstance(body, dict) and (step in body or (last and error["type"] == "missing")):
+                body = body.get(step)
+            elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+                body = body[step]
+            else:
+                continue
+            pointer += f"/{_escape(step)}"
+        return FieldProblem(detail=error["msg"], pointer=pointer)
+    return FieldProblem(detail=error["msg"], parameter=".".join(str(step) for step in path))
+
+
+def _escape(step: object) -> str:
+    text = str(step).encode("utf-8", "replace").decode()
+    return text[:100].replace("~", "~0").replace("/", "~1")
+
+
+async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
+    found = error.errors()
+    if any(item["type"] == "json_invalid" for item in found):
+        return problem_response(400, "bad_json", "the body is no valid JSON")
+    sent = request.headers.get("content-type", "")
+    if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
+        detail = f"the body's content-type is '{sent[:60]}': send it as application/json"
+        return problem_response(415, "unsupported_media_type", detail)
+    errors = [field_problem(item, error.body) for item in found[:20]]
+    first = errors[0]
+    where = first.pointer if first.pointer is not None else first.parameter
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    detail = f"{where or 'the body'}: {first.detail}{more}"
+    return problem_response(422, "invalid", detail, errors)
+
+
+async def _on_http(request: Request, error: HTTPException) -> Response:
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(allowed_methods(request))
+        detail = f"{request.method} is not allowed here; allowed: {headers['Allow']}"
+    elif error.status_code == 404 and error.detail == "Not Found":
+        detail = "there is nothing at this path; /docs lists what there is"
+    elif error.status_code == 400 and error.detail == "There was an error parsing the body":
+        detail = (
+            "the body is no JSON in UTF-8, is nested too deeply, or has a number of too many digits"
+        )
+        return problem_response(400, "bad_json", detail)
+    elif error.status_code == 413:
+        detail = "the body is larger than this server takes"
+    else:
+        detail = str(error.detail)
+    code = _CODES.get(error.status_code, "http_error")
+    return problem_response(error.status_code, code, detail, headers=headers)
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """The methods that the API documents for the request's path."""
+    paths, asked = request.app.openapi()["paths"], request.url.path
+    methods: set[str] = {method.upper() for method in paths.get(asked, ())}
+    if methods:  # a path of its own, though one with a parameter would fit, too
+        return sorted(methods)
+    for template, operations in paths.items():
+        pattern, *_ = compile_path(template)
+        if pattern.match(asked):
+            methods |= {method.upper() for method in operations}
+    return sorted(methods) or ["GET"]
+
+
+async def _on_own(request: Request, error: BottegaError) -> Response:
+    return for_error(error)
+
+
+def storage_full() -> Response:
+    """The problem of a request that could not be stored because the database's disk is full."""
+    return problem_response(
+        503,
+        "storage_full",
+        "the database's disk is full, so nothing was stored: its operator has to make room",
+        headers={"Retry-After": "30"},
+    )
+
+
+async def _on_database(request: Request, error: Exception) -> Response:
+    if is_storage_full(error):
+        request.app.state.service.database.storage.full = True
+        log.error("api.storage_full", path=request.url.path, error=str(error))
+        return storage_full()
+    if is_transient(error):
+        log.warning("api.database_unavailable", error=str(error))
+        return database_unavailable()
+    return await _on_bug(request, error)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.error("api.error", path=request.url.path, exc_info=error)
+    return problem_response(500, "internal", "an internal error; the server's log says more")
+
+
+Handler = Callable[[Request, Any], Awaitable[Response]]
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` with a problem."""
+    handlers: dict[type[Exception], Handler] = {
+        RequestValidationError: _on_invalid,
+        HTTPException: _on_http,
+        BottegaError: _on_own,
+        sqlalchemy.exc.SQLAlchemyError: _on_database,
+        asyncpg.PostgresError: _on_database,
+        asyncpg.InterfaceError: _on_database,
+        asyncpg.InternalClientError: _on_database,
+        OSError: _on_database,
+        Exception: _on_bug,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)

@@ -1,0 +1,23 @@
+"""``If-Match`` with versions as entity tags (RFC 9110, 13.1.1)."""
+
+import re
+
+from bottega.errors import VersionConflictError
+
+_TAG = re.compile(r'"(\d{1,9})"')
+
+
+def if_match_version(header: str | None) -> int | None:
+    """The version that a request insists on; ``None`` if it takes any.
+
+    Raises:
+        VersionConflictError: the header is no tag of ours, so it matches no version.
+    """
+    if header is None or header.strip() == "*":
+        return None
+    match = _TAG.fullmatch(header.strip())
+    if match is None:
+        raise VersionConflictError(
+            'If-Match takes one ETag as it was answered, such as "3", or *; this matches nothing'
+        )
+    return int(match.group(1))

@@ -1,0 +1,126 @@
+"""What happens to a request before any route sees it."""
+
+import contextlib
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+from uvicorn.protocols.utils import ClientDisconnected
+
+from bottega.api.errors import problem_response
+
+
+class RefuseLongBody:
+    """Answer 413 to a body over the limit: by its declared length, unread, or once it gets there.
+
+    (FastAPI has a limit of its own, but it answers in plain text.)
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self.max_bytes):
+            await self._refusal()(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_bytes:
+                raise HTTPException(413)
+            return message
+
+        await self.app(scope, counted, send)
+
+    def _refusal(self) -> ASGIApp:
+        detail = f"the body is longer than the {self.max_bytes} bytes that this server takes"
+        return problem_response(413, "body_too_large", detail)
+
+
+class Cors(CORSMiddleware):
+    """Lets web pages of other origins use the API with a key of theirs; the browser asks first,
+    without one."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=("authorization", "idempotency-key", "if-match", "last-event-id"),
+            expose_headers=(
+                "ETag",
+                "Link",
+                "Location",
+                "RateLimit",
+                "RateLimit-Policy",
+                "Retry-After",
+            ),
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        headers = {"Vary": answer.headers["vary"]}
+        return problem_response(400, "cors", bytes(answer.body).decode(), headers=headers)
+
+
+class OnlyFromHere:
+    """While there are no keys: refuse what a web page elsewhere makes a browser send.
+
+    The Host must be this machine's (else a name that was made to point here could be read from:
+    DNS rebinding), and an Origin, which only browsers send, the server's own.
+
+    Args:
+        host: the address that the server listens on.
+        origins: whose pages may ask all the same.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, origins: Collection[str]) -> None:
+        self.app = app
+        self.origins = origins
+        self.hosts = {"localhost", "127.0.0.1", "::1", host}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and (reason := self._refusal(scope)):
+            await refuse(problem_response(403, "foreign_request", reason), scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        if not scope["app"].state.service.keys.may_be_open:
+            return None
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname
+            own = origin is None or urlsplit(origin).netloc == host
+        except ValueError:
+            return "the Host or Origin header is no address"
+        if name not in self.hosts:
+            return "without keys this server answers only under this machine's own names"
+        if not own and origin not in self.origins:
+            return "without keys this server does not answer pages of other origins"
+        return None
+
+
+async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or, before its upgrade, a WebSocket."""
+    if scope["type"] == "http":
+        await answer(scope, receive, send)
+        return
+    with contextlib.suppress(ClientDisconnected):
+        await WebSocket(scope, receive, send).send_denial_response(answer)

@@ -1,0 +1,103 @@
+"""Lists come in pages: ``limit``, ``order``, and an opaque ``cursor`` for the next one.
+
+A page ends earlier if its items take more than ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+"""
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError, from_json, to_json
+
+from bottega.api.schemas.base import check_storable
+from bottega.db.pages import Part
+from bottega.errors import InvalidInputError
+
+LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
+_MAX_NUMBER = 2**31 - 1
+
+
+class PageQuery(BaseModel):
+    """Query parameters of every list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
+    cursor: Annotated[
+        str | None, Field(max_length=500, description="`next_cursor` of the page before.")
+    ] = None
+    order: Annotated[
+        Literal["asc", "desc"], Field(description="Oldest (or first by name) first, or last.")
+    ] = "asc"
+
+    @property
+    def descending(self) -> bool:
+        return self.order == "desc"
+
+    def place(self, kind: Any) -> Any:
+        """The place that the cursor names, checked to be of the list's own type.
+
+        Raises:
+            InvalidInputError: ``invalid_cursor``: hand-made, or another list's.
+        """
+        if self.cursor is None:
+            return None
+        try:
+            order, value = from_json(urlsafe_b64decode(self.cursor.encode() + b"=="))
+            if order != self.order:
+                raise ValueError
+            check_storable(value)
+            found = TypeAdapter(kind).validate_python(value, strict=False)
+            if isinstance(found, int) and not 0 <= found <= _MAX_NUMBER:
+                raise ValueError
+            return found
+        except (
+            PydanticCustomError,
+            OverflowError,
+            ValueError,
+            TypeError,
+            binascii.Error,
+            ValidationError,
+            UnicodeError,
+        ):
+            raise InvalidInputError(
+                "this cursor is not of this list: pass the next_cursor of its page before, "
+                "with the same order",
+                code="invalid_cursor",
+            ) from None
+
+    def page(
+        self,
+        request: Request,
+        response: Response,
+        found: Part[Any],
+        place: Callable[[Any], Any],
+    ) -> dict[str, Any]:
+        """Return the answer for a page's items.
+
+        Args:
+            place: of an item, what :meth:`place` is to give back.
+        """
+        if not found.more:
+            return {"items": found, "next_cursor": None}
+        raw = to_json([self.order, place(found[-1])])
+        cursor = urlsafe_b64encode(raw).decode().rstrip("=")
+        link = request.url.include_query_params(cursor=cursor)
+        response.headers["Link"] = f'<{link.path}?{link.query}>; rel="next"'
+        return {"items": found, "next_cursor": cursor}
+
+
+class ViewQuery(PageQuery):
+    """Query parameters of a list whose items have bodies."""
+
+    view: Annotated[
+        Literal["summary", "full"],
+        Field(description="`full`: items as they are read one by one; `summary`: without bodies."),
+    ] = "summary"
+
+    @property
+    def full(self) -> bool:
+        return self.view == "full"

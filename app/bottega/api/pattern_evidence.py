@@ -1,0 +1,199 @@
+"""Routes of what comes of patterns: applications, judgement, one made of several, and their end."""
+
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from bottega.api.deps import Actor, AdminTenant, ServiceDep, Tenant
+from bottega.api.errors import headers, problems
+from bottega.api.idempotency import OnceDep
+from bottega.api.patterns import ETAG, PatternId, known_of, tagged
+from bottega.api.schemas.patterns import Deprecation, NewApplication, PatternsToMerge
+from bottega.api.schemas.patterns_shown import (
+    ApplicationRecorded,
+    Pattern,
+    PatternsPruned,
+    Validation,
+)
+from bottega.errors import ConflictError, InvalidInputError
+from bottega.memory import pattern as memory
+from bottega.memory.pattern import Application, Arm, Baseline
+from bottega.tenants import audit
+
+router = APIRouter(prefix="/v1/patterns", tags=["memory"])
+
+CLOCK_SKEW = timedelta(minutes=5)
+"""How far in the future a client's clock may be."""
+
+
+@router.post(
+    "/{pattern_id:uuid}/applications",
+    operation_id="record_pattern_application",
+    summary="Tell what came of a pattern elsewhere",
+    description=(
+        "Runs record what they were given by themselves. Each application counts against how often "
+        "such tasks go well without the pattern; say that before you know the outcome."
+    ),
+    response_model=ApplicationRecorded,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def record(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    pattern_id: PatternId,
+    body: NewApplication,
+    response: Response,
+) -> Any:
+    now = service.patterns.clock()
+    if body.at is not None and body.at > now + CLOCK_SKEW:
+        raise InvalidInputError("this is in the future: say when it was", pointer="/at")
+    async with service.database.begin(tenant) as tx:
+        driver = (await tx.get_raw_connection()).driver_connection
+
+        async def count() -> Any:
+            found = await service.patterns.get_many(tenant, [pattern_id], on=driver)
+            pattern, features = found[pattern_id], known_of(body.features)
+            baseline = Baseline("given", body.baseline_rate or 0.5)
+            if body.baseline_rate is None:
+                of = await service.patterns.baselines(tenant, [pattern], features, on=driver)
+                baseline = of.get(pattern.key, Baseline())
+            applied = _applied(pattern, body, baseline, body.at or now)
+            recorded = await service.patterns.record_application(tenant, [applied], on=driver)
+            if recorded:
+                details = {"good": body.good}
+                await audit.note(tx, tenant, actor, "pattern.apply", str(pattern_id), details)
+            return {"recorded": bool(recorded)}
+
+        answer = await once(tx, response, ApplicationRecorded, count)
+    service.patterns.forget(tenant)
+    return answer
+
+
+def _applied(
+    pattern: memory.Pattern, body: NewApplication, baseline: Baseline, at: datetime
+) -> Application:
+    version = pattern.version if body.version is None else body.version
+    if version > pattern.version:
+        raise ConflictError(
+            f"pattern {pattern.key} is of version {pattern.version} only", code="stale_version"
+        )
+    return Application(
+        pattern.key,
+        version,
+        Arm.REPORTED,
+        at,
+        baseline=baseline,
+        features=known_of(body.features),
+        **body.model_dump(include={"episode_id", "followed", "good", "duration_s", "tokens"}),
+    )
+
+
+@router.post(
+    "/{pattern_id:uuid}/validate",
+    operation_id="validate_pattern",
+    summary="Judge a pattern by its applications",
+    description=(
+        "By those of the last 90 days, unless the operator chose otherwise; its state follows. A "
+        "candidate is promoted if its e-value says so too. The nightly look does the same for all."
+    ),
+    response_model=Validation,
+    responses=problems(404),
+)
+async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id: PatternId) -> Any:
+    async with service.database.turn(tenant):
+        (found,) = await service.patterns.validate(tenant, [pattern_id])
+    service.patterns.forget(tenant)
+    async with service.database.begin(tenant) as tx:
+        details = {"verdict": found.verdict, "state": found.state}
+        await audit.note(tx, tenant, actor, "pattern.validate", str(pattern_id), details)
+    return asdict(found)
+
+
+@router.post(
+    "/{pattern_id:uuid}/deprecate",
+    operation_id="deprecate_pattern",
+    summary="Give a pattern up",
+    description="It is kept, and never used again.",
+    response_model=Pattern,
+    responses={**problems(400, 404, 413, 415), 200: headers(ETag=ETAG)},
+)
+async def deprecate(
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    pattern_id: PatternId,
+    body: Deprecation,
+    response: Response,
+) -> Any:
+    async with service.database.begin(tenant) as tx:
+        driver = (await tx.get_raw_connection()).driver_connection
+        given_up = await service.patterns.deprecate(
+            tenant, pattern_id, body.reason, body.replaced_by, on=driver
+        )
+        details = {"replaced_by": None if body.replaced_by is None else str(body.replaced_by)}
+        await audit.note(tx, tenant, actor, "pattern.deprecate", str(pattern_id), details)
+    service.patterns.forget(tenant)
+    return tagged(given_up, response)
+
+
+@router.post(
+    "/merge",
+    operation_id="merge_patterns",
+    summary="Make one pattern of several",
+    description=(
+        "It applies wherever one of them did, what came of each counts for it, and they are "
+        "deprecated."
+    ),
+    status_code=201,
+    response_model=Pattern,
+    responses={
+        **problems(400, 404, 409, 413, 415),
+        201: headers(ETag=ETAG, Location="Path of what they became."),
+    },
+)
+async def merge(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    body: PatternsToMerge,
+    response: Response,
+) -> Any:
+    async with service.database.begin(tenant) as tx:
+        driver = (await tx.get_raw_connection()).driver_connection
+
+        async def make_one() -> Any:
+            one = await service.patterns.merge(tenant, set(body.ids), on=driver)
+            details = {"ids": sorted(map(str, set(body.ids)))}
+            await audit.note(tx, tenant, actor, "pattern.merge", str(one.key), details)
+            response.headers["Location"] = f"/v1/patterns/{one.key}"
+            return tagged(one, response)
+
+        answer = await once(tx, response, Pattern, make_one)
+    service.patterns.forget(tenant)
+    return answer
+
+
+@router.post(
+    "/prune",
+    operation_id="prune_patterns",
+    summary="Give up patterns that are of little value",
+    description=(
+        "Candidates that make things worse, that were tried often without its showing, or that "
+        "hardly ever come up. The nightly look through the memory does the same."
+    ),
+    response_model=PatternsPruned,
+    responses=problems(),
+)
+async def prune(service: ServiceDep, tenant: AdminTenant, actor: Actor) -> Any:
+    async with service.database.turn(tenant):
+        ids = await service.patterns.prune_low_value(tenant)
+    service.patterns.forget(tenant)
+    async with service.database.begin(tenant) as tx:
+        for each in ids:
+            await audit.note(tx, tenant, actor, "pattern.prune", str(each))
+    return {"ids": ids}

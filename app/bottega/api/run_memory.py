@@ -1,0 +1,86 @@
+"""Routes of what runs leave in memory, and of what is thought of it."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path
+
+from bottega.api.deps import Actor, Tenant, Transaction
+from bottega.api.errors import problems
+from bottega.api.schemas.feedback import Feedback, NewFeedback
+from bottega.api.schemas.learning import RunLearning
+from bottega.api.schemas.working_memory import WorkingMemory
+from bottega.errors import ConflictError
+from bottega.events.types import RunStatus
+from bottega.memory import feedback
+from bottega.memory.learnt import learnt
+from bottega.runs import read
+from bottega.runs.working import working_memory
+from bottega.tenants import audit
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+
+
+@router.post(
+    "/{run_id}/feedback",
+    operation_id="give_run_feedback",
+    summary="Say what a run's result was worth",
+    description=(
+        "Of a run that is over. The `outcome` counts from then on instead of the run's own, "
+        "wherever episodes are read or searched; the episode itself stays as it is. Said again, "
+        "the last word counts, as a whole. 409 `not_final`; 409 `no_episode` if the run left none, "
+        "or it was deleted."
+    ),
+    response_model=Feedback,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def give_feedback(
+    tx: Transaction, tenant: Tenant, actor: Actor, run_id: RunId, body: NewFeedback
+) -> Any:
+    run = await read.get(tx, tenant, run_id)
+    if run["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
+        raise ConflictError(
+            f"run {run_id} is not over (it is {run['status']}): wait for its end",
+            code="not_final",
+        )
+    said = feedback.Feedback(**body.model_dump())
+    given = await feedback.give(tx, tenant, run_id, said, actor)
+    details = {"outcome": said.outcome, "score": said.score}
+    await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
+    return given
+
+
+@router.get(
+    "/{run_id}/working-memory",
+    operation_id="get_run_working_memory",
+    summary="What a run knows",
+    description=(
+        "Folded from the run's log, while it runs and after its end: what its own agent is and was "
+        "asked, how far it is, and what its tools and sub-agents answered (in a DAG, its agents), "
+        "each section within its budget of tokens, and the references of all answers."
+    ),
+    response_model=WorkingMemory,
+    responses=problems(404),
+)
+async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await working_memory(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/learning",
+    operation_id="get_run_learning",
+    summary="What is learned of a run",
+    description=(
+        "After its end, by rules or by a model, in the background: what a reader should know of "
+        "it, patterns that were found in it, and what came of those that it was given. If that "
+        "fails it is tried again, and in the end given up: `status` is `failed` then, until "
+        "feedback or `POST /v1/memory/maintenance` asks for it anew. The run never changes by it."
+    ),
+    response_model=RunLearning,
+    responses=problems(404),
+)
+async def get_learning(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    await read.get(tx, tenant, run_id)
+    return await learnt(tx, tenant, run_id)

@@ -1,0 +1,103 @@
+"""How busy the workers are, by their heartbeats."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from bottega.api.deps import Tenant, Transaction
+from bottega.api.errors import problems
+from bottega.api.schemas.base import Answer
+from bottega.runs import heartbeat
+
+router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
+
+ByPriority = Annotated[
+    dict[str, int],
+    Field(description="Tasks that wait, by their priority.", examples=[{"1": 2, "5": 9}]),
+]
+Parked = Annotated[
+    int, Field(description="Tasks under way that hold no slot: they wait for others, or for one.")
+]
+
+
+class Pool(Answer):
+    """A worker's tasks, of all tenants together."""
+
+    size: Annotated[int, Field(description="Slots that there are.")] = 0
+    min: int = 0
+    max: int = 0
+    busy: Annotated[int, Field(description="Slots that tasks hold.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    runs: Annotated[int, Field(description="Runs that it executes.")] = 0
+    totals: Annotated[
+        dict[str, float],
+        Field(
+            description="What was counted since it began, by name; of a histogram its count, its "
+            "sum, and how many were at most so much (le_). Times in milliseconds.",
+            examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
+        ),
+    ] = Field(default_factory=dict)
+
+
+class Breaker(Answer):
+    """A circuit breaker: what keeps a kind of task that fails from being tried again."""
+
+    kind: Annotated[str, Field(description="A hash of the agent's name and its instructions.")]
+    agent: str | None = None
+    state: Annotated[
+        Literal["open", "half_open"],
+        Field(description="`open`: none is dispatched. `half_open`: one is tried."),
+    ]
+    failures: int
+    retry_after_ms: Annotated[
+        int | None, Field(description="Of an open one: until one task is let through.")
+    ] = None
+
+
+class OwnTasks(Answer):
+    """A worker's tasks of the tenant that asks."""
+
+    running: Annotated[int, Field(description="Tasks under way, those that are parked too.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    breakers: Annotated[list[Breaker], Field(description="Those that are not closed.")] = Field(
+        default_factory=list
+    )
+
+
+class Worker(Answer):
+    """A worker that is alive."""
+
+    id: UUID
+    started_at: datetime
+    seen_at: Annotated[datetime, Field(description="Its last heartbeat, every two seconds.")]
+    pool: Pool
+    tenant: OwnTasks
+
+
+class Workers(Answer):
+    """The workers that are alive, oldest first."""
+
+    workers: list[Worker]
+
+
+@router.get(
+    "",
+    operation_id="get_scheduler",
+    summary="How busy are the workers?",
+    description=(
+        "The workers from which a heartbeat came within 30 seconds, and their asynchronous tasks: "
+        "sums over all tenants, and the tenant's own part."
+    ),
+    response_model=Workers,
+    responses=problems(),
+)
+async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
+    found = await heartbeat.alive(tx, tenant)
+    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found]}

@@ -1,0 +1,327 @@
+"""Agents on the wire."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from bottega.agents.endings import OnLength
+from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from bottega.memory.scope import MemoryScope
+from bottega.tools.http import HttpToolDefinition
+from bottega.tools.json_values import WHOLE
+
+TASK_TOOLS = (
+    *("dispatch_subagent", "poll_subagent", "await_subagent"),
+    *("read_file", "write_file", "list_files"),
+)
+"""What the model of an agent in mode ``async`` has besides the agent's own tools."""
+
+_Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+_Seconds = Annotated[float, Field(gt=0, le=604_800)]
+
+
+class SubAgentLimits(Body):
+    """What the tasks of an agent in mode `async` are kept to. Each only lowers the operator's own;
+    null is that one. Times are seconds."""
+
+    max_concurrent: Annotated[
+        _Count | None, Field(description="Tasks that run at a time; others wait.")
+    ] = None
+    max_queued: Annotated[_Count | None, Field(description="Tasks that may wait.")] = None
+    max_total_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
+        Field(description="Tokens that all its tasks together may spend."),
+    ] = None
+    max_depth: Annotated[
+        Annotated[int, Field(ge=1, le=20), WHOLE] | None,
+        Field(description="How many tasks may stand one below the other, from the run on."),
+    ] = None
+    default_timeout: Annotated[
+        _Seconds | None, Field(description="Of a task that asks for no other time.")
+    ] = None
+    max_timeout: Annotated[
+        _Seconds | None, Field(description="The most that a task may ask for.")
+    ] = None
+    max_steps_per_subagent: Annotated[
+        Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
+        Field(description="Model calls of one task."),
+    ] = None
+
+
+class SubAgents(Body):
+    """Which agents this one may call, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"names": ["requirements", "designer"]},
+                {
+                    "mode": "async",
+                    "names": ["researcher", "critic"],
+                    "limits": {"max_concurrent": 3, "max_total_tokens": 200_000},
+                },
+            ]
+        }
+    )
+
+    mode: Annotated[
+        Literal["sync", "async"],
+        Field(
+            description=(
+                "`sync`: each is a tool, and a call waits for its answer. `async`: the model "
+                f"has the tools {', '.join(f'`{name}`' for name in TASK_TOOLS)}, and its tasks "
+                "run beside it."
+            )
+        ),
+    ] = "sync"
+    names: Annotated[
+        list[Name],
+        Field(
+            max_length=50,
+            json_schema_extra={"uniqueItems": True},
+            description=(
+                "They may be created later, but before the first run. In mode `async` a task may "
+                "be given to none of them, too: it is then whatever the model says it is."
+            ),
+        ),
+    ] = Field(default_factory=list)
+    limits: Annotated[
+        SubAgentLimits | None,
+        Field(description="Of mode `async`. They only lower what the operator allows."),
+    ] = None
+
+    @field_validator("names")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise PydanticCustomError(
+                "duplicate_subagent", f"named more than once: {', '.join(twice)}"
+            )
+        return names
+
+    @field_validator("limits")
+    @classmethod
+    def _of_tasks(cls, limits: SubAgentLimits | None, info: ValidationInfo) -> Any:
+        if limits is not None and info.data.get("mode") == "sync":
+            raise PydanticCustomError(
+                "limits", "limits belong to mode 'async': leave them out, or change the mode"
+            )
+        return limits
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """Names of the tools that the model has for them."""
+        return TASK_TOOLS if self.mode == "async" else self.names
+
+
+class BuiltinTool(Body):
+    """A tool that every server has."""
+
+    type: Literal["builtin"]
+    name: Annotated[
+        Literal["current_time", "calculator", "http_get", "read_shared_memory"],
+        Field(description="The model sees it under this name."),
+    ]
+
+
+def _no_mcp_yet(tools: object) -> object:
+    if isinstance(tools, list) and any(
+        isinstance(tool, dict) and tool.get("type") == "mcp" for tool in tools
+    ):
+        raise PydanticCustomError(
+            "mcp_tools", "tools of type 'mcp' are not built yet: use 'builtin' or 'http'"
+        )
+    return tools
+
+
+class SemanticRecall(Body):
+    """Besides what it reads directly: the ancestors' answers nearest to the agent's query."""
+
+    mode: Literal["semantic"] = "semantic"
+    k: Annotated[int, Field(ge=1, le=50, description="How many at most."), WHOLE] = 3
+
+
+class ToolRule(Body):
+    """A tool that must have been called before an answer counts."""
+
+    tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
+    require_success: bool = False
+    error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
+
+
+class AgentContent(Body):
+    """What an agent is, apart from its name."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "description": "Designs the architecture for given requirements.",
+                    "system_message": "You are a software designer. Be brief and concrete.",
+                    "max_iterations": 8,
+                }
+            ]
+        }
+    )
+
+    description: Annotated[
+        str,
+        StringConstraints(max_length=2000),
+        Field(description="What it is good at: a calling agent's model reads this."),
+    ] = ""
+    system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+    model: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=200),
+        Field(description="Name of the model; null takes the server's default."),
+    ] = None
+    provider: Annotated[
+        Literal["chat_completions", "responses"] | None,
+        Field(description="Which API of the model's server it speaks; null: the server's default."),
+    ] = None
+    model_patience_s: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=604_800,
+            allow_inf_nan=False,
+            description="Seconds that its runs wait for a model that is down, 0: not at all; null: "
+            "the server's default. A run's own deadline holds meanwhile.",
+        ),
+    ] = None
+    max_iterations: Annotated[
+        int, Field(ge=1, le=100, description="Model calls of one query, at most."), WHOLE
+    ] = 15
+    stateless: Annotated[
+        bool,
+        Field(description="As a sub-agent: forget the conversation after each call."),
+    ] = True
+    subagents: SubAgents | None = None
+    tools: Annotated[
+        list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]],
+        BeforeValidator(_no_mcp_yet),
+        Field(max_length=50, description="What its model may call, besides sub-agents."),
+    ] = Field(default_factory=list)
+    recall: SemanticRecall | None = None
+    tool_policy: Annotated[
+        list[ToolRule],
+        Field(max_length=50, description="An answer that breaks it goes back to the model."),
+    ] = Field(default_factory=list)
+    exit_on_success: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
+        Field(max_length=50, description="Tools whose success ends the query with their result."),
+    ] = Field(default_factory=list)
+    agent_comment: Annotated[
+        bool, Field(description="Ask the model again once its tools have answered.")
+    ] = True
+    on_length: Annotated[
+        OnLength,
+        Field(
+            description=(
+                "What to do about a text that is cut off at the model's limit: `continue` asks "
+                "once for the rest, `fail` fails with `model_length`, `accept` takes it as the "
+                "answer."
+            )
+        ),
+    ] = "continue"
+    memory: Annotated[
+        MemoryMode,
+        Field(
+            description=(
+                "What runs that begin with this agent may do with memory: `full`, `read` (they are "
+                "not remembered themselves), or `off`."
+            )
+        ),
+    ] = "full"
+    memory_scope: Annotated[
+        MemoryScope | None,
+        Field(
+            description=(
+                "Whose episodes runs that begin with this agent are given. `user`: those of the "
+                "run's user (in a run without one those of its session; without both, those that "
+                "have neither); `session`: of its session; `agent`: as `user`, but only of runs "
+                "that began with this agent; `run`: none. `tenant` adds those of all sessions "
+                "that have no user, if the operator has set BOTTEGA_SHARED_MEMORY, and is `user` "
+                "otherwise. Null is `user`."
+            )
+        ),
+    ] = None
+    metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        names += self.subagents.tools if self.subagents else []
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise PydanticCustomError(
+                "duplicate_tool", f"tools and sub-agents share a name: {', '.join(twice)}"
+            )
+        needed = [*self.exit_on_success, *(rule.tool_name for rule in self.tool_policy)]
+        if unknown := sorted(set(needed) - set(names)):
+            raise PydanticCustomError(
+                "unknown_tool",
+                "exit_on_success and tool_policy name what this agent's model has no tool of: "
+                + ", ".join(unknown),
+            )
+        return self
+
+
+class NewAgent(AgentContent):
+    """An agent to create."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "designer",
+                    "description": "Designs the architecture for given requirements.",
+                    "system_message": "You are a software designer. Be brief and concrete.",
+                }
+            ]
+        }
+    )
+
+    name: Name
+
+
+class AgentSummary(Answer):
+    """An agent in one of its versions, as lists show it."""
+
+    name: str
+    version: int
+    description: str
+    model: str | None
+    provider: Literal["chat_completions", "responses"] | None
+    model_patience_s: float | None = None
+    max_iterations: int
+    stateless: bool
+    subagents: SubAgents | None
+    recall: SemanticRecall | None
+    tool_policy: list[ToolRule]
+    exit_on_success: list[str]
+    agent_comment: bool
+    on_length: OnLength = "continue"
+    memory: MemoryMode = "full"
+    memory_scope: MemoryScope | None = None
+    metadata: Metadata
+    created_at: Annotated[datetime, Field(description="When this version was stored.")]
+
+
+class Agent(AgentSummary):
+    """An agent in one of its versions."""
+
+    system_message: str
+    tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]

@@ -1,0 +1,379 @@
+"""Episodes, searches of them, and feedback on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError, to_json
+
+from bottega.api.schemas.base import Answer, Body, PlaceInTime, UserName
+from bottega.api.schemas.feedback import Feedback, OutcomeName
+from bottega.api.schemas.recorded import (
+    RecordedExecution,
+    RecordedMetadata,
+    RecordedReflection,
+    RecordedResult,
+    RecordedTask,
+)
+from bottega.api.schemas.runs import SessionName
+from bottega.tools.json_values import WHOLE
+
+MAX_CORE_BYTES = 65_536
+"""Of an episode, as JSON, what is neither its input, its output nor its trace."""
+_AROUND = {"task": {"original_input"}, "execution": {"trace"}, "result": {"output"}}
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+Signature = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Trust = Annotated[int, Field(ge=1, le=3), WHOLE]
+Moment = Annotated[PlaceInTime, Field(strict=False)]
+Tags = Annotated[list[Label], Field(max_length=50, description="Found by equality.")]
+Lines = Annotated[list[Line], Field(max_length=100)]
+Values = Annotated[list[JsonValue], Field(max_length=1000)]
+Object = dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], JsonValue]
+
+
+class EpisodeFailure(Body):
+    """What an episode failed of."""
+
+    type: Annotated[Signature, Field(description="Class or code of the error.")]
+    message: Annotated[str, StringConstraints(max_length=20_000)] = ""
+    tool: Annotated[Label | None, Field(description="In which tool.")] = None
+
+
+class EpisodeTask(Body):
+    """What was asked for."""
+
+    original_input: Annotated[Text, Field(description="As it was asked.")]
+    goals: Lines = Field(default_factory=list)
+    constraints: Lines = Field(default_factory=list)
+    context: Object = Field(default_factory=dict)
+    complexity: Annotated[float | None, Field(ge=0, le=1)] = None
+
+
+class EpisodeExecution(Body):
+    """How it was done."""
+
+    plan: Values = Field(default_factory=list)
+    trace: Annotated[list[JsonValue], Field(max_length=20_000, description="Step by step.")] = (
+        Field(default_factory=list)
+    )
+    adaptations: Values = Field(default_factory=list)
+    duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    resources: Annotated[Object, Field(description="Tokens, calls, cost …")] = Field(
+        default_factory=dict
+    )
+
+
+class EpisodeResult(Body):
+    """What came of it."""
+
+    output: Annotated[JsonValue, Field(description="The answer.")] = None
+    side_effects: Values = Field(default_factory=list)
+    quality: Object = Field(default_factory=dict)
+    error: EpisodeFailure | None = None
+
+
+class EpisodeReflection(Body):
+    """What was learned."""
+
+    insights: Values = Field(default_factory=list)
+    patterns: Values = Field(default_factory=list)
+    failures: Values = Field(default_factory=list)
+    performance: Object = Field(default_factory=dict)
+
+
+class EpisodeMetadata(Body):
+    """By what it was done."""
+
+    tools_used: Annotated[list[Label], Field(max_length=200)] = Field(default_factory=list)
+    strategies_applied: Annotated[list[Line], Field(max_length=100)] = Field(default_factory=list)
+    agents: Annotated[list[Label], Field(max_length=1000)] = Field(default_factory=list)
+
+
+class NewEpisode(Body):
+    """Something that was done elsewhere, to be found again here."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "outcome": "FAILURE",
+                    "domain": "billing",
+                    "task_type": "export",
+                    "tags": ["nightly"],
+                    "task": {"original_input": "Export the invoices of March as CSV."},
+                    "result": {
+                        "output": "Nothing was written.",
+                        "error": {"type": "TimeoutError", "message": "no answer within 30 s"},
+                    },
+                }
+            ]
+        }
+    )
+
+    outcome: OutcomeName
+    at: Annotated[
+        Moment | None, Field(description="When it ended; null: now. Not in the future.")
+    ] = None
+    session_id: SessionName | None = None
+    user: Annotated[
+        UserName | None,
+        Field(description="Whose it is; null: its session's, if that has one."),
+    ] = None
+    domain: Label | None = None
+    task_type: Label | None = None
+    tags: Tags = Field(default_factory=list)
+    task: EpisodeTask
+    execution: EpisodeExecution = Field(default_factory=EpisodeExecution)
+    result: EpisodeResult = Field(default_factory=EpisodeResult)
+    reflection: EpisodeReflection | None = None
+    metadata: EpisodeMetadata = Field(default_factory=EpisodeMetadata)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        around = to_json(self.model_dump(mode="json", exclude=_AROUND))
+        if len(around) > MAX_CORE_BYTES:
+            raise PydanticCustomError(
+                "too_long",
+                "beside input, output and trace an episode may take {most} bytes, this one takes "
+                "{bytes}: put what is long into the trace",
+                {"most": MAX_CORE_BYTES, "bytes": len(around)},
+            )
+        return self
+
+
+class EpisodeFilters(Body):
+    """Which episodes; what is not given is any."""
+
+    domain: Label | None = None
+    task_type: Label | None = None
+    outcomes: Annotated[
+        list[OutcomeName], Field(max_length=4, description="Any of them; feedback counts.")
+    ] = Field(default_factory=list)
+    session_id: SessionName | None = None
+    tags: Annotated[list[Label], Field(max_length=20, description="All of them.")] = Field(
+        default_factory=list
+    )
+    after: Annotated[Moment | None, Field(description="Ended later than this.")] = None
+    before: Annotated[Moment | None, Field(description="Ended earlier than this.")] = None
+    failure_signature: Signature | None = None
+    min_trust: Annotated[
+        Trust,
+        Field(description="3: own runs; 2: those that read what is outside, too; 1: imported."),
+    ] = 1
+
+
+Within = Literal["tenant"]
+WITHIN = "All of the tenant's, whomever they name; needs a key with the scope `admin`."
+
+
+class EpisodeReader(Body):
+    """The owner of the episodes to look in."""
+
+    user: Annotated[
+        UserName | None,
+        Field(description="Only this user's. Without `user` and `session_id`: what names no user."),
+    ] = None
+    session_id: Annotated[SessionName | None, Field(description="Only this session's.")] = None
+    scope: Annotated[Within | None, Field(description=WITHIN)] = None
+
+
+class EpisodeSearch(EpisodeReader):
+    """What to look for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "export invoices", "k": 5, "filters": {"domain": "billing"}},
+                {"mode": "temporal", "filters": {"after": "2026-11-01T00:00:00Z"}},
+            ]
+        }
+    )
+
+    mode: Annotated[
+        Literal["semantic", "structured", "hybrid", "temporal", "failures"],
+        Field(
+            description=(
+                "`semantic`, `hybrid`: the episodes among the filtered that best fit `query`, in "
+                "words and in meaning (the two differ in name only). `structured`: those that fit "
+                "the filters, oldest first. `temporal`: the same, latest first. `failures`: those "
+                "that failed alike, see `failure` and `filters.failure_signature`."
+            )
+        ),
+    ] = "hybrid"
+    query: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None,
+        Field(description="Of the modes `semantic` and `hybrid`."),
+    ] = None
+    failure: Annotated[EpisodeFailure | None, Field(description="Of the mode `failures`.")] = None
+    k: Annotated[int, Field(ge=1, le=100, description="How many."), WHOLE] = 5
+    by: Annotated[
+        Literal["task", "result", "whole"],
+        Field(description="Whose meaning is to be near that of the query."),
+    ] = "task"
+    domain: Annotated[
+        Label | None,
+        Field(description="Of the task at hand: episodes of this domain score a little higher."),
+    ] = None
+    filters: EpisodeFilters = Field(default_factory=EpisodeFilters)
+    explain: Annotated[bool, Field(description="Say what each score is the sum of.")] = False
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if (self.query is None) == (self.mode in ("semantic", "hybrid")):
+            raise PydanticCustomError(
+                "mode", "the modes 'semantic' and 'hybrid' need a query, the others take none"
+            )
+        asked = [self.failure is not None, self.filters.failure_signature is not None]
+        if self.mode == "failures" and sum(asked) != 1:
+            raise PydanticCustomError(
+                "mode", "mode 'failures' needs a failure, or a filters.failure_signature"
+            )
+        if self.mode != "failures" and self.failure is not None:
+            raise PydanticCustomError("mode", "only mode 'failures' takes a failure")
+        return self
+
+
+class SimilarFailures(EpisodeReader):
+    """A failure, to look for those that are like it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"error": {"type": "TimeoutError", "message": "no answer within 30 s"}, "k": 5}
+            ]
+        }
+    )
+
+    error: EpisodeFailure | None = None
+    failure_signature: Annotated[
+        Signature | None, Field(description="Of an episode, instead of an error.")
+    ] = None
+    k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.error is None) == (self.failure_signature is None):
+            raise PydanticCustomError("one", "give either an error or a failure_signature")
+        return self
+
+
+class EpisodeOrigin(Answer):
+    """Where an episode comes from."""
+
+    principal: Annotated[str | None, Field(description="Who had it done, or imported it.")] = None
+    run: UUID | None = None
+    tool: str | None = None
+
+
+class EpisodeState(Answer):
+    """What becomes of an episode, which itself never changes."""
+
+    state: Annotated[
+        Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"],
+        Field(
+            description=(
+                "By age `active`, `mature`, `aged` (found only if near), `archived` (read by id); "
+                "`consolidated`: found as the episode `consolidated_into`."
+            )
+        ),
+    ]
+    access_count: int
+    last_access: datetime | None
+    consolidated_into: UUID | None = None
+    referenced_by: Annotated[
+        list[UUID], Field(description="Consolidated episodes that stand for it.")
+    ] = Field(default_factory=list)
+
+
+class EpisodeBody(Answer):
+    """A part that is stored apart."""
+
+    part: Literal["trace", "input", "output"]
+    bytes: int
+    storage: Literal["database", "objects"]
+
+
+class EpisodeSummary(Answer):
+    """The texts by which an episode is found."""
+
+    task: str
+    result: str
+    errors: str
+    steps: str
+
+
+class Episode(Answer):
+    """Something that was done, and what came of it."""
+
+    id: UUID
+    kind: Annotated[
+        Literal["episode", "consolidated"],
+        Field(description="`consolidated`: stands for several that are alike."),
+    ]
+    at: Annotated[datetime, Field(description="When it ended.")]
+    run_id: UUID | None
+    session_id: str | None
+    user: str | None = None
+    agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
+    outcome: Annotated[OutcomeName, Field(description="With feedback, what that says.")]
+    domain: str | None
+    task_type: str | None
+    tags: list[str]
+    failure_signature: Annotated[
+        str | None, Field(description="The same for failures that are alike.")
+    ]
+    trust: Annotated[int, Field(description="3: own run; 2: one that read outside; 1: imported.")]
+    origin: EpisodeOrigin
+    task: RecordedTask
+    execution: RecordedExecution
+    result: RecordedResult
+    reflection: RecordedReflection | None
+    metadata: RecordedMetadata
+    summary: EpisodeSummary
+    instances: Annotated[int, Field(description="For how many it stands; 1 for most.")] = 1
+    consolidated: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description=(
+                "Of one that stands for several: the `representative_id` of the one most like all, "
+                "how many `instances`, the `structure` that they have in common, per `episode_id` "
+                "the `variations` (`diff`: its own values by JSON pointer, long ones cut), and "
+                "`statistics`."
+            )
+        ),
+    ] = None
+    feedback: Feedback | None = None
+    state: EpisodeState
+    bodies: Annotated[
+        list[EpisodeBody],
+        Field(description="Parts that are stored apart; what is long is cut without them."),
+    ] = Field(default_factory=list)
+
+
+class EpisodeHit(Answer):
+    """An episode that was found."""
+
+    episode: Annotated[Episode, Field(description="Without the parts that are stored apart.")]
+    score: Annotated[float | None, Field(description="Null where nothing is ranked.")] = None
+    parts: Annotated[
+        dict[str, Any] | None, Field(description="With `explain`: what the score is the sum of.")
+    ] = None
+
+
+class EpisodesFound(Answer):
+    """What was found, best first."""
+
+    items: list[EpisodeHit]
+    by_meaning: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether the query could be compared in meaning. False: the embedder did not "
+                "answer in time, and words alone counted."
+            )
+        ),
+    ] = True

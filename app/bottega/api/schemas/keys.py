@@ -1,0 +1,78 @@
+"""API keys on the wire."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import ConfigDict, Field, StringConstraints
+from pydantic.config import JsonDict
+
+from bottega.api.schemas.base import Answer, Body, PlaceInTime
+from bottega.tenants.keys import Scope
+
+_SHOWN: JsonDict = {
+    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
+    "name": "the nightly reports",
+    "prefix": "btg_4fqx0a1b",
+    "scope": "run",
+    "created_at": "2026-11-02T08:30:00Z",
+    "expires_at": "2027-11-02T08:30:00Z",
+    "last_used_at": None,
+    "revoked_at": None,
+}
+
+
+class NewKey(Body):
+    """A key to make."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "the nightly reports", "scope": "run"}]}
+    )
+
+    name: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=100),
+        Field(description="What it is for, so that one knows later which to revoke."),
+    ]
+    scope: Annotated[
+        Scope,
+        Field(
+            description=(
+                "`read`: reading and searching; `run`: everything else that is no administration; "
+                "`admin`: keys and the audit log too. Each includes those before it."
+            )
+        ),
+    ]
+    expires_at: Annotated[
+        Annotated[PlaceInTime, Field(strict=False)] | None,
+        Field(description="From then on it is not good any more; null: it is until revoked."),
+    ] = None
+
+
+class Key(Answer):
+    """A key, without the secret itself."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_SHOWN]})
+
+    id: UUID
+    name: str
+    prefix: Annotated[str, Field(description="How the key begins.")]
+    scope: Scope
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: Annotated[
+        datetime | None, Field(description="To about a minute; null: it was never used.")
+    ]
+    revoked_at: datetime | None
+
+
+class MadeKey(Key):
+    """A key that was just made, for the only time with the secret."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**_SHOWN, "key": "btg_4fqx0a1b_<43 characters>"}]}
+    )
+
+    key: Annotated[
+        str, Field(description="Send it as `Authorization: Bearer <key>`. Shown only here.")
+    ]

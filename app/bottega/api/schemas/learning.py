@@ -1,0 +1,103 @@
+"""What is learned of a run, on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.runs import LearningStatus
+
+_LEARNING: dict[str, JsonValue] = {
+    "run_id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
+    "status": "done",
+    "tries": 1,
+    "error": None,
+    "next_at": None,
+    "updated_at": "2026-11-02T03:00:04Z",
+    "by": "rules",
+    "insights": ["After fetch failed (tool_error @fetch: no answer in #), fetch_slow went well."],
+    "patterns": [{"uses": ["fetch_slow", "report"]}],
+    "failures": [
+        {
+            "tool": "fetch",
+            "signature": "tool_error @fetch: no answer in #",
+            "then": "fetch_slow",
+            "recovered": True,
+        }
+    ],
+    "performance": {"model_calls": 4, "tool_calls": 3, "failed_calls": 1},
+    "candidates": [],
+    "applications": [],
+}
+
+
+class GivenBaseline(Answer):
+    """How often tasks like it go well without the pattern, as it was known when it was given."""
+
+    name: str
+    rate: float
+    n: int
+
+
+class MinedPattern(Answer):
+    """A pattern that was found in the run's episode; so the run proves nothing of it."""
+
+    id: UUID
+    name: str
+    category: str
+    state: Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
+    version: int
+
+
+class RunApplication(Answer):
+    """What came of a pattern that the run was given, or by lot was not."""
+
+    pattern_id: UUID
+    name: str
+    version: int
+    arm: Annotated[
+        Literal["used", "trial", "withheld", "control", "reported"],
+        Field(
+            description=(
+                "`used`: validated, and given. `trial`: a candidate, and given. `withheld`, "
+                "`control`: the same, but by lot not given. `reported`: somebody says so."
+            )
+        ),
+    ]
+    at: datetime
+    followed: Annotated[
+        bool | None, Field(description="Whether it did what it says; null: that cannot be seen.")
+    ]
+    good: Annotated[
+        bool | None,
+        Field(description="Whether it went well; null: nothing that it is about happened."),
+    ]
+    baseline: GivenBaseline
+
+
+class RunLearning(Answer):
+    """What is learned of a run after its end."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_LEARNING]})
+
+    run_id: UUID
+    status: Annotated[
+        LearningStatus | None,
+        Field(description="Null: the run is not over, or left no episode."),
+    ]
+    tries: Annotated[int, Field(description="Since it was last wanted.")]
+    error: Annotated[str | None, Field(description="Of the last try.")]
+    next_at: Annotated[datetime | None, Field(description="Of the next try; null: there is none.")]
+    updated_at: datetime | None
+    by: Annotated[
+        str | None,
+        Field(description="Whose word the reflection is: `rules`, or a model; null: nobody's yet."),
+    ]
+    insights: list[Any]
+    patterns: Annotated[list[Any], Field(description="What it did that went well.")]
+    failures: list[Any]
+    performance: dict[str, Any]
+    candidates: list[MinedPattern]
+    applications: list[RunApplication]

@@ -1,0 +1,39 @@
+"""Messages of a run on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.runs import Usage
+
+
+class MessageCall(Answer):
+    """A tool call that a model made."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    malformed: Annotated[
+        str | None, Field(description="What the model wrote instead, if that is no JSON object.")
+    ]
+
+
+class Message(Answer):
+    """A message of a conversation, as the log has it."""
+
+    seq: Annotated[int, Field(description="Of the event that says so; an input shares one.")]
+    at: datetime
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"],
+        Field(description="`system`: of the input, or what another agent (`source`) passed on."),
+    ]
+    content: str
+    tool_calls: list[MessageCall] = Field(default_factory=list)
+    usage: Annotated[Usage | None, Field(description="Of a model's answer.")] = None
+    tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
+    name: Annotated[str | None, Field(description="The tool's.")] = None
+    status: Annotated[Literal["success", "error"] | None, Field(description="The tool's.")] = None
+    source: str | None = None
+    version: int | None = None

@@ -1,0 +1,347 @@
+"""What is told of patterns on the wire: what they say, what they are matched with, what came of
+them."""
+
+from typing import Annotated, Literal, Self
+from uuid import UUID
+
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from bottega.api.schemas.base import Body
+from bottega.api.schemas.episodes import Moment, Object
+from bottega.memory.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
+from bottega.tools.json_values import WHOLE
+
+CategoryName = Literal[
+    "strategic",
+    "decomposition",
+    "sequence",
+    "tool_selection",
+    "failure",
+    "recovery",
+    "optimization",
+    "domain",
+]
+StateName = Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
+Title = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+Text = Annotated[str, StringConstraints(max_length=4000)]
+Detail = Annotated[str, StringConstraints(max_length=20_000)]
+Term = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+Terms = Annotated[list[Term], Field(max_length=MAX_LIST)]
+Lines = Annotated[list[Line], Field(max_length=MAX_LIST)]
+Id = Annotated[UUID, Field(strict=False)]
+Ids = Annotated[list[Id], Field(max_length=MAX_LIST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+Condition = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=20)], JsonValue],
+    Field(
+        min_length=1,
+        max_length=3,
+        description=(
+            "`{feature, op, value}`, `{all | any: [condition, …]}` or `{not: condition}`, at most "
+            f"{MAX_DEPTH} within each other. `op`: `eq`, `ne`, `in`, `not_in` (a list of values), "
+            "`lt`, `le`, `gt`, `ge` (a number), `contains` (a list has it as a member, a text as a "
+            "part), `exists` (no value). A test of an absent feature is false, and so is one that "
+            f"compares unlike things. A pattern tests at most {MAX_TESTS} values in all."
+        ),
+        examples=[{"feature": "tools_required", "op": "contains", "value": "search"}],
+    ),
+]
+Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
+
+
+class PatternApplicability(Body):
+    """When a pattern applies: all of it must hold, and what is empty always does."""
+
+    problem_types: Annotated[Terms, Field(description="One is the feature `task_type`.")] = Field(
+        default_factory=list
+    )
+    domains: Annotated[Terms, Field(description="One is the feature `domain`.")] = Field(
+        default_factory=list
+    )
+    complexity: Annotated[
+        Annotated[list[Share], Field(min_length=2, max_length=2)] | None,
+        Field(description="From and to, both included, of the feature `complexity`."),
+    ] = None
+    capabilities: Annotated[
+        Terms, Field(description="Tools and agents that must all be at hand.")
+    ] = Field(default_factory=list)
+    conditions: Annotated[Conditions, Field(description="All must hold.")] = Field(
+        default_factory=list
+    )
+    anti_conditions: Annotated[Conditions, Field(description="None may hold.")] = Field(
+        default_factory=list
+    )
+
+
+class Step(Body):
+    """One step."""
+
+    do: Annotated[Line, Field(description="What to do.")]
+    uses: Annotated[Terms, Field(description="Tools and agents that do it.")] = Field(
+        default_factory=list
+    )
+
+
+class Branch(Body):
+    """What to do in a case."""
+
+    when: Line
+    then: Line
+
+
+Steps = Annotated[list[Step], Field(min_length=1, max_length=50)]
+
+
+class StrategyFields(Body):
+    """A way to go about something."""
+
+    approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    principles: Lines = Field(default_factory=list)
+    trade_offs: Lines = Field(default_factory=list)
+
+
+class TemplateFields(Body):
+    """A division of work, to be filled in."""
+
+    steps: Steps
+    parameters: Lines = Field(default_factory=list)
+    rules: Lines = Field(default_factory=list)
+
+
+class HeuristicFields(Body):
+    """A rule of thumb."""
+
+    condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
+
+
+class ProcedureFields(Body):
+    """Steps in their order."""
+
+    steps: Steps
+    branches: Annotated[list[Branch], Field(max_length=MAX_LIST)] = Field(default_factory=list)
+    stop_when: Annotated[str, StringConstraints(max_length=2000)] = ""
+
+
+class _Content(Body):
+    uses: Annotated[Terms, Field(description="Tools and agents that it says to use, in order.")] = (
+        Field(default_factory=list)
+    )
+    affects: Annotated[
+        Terms,
+        Field(
+            description="Those whose next call shows what it is worth; none if the whole run does."
+        ),
+    ] = Field(default_factory=list)
+
+
+class StrategyContent(_Content):
+    """A strategy."""
+
+    kind: Literal["STRATEGY"]
+    fields: StrategyFields
+
+
+class TemplateContent(_Content):
+    """A template."""
+
+    kind: Literal["TEMPLATE"]
+    fields: TemplateFields
+
+
+class HeuristicContent(_Content):
+    """A heuristic."""
+
+    kind: Literal["HEURISTIC"]
+    fields: HeuristicFields
+
+
+class ProcedureContent(_Content):
+    """A procedure."""
+
+    kind: Literal["PROCEDURE"]
+    fields: ProcedureFields
+
+
+NewContent = Annotated[
+    StrategyContent | TemplateContent | HeuristicContent | ProcedureContent,
+    Field(discriminator="kind", description="What to do."),
+]
+
+
+class PatternGuide(Body):
+    """How to apply a pattern."""
+
+    when: Text = ""
+    how: Text = ""
+    benefits: Lines = Field(default_factory=list)
+    risks: Lines = Field(default_factory=list)
+    alternatives: Annotated[Ids, Field(description="Other patterns.")] = Field(default_factory=list)
+
+
+class PatternRelations(Body):
+    """What other patterns it has to do with."""
+
+    specializes: Id | None = None
+    generalizes: Ids = Field(default_factory=list)
+    contradicts: Annotated[
+        Ids, Field(description="Never given together with it, whichever of them says so.")
+    ] = Field(default_factory=list)
+    complements: Ids = Field(default_factory=list)
+
+
+_HEURISTIC: dict[str, JsonValue] = {
+    "kind": "HEURISTIC",
+    "fields": {
+        "condition": "The export of invoices takes longer than 30 s.",
+        "action": "Export a month at a time, and join the files.",
+        "rationale": "The store of invoices answers for at most 30 s.",
+    },
+    "uses": ["export_invoices", "join_files"],
+}
+
+
+class NewPattern(Body):
+    """What somebody knows, to be tried."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "Export by month",
+                    "category": "strategic",
+                    "summary": "Export invoices a month at a time.",
+                    "applicability": {"problem_types": ["export"], "domains": ["billing"]},
+                    "content": _HEURISTIC,
+                }
+            ]
+        }
+    )
+
+    name: Title
+    category: CategoryName
+    content: NewContent
+    applicability: PatternApplicability = Field(default_factory=PatternApplicability)
+    description: Text = ""
+    summary: Annotated[Text, Field(description="One or two sentences: a model is given them.")] = ""
+    detail: Detail = ""
+    guide: PatternGuide = Field(default_factory=PatternGuide)
+    relations: PatternRelations = Field(default_factory=PatternRelations)
+
+
+class PatternChanges(Body):
+    """What to change of a pattern; what is not given, or null, stays."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"version": 1, "summary": "Export invoices a week at a time."}]
+        }
+    )
+
+    version: Annotated[
+        Version | None,
+        Field(description="That the changes are made to; or say it by `If-Match`."),
+    ] = None
+    name: Title | None = None
+    content: NewContent | None = None
+    applicability: PatternApplicability | None = None
+    description: Text | None = None
+    summary: Text | None = None
+    detail: Detail | None = None
+    guide: PatternGuide | None = None
+    relations: PatternRelations | None = None
+
+
+class PatternsWanted(Body):
+    """A task, or what is known of one, to find the patterns that apply to it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"features": {"task_type": "export", "domain": "billing"}, "explain": True},
+                {"task": "Export the invoices of March as CSV.", "context": {"domain": "billing"}},
+            ]
+        }
+    )
+
+    features: Annotated[
+        Object | None,
+        Field(
+            max_length=50,
+            description=(
+                "What is known of the task: `task_type`, `domain`, `complexity` (0 to 1), "
+                "`tools_required`, `capabilities`, on failure `error_type`, `tool` and "
+                "`failure_signature`, and whatever conditions test. A null is not known."
+            ),
+        ),
+    ] = None
+    task: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None,
+        Field(description="In words, instead: what can be read from them is."),
+    ] = None
+    context: Annotated[
+        Object,
+        Field(max_length=50, description="Beside `task`: features, which go before those read."),
+    ] = Field(default_factory=dict)
+    category: CategoryName | None = None
+    failure_signature: Annotated[Term | None, Field(description="Of what failed.")] = None
+    k: Annotated[int, Field(ge=1, le=50, description="How many."), WHOLE] = 5
+    explain: Annotated[bool, Field(description="Say what each score is the sum of.")] = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.features is None) == (self.task is None):
+            raise PydanticCustomError("one", "give either features or a task")
+        return self
+
+
+class NewApplication(Body):
+    """That a pattern was applied elsewhere, and what came of it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"good": True, "features": {"domain": "billing"}}]}
+    )
+
+    good: Annotated[bool, Field(description="Whether it went well.")]
+    version: Annotated[
+        Version | None, Field(description="That was applied; null: the current one.")
+    ] = None
+    at: Annotated[Moment | None, Field(description="When; null: now. Not in the future.")] = None
+    episode_id: Annotated[
+        Id | None, Field(description="What was done, if it is an episode here; it counts once.")
+    ] = None
+    followed: Annotated[bool | None, Field(description="Whether it was done as it says.")] = None
+    baseline_rate: Annotated[
+        float | None,
+        Field(
+            ge=0.01,
+            le=0.99,
+            description="How often such tasks go well without it; null: as far as known here.",
+        ),
+    ] = None
+    features: Annotated[Object, Field(max_length=50, description="Of the task.")] = Field(
+        default_factory=dict
+    )
+    duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
+
+
+class Deprecation(Body):
+    """Why a pattern is given up."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"reason": "The store answers at once now."}]}
+    )
+
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+    replaced_by: Annotated[Id | None, Field(description="The pattern to use instead.")] = None
+
+
+class PatternsToMerge(Body):
+    """Patterns that say the same."""
+
+    ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="Of one category.")]

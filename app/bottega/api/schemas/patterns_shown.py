@@ -1,0 +1,200 @@
+"""Patterns as they are answered."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.patterns import CategoryName, StateName
+
+
+class PatternContent(Answer):
+    """What to do."""
+
+    kind: Literal["STRATEGY", "TEMPLATE", "HEURISTIC", "PROCEDURE"]
+    fields: dict[str, Any]
+    uses: list[str]
+    affects: list[str]
+
+
+class AppliesWhen(Answer):
+    """When a pattern applies."""
+
+    problem_types: list[str]
+    domains: list[str]
+    complexity: list[float] | None
+    capabilities: list[str]
+    conditions: list[dict[str, Any]]
+    anti_conditions: list[dict[str, Any]]
+
+
+class PatternBaseline(Answer):
+    """How often tasks like these go well without a pattern."""
+
+    name: Annotated[str, Field(description="`like_tasks`, `controls`, `given` or `unknown`.")]
+    rate: float
+    n: Annotated[int, Field(description="Of how many tasks.")]
+
+
+class PatternEvidence(Answer):
+    """How a pattern is known."""
+
+    mined_from: Annotated[
+        list[UUID], Field(description="Episodes that it was found in; they never count for it.")
+    ]
+    supporting: Annotated[list[UUID], Field(description="The latest that went well with it.")]
+    contrary: Annotated[list[UUID], Field(description="The latest that did not.")]
+    applications: Annotated[int, Field(description="Of this version, in the time that counts.")]
+    success_rate: float | None
+    time_saved_s: float | None
+    tokens_saved: float | None
+    uplift: Annotated[float | None, Field(description="Success rate less the baseline.")]
+    confidence: float
+    p_value: float | None
+    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
+    baseline: PatternBaseline
+    verdict: Annotated[str | None, Field(description="What the last look at it said.")]
+    validated_at: Annotated[datetime | None, Field(description="When that was.")]
+
+
+class PatternLifecycle(Answer):
+    """Where a pattern is in its life."""
+
+    state: Annotated[
+        StateName,
+        Field(
+            description=(
+                "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: something speaks against "
+                "it. `DEPRECATED`: kept, and never used again."
+            )
+        ),
+    ]
+    uses: int
+    last_used: datetime | None
+    replaced_by: UUID | None
+    reason: str | None
+
+
+class GuideShown(Answer):
+    """How to apply a pattern."""
+
+    when: str
+    how: str
+    benefits: list[str]
+    risks: list[str]
+    alternatives: list[UUID]
+
+
+class RelationsShown(Answer):
+    """What other patterns it has to do with."""
+
+    specializes: UUID | None
+    generalizes: list[UUID]
+    contradicts: list[UUID]
+    complements: list[UUID]
+
+
+class Pattern(Answer):
+    """What several runs taught together, or somebody knows."""
+
+    id: UUID
+    name: str
+    category: CategoryName
+    version: int
+    created_at: datetime
+    updated_at: datetime
+    description: str
+    summary: str
+    detail: str
+    applicability: AppliesWhen
+    content: PatternContent
+    evidence: PatternEvidence
+    guide: GuideShown
+    lifecycle: PatternLifecycle
+    relations: RelationsShown
+    origin: dict[str, Any]
+    trust: Annotated[
+        int,
+        Field(description="3: own runs; 2: those that read what is outside, too; 1: somebody."),
+    ]
+
+
+class ScoreParts(Answer):
+    """What a score is the sum of."""
+
+    confidence: float
+    success_rate: float
+    uses: float
+    freshness: float
+    quality: float
+
+
+class PatternMatch(Answer):
+    """A pattern that applies."""
+
+    pattern: Pattern
+    score: float
+    quality: Annotated[
+        float, Field(description="Share of what is known of the task that the pattern speaks of.")
+    ]
+    parts: Annotated[ScoreParts | None, Field(description="If `explain`: the score's terms.")]
+
+
+class PatternsFound(Answer):
+    """The patterns that apply, best first."""
+
+    features: Annotated[dict[str, Any], Field(description="What was known of the task.")]
+    items: list[PatternMatch]
+
+
+class ApplicationRecorded(Answer):
+    """What became of what was told."""
+
+    recorded: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether it counts. What says nothing new does not, nor do episodes that the "
+                "pattern was found in, that were imported, cancelled, set aside or forgotten."
+            )
+        ),
+    ]
+
+
+class Validation(Answer):
+    """What a look at a pattern found."""
+
+    pattern_id: UUID
+    version: int
+    was: Annotated[StateName, Field(description="The state before.")]
+    state: Annotated[StateName, Field(description="The state after.")]
+    verdict: Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"]
+    good: int
+    applications: int
+    success_rate: float | None
+    p_value: float
+    confidence: float
+    e_value: float
+    baseline: PatternBaseline
+    reason: str | None
+
+
+class SimilarPattern(Answer):
+    """A pattern that is like another one."""
+
+    pattern: Pattern
+    likeness: Annotated[float, Field(description="1 is the same.")]
+
+
+class SimilarPatterns(Answer):
+    """The patterns that are most like one, the most alike first."""
+
+    items: list[SimilarPattern]
+
+
+class PatternsPruned(Answer):
+    """The patterns that were given up."""
+
+    ids: list[UUID]

@@ -1,0 +1,385 @@
+"""Runs, their tasks and events on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
+from bottega.errors import InvalidInputError
+from bottega.tools.egress import checked_url
+from bottega.tools.json_values import WHOLE
+
+Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
+LearningStatus = Literal["pending", "done", "failed"]
+SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+_USER = "Your own name for your end user, whose memory it is given. Null: its session's."
+
+
+def _plain_url(url: str) -> str:
+    try:
+        checked_url(url)
+    except InvalidInputError as error:
+        raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
+    if "#" in url:
+        raise PydanticCustomError("url", "a fragment (#…) is never sent: leave it out")
+    return url
+
+
+WebhookUrl = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_plain_url)]
+
+
+class InputMessage(Body):
+    """A message of a run's input."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+_MAX_MESSAGES = 500
+_ONE_QUESTION: dict[str, JsonValue] = {
+    "maxItems": _MAX_MESSAGES,
+    "contains": {"properties": {"role": {"const": "user"}}},
+    "minContains": 1,
+    "maxContains": 1,
+}
+
+
+class NewRun(Body):
+    """A run to start."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"agent": "coordinator", "graph": "software", "input": "Build a todo app."},
+                {"mode": "dag", "graph": "software", "input": "Build a todo app."},
+            ]
+        }
+    )
+
+    mode: Annotated[
+        Literal["orchestrated", "dag"],
+        Field(
+            description=(
+                "`orchestrated`: `agent` calls the others as it sees fit. `dag`: the agents of "
+                "`graph` are all asked, each as soon as those it depends on have answered."
+            )
+        ),
+    ] = "orchestrated"
+    agent: Name | None = None
+    graph: Name | None = None
+    session_id: Annotated[
+        SessionName | None,
+        Field(description="Shared memory that outlives the run; created when first named."),
+    ] = None
+    user: Annotated[UserName | None, Field(description=_USER)] = None
+    input: Annotated[
+        Text | Annotated[list[InputMessage], Field(json_schema_extra=_ONE_QUESTION)],
+        Field(description="The question, or messages of which exactly one has the role `user`."),
+    ]
+    priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
+    timeout_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=604_800,
+            description="Wall time from the first start; null takes the server's default.",
+        ),
+    ] = None
+    queue_timeout_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=604_800,
+            description=(
+                "How long it may wait for its first start before it ends as `timeout`; null takes "
+                "the server's default."
+            ),
+        ),
+    ] = None
+    token_budget: Annotated[
+        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
+        Field(
+            description=(
+                "Input and output tokens that its model calls may spend together; once they are "
+                "spent, no further call is made."
+            ),
+        ),
+    ] = None
+    webhook_url: Annotated[
+        WebhookUrl | None,
+        Field(
+            description=(
+                "Told when the run has ended, with a signature (Standard Webhooks); a public http "
+                "or https address."
+            )
+        ),
+    ] = None
+    memory: Annotated[
+        MemoryMode | None,
+        Field(
+            description=(
+                "`full`: it is given what earlier runs taught, and is remembered itself; `read`: "
+                "only the first; `off`: neither. Null takes the server's default. Its agent (in a "
+                "DAG all of them) may be stricter, and the stricter counts."
+            )
+        ),
+    ] = None
+    metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if self.mode == "dag" and (self.graph is None or self.agent is not None):
+            raise PydanticCustomError(
+                "mode", "mode 'dag' needs a graph, and no agent: the graph's agents run"
+            )
+        if self.mode == "orchestrated" and self.agent is None:
+            raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
+        return self
+
+    @field_validator("input")
+    @classmethod
+    def _one_question(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            if len(value) > _MAX_MESSAGES:
+                raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
+            users = sum(message.role == "user" for message in value)
+            if users != 1:
+                raise PydanticCustomError(
+                    "one_user_message",
+                    "exactly one message must have the role 'user', found {users}",
+                    {"users": users},
+                )
+        return value
+
+
+class Retry(Body):
+    """How to repeat a run."""
+
+    from_: Annotated[
+        Literal["start", "last_step"],
+        Field(alias="from", description="`last_step` keeps what was done well."),
+    ] = "start"
+
+
+class StoppedTask(Answer):
+    """What became of a task that was to end."""
+
+    task_id: UUID
+    status: Literal["stopped", "already_final", "stopping"]
+
+
+class StoppedTasks(Answer):
+    """A task and all below it."""
+
+    items: list[StoppedTask]
+
+
+class Attempt(Answer):
+    """One worker's go at a run."""
+
+    number: int
+    cause: Annotated[
+        Literal["start", "crash", "drain"],
+        Field(description="Why it began: the first start, or how the previous attempt ended."),
+    ]
+    started_at: datetime
+    ended_at: datetime | None
+
+
+class Failure(Answer):
+    """Why something failed: a stable code, and a text for people."""
+
+    code: str
+    message: str
+
+
+class Webhook(Answer):
+    """What became of telling somebody that the run has ended."""
+
+    url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
+    status: Literal["pending", "delivered", "failed"]
+    tries: int
+    answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
+    error: Annotated[str | None, Field(description="Why the last try failed.")]
+    next_at: Annotated[datetime | None, Field(description="Of the next try, if there is one.")]
+    ended_at: datetime | None
+
+
+class Usage(Answer):
+    """Tokens of model calls."""
+
+    input: int
+    output: int
+    cached: Annotated[int, Field(description="The part of the input that the server had already.")]
+    reasoning: Annotated[int, Field(description="The part of the output that the model thought.")]
+    estimated: Annotated[
+        bool,
+        Field(description="A server did not report some of it: we counted 4 bytes as a token."),
+    ]
+
+
+class AgentUsage(Usage):
+    """Tokens and calls of an agent, its sub-agents included."""
+
+    model_calls: int
+    tool_calls: int
+
+
+class RunSummary(Answer):
+    """A run, as lists show it."""
+
+    id: UUID
+    status: Status
+    mode: str
+    agent: str | None
+    graph: str | None
+    session_id: str | None
+    user: str | None = None
+    stop_reason: str | None
+    error: Failure | None
+    usage: AgentUsage | None
+    attempts: list[Attempt]
+    priority: int
+    timeout_s: float
+    queue_timeout_s: float
+    token_budget: int | None
+    memory: Annotated[MemoryMode, Field(description="What it may do with memory, all told.")]
+    metadata: Metadata
+    webhook: Annotated[Webhook | None, Field(description="Null: nobody asked to be told.")]
+    retry_of: Annotated[UUID | None, Field(description="The run that this one does again.")]
+    learning: Annotated[
+        LearningStatus | None,
+        Field(
+            description=(
+                "Of what is learned from it after its end; null: it is not over, or left no "
+                "episode."
+            )
+        ),
+    ]
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class Run(RunSummary):
+    """A run."""
+
+    input: str | list[InputMessage]
+    output: Annotated[
+        Any, Field(description="The answer, or what there is of one if the run failed; else null.")
+    ]
+
+
+class Task(Answer):
+    """One call of a sub-agent, or a task that was dispatched to one."""
+
+    id: UUID
+    parent_id: Annotated[UUID | None, Field(description="Null: called by the run's own agent.")]
+    agent: str
+    depth: int
+    status: Literal["queued", "running", "streaming", "completed", "failed", "timeout", "cancelled"]
+    mode: Annotated[
+        Literal["sync", "async"],
+        Field(
+            description=(
+                "`sync`: its caller waits for it, as do the nodes of a DAG. `async`: it was "
+                "dispatched, and runs beside its parent."
+            )
+        ),
+    ]
+    priority: Annotated[int | None, Field(description="Of a dispatched task: 1 goes first.")]
+    timeout_ms: Annotated[
+        int | None,
+        Field(description="Of a dispatched task: how long it may run once it has begun."),
+    ]
+    attempt: Annotated[
+        int | None, Field(description="Of a dispatched task: how often it was taken up.")
+    ]
+    output: str | None
+    error: Failure | None
+    usage: AgentUsage | None
+    duration_ms: Annotated[
+        int | None, Field(description="Of a dispatched task that is over: how long it ran.")
+    ]
+    metadata: Annotated[
+        dict[str, Any] | None, Field(description="What its parent's model noted with it.")
+    ]
+    created_at: datetime
+    started_at: Annotated[
+        datetime | None, Field(description="Null: it waits, or was cancelled while it did.")
+    ]
+    ended_at: datetime | None
+
+
+class Event(Answer):
+    """One entry of a run's log."""
+
+    seq: Annotated[int, Field(description="1, 2, 3 … without gaps over the whole run.")]
+    type: str
+    run_id: UUID
+    task_id: UUID | None
+    agent: str | None
+    parent_task_id: UUID | None
+    at: datetime
+    data: dict[str, Any]
+
+
+class Published(Answer):
+    """What an agent of the graph published last."""
+
+    version: int
+    content: str
+    task_id: Annotated[UUID | None, Field(description="Null: from an earlier run of the session.")]
+    published_at: datetime
+
+
+class RunNode(Answer):
+    """An agent of a run's graph."""
+
+    agent: str
+    ttl_s: float | None
+    published: Published | None
+
+
+class ContextItem(Answer):
+    """Something that an agent received from another."""
+
+    seq: Annotated[int, Field(description="Of the event that says so.")]
+    task_id: UUID | None
+    source: str
+    version: int
+    edge: Annotated[list[str] | None, Field(description="Null: recalled, not read directly.")] = (
+        None
+    )
+    policy: str | None = None
+    score: Annotated[
+        float | None, Field(description="Recalled: nearness to the query, -1 to 1.")
+    ] = None
+    content: str
+
+
+class Context(Answer):
+    """Why an agent saw what it saw."""
+
+    items: list[ContextItem]
+
+
+class RunGraph(Answer):
+    """The run's own copy of its graph."""
+
+    name: str
+    version: int
+    nodes: list[RunNode]
+    edges: list[dict[str, Any]]

@@ -1,0 +1,104 @@
+"""Schedules on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Self
+from uuid import UUID
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from bottega.api.schemas.base import Answer, Body, Name
+from bottega.api.schemas.runs import Failure, NewRun
+from bottega.errors import InvalidInputError
+from bottega.runs.cron import check_cron, check_zone
+from bottega.runs.schedules import MARK
+
+
+def _cron(value: str) -> str:
+    try:
+        return check_cron(value)
+    except InvalidInputError as error:
+        raise PydanticCustomError("cron", "{why}", {"why": error.detail}) from None
+
+
+def _zone(value: str) -> str:
+    try:
+        return check_zone(value)
+    except InvalidInputError as error:
+        raise PydanticCustomError("timezone", "{why}", {"why": error.detail}) from None
+
+
+class NewSchedule(Body):
+    """Runs to start by the clock."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "morning-report",
+                    "cron": "30 8 * * mon-fri",
+                    "timezone": "Europe/Berlin",
+                    "run": {"agent": "coordinator", "input": "Write the morning report."},
+                }
+            ]
+        }
+    )
+
+    name: Name
+    cron: Annotated[
+        str,
+        StringConstraints(max_length=200),
+        AfterValidator(_cron),
+        Field(description="Minute, hour, day of month, month, day of week."),
+    ]
+    timezone: Annotated[
+        str,
+        StringConstraints(max_length=100),
+        AfterValidator(_zone),
+        Field(
+            description=(
+                "Whose clocks count, by its IANA name. A time that the clocks skip in spring comes "
+                "after the gap; one that they show twice in autumn counts once, unless the "
+                "expression is for every hour."
+            )
+        ),
+    ] = "UTC"
+    run: Annotated[
+        NewRun,
+        Field(description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: the name."),
+    ]
+    paused: bool = False
+
+    @model_validator(mode="after")
+    def _room_for_the_mark(self) -> Self:
+        if len({*self.run.metadata, MARK}) > 50:
+            raise PydanticCustomError(
+                "too_long", f"at most 49 keys of metadata: '{MARK}' is added to every run"
+            )
+        return self
+
+
+class ScheduleChange(Body):
+    """What can be changed about a schedule."""
+
+    paused: bool
+
+
+class Schedule(Answer):
+    """Runs that start by the clock."""
+
+    name: str
+    cron: str
+    timezone: str
+    run: Annotated[
+        dict[str, Any],
+        Field(description="As it was given; of a webhook's URL without its query string."),
+    ]
+    paused: bool
+    next_at: Annotated[datetime | None, Field(description="The next start; null while paused.")]
+    last_at: Annotated[datetime | None, Field(description="The last start, or try of one.")]
+    last_run_id: UUID | None
+    last_error: Annotated[
+        Failure | None, Field(description="Why there was no run the last time; null if there was.")
+    ]
+    created_at: datetime

@@ -1,0 +1,56 @@
+"""A run's working memory, as the API answers."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from bottega.api.schemas.base import Answer
+
+SectionName = Literal["system", "task", "state", "intermediate", "retrieved"]
+ScopeName = Literal["global", "task", "execution", "intermediate", "metadata"]
+
+
+class MemorySection(Answer):
+    """A section of the working memory; it never takes more than its budget."""
+
+    name: SectionName
+    budget: Annotated[int, Field(description="Tokens, at 4 bytes each.")]
+    tokens: Annotated[int, Field(description="What it takes now.")]
+    content: str
+
+
+class MemoryReference(Answer):
+    """What a tool, a sub-agent or, in a DAG, an agent answered."""
+
+    reference: Annotated[str, Field(description="What `recall_memory` is called with.")]
+    name: Annotated[str, Field(description="Of the tool or agent.")]
+    seq: Annotated[int, Field(description="Of the event that has all of it.")]
+    tokens: int
+    failed: bool
+    excerpt: Annotated[str, Field(description="At most 60 tokens of it.")]
+
+
+class MemoryPrompt(Answer):
+    """What the last model call of the run's own agent was given instead of its whole history."""
+
+    tokens: Annotated[int, Field(description="In all, about.")]
+    shrunk: Annotated[int, Field(description="Answers shortened to a summary and a reference.")]
+    left: Annotated[int, Field(description="Messages left out, which can be recalled.")]
+
+
+class WorkingMemory(Answer):
+    """What a run knows, as its log tells."""
+
+    run_id: UUID
+    limit: Annotated[int, Field(description="Tokens of all sections together.")]
+    tokens: int
+    sections: list[MemorySection]
+    variables: Annotated[
+        dict[ScopeName, dict[str, Any]], Field(description="By scope, then by name.")
+    ]
+    results: Annotated[int, Field(description="How many references there are: m1, m2 and so on.")]
+    references: Annotated[list[MemoryReference], Field(description="The newest 50, newest first.")]
+    prompt: Annotated[
+        MemoryPrompt | None, Field(description="Null: it was given its whole history.")
+    ]

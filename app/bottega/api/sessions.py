@@ -1,0 +1,70 @@
+"""Routes of sessions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from bottega.api.deps import Actor, ServiceDep, Tenant, Transaction
+from bottega.api.errors import headers, problems
+from bottega.api.pages import LINK, PageQuery
+from bottega.api.schemas.base import Page
+from bottega.api.schemas.runs import SessionName
+from bottega.api.schemas.sessions import Erased, Session, SessionMemory
+from bottega.runs import sessions
+from bottega.tenants.erase import erase_session
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+SessionId = Annotated[SessionName, Path(description="The session's id.")]
+
+
+@router.get(
+    "",
+    operation_id="list_sessions",
+    summary="List sessions by id",
+    response_model=Page[Session],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await sessions.page(
+        tx,
+        tenant,
+        after=query.place(str),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda session: session["id"])
+
+
+@router.get(
+    "/{session_id}",
+    operation_id="get_session",
+    summary="Read a session and what its agents published last",
+    response_model=SessionMemory,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
+    return await sessions.get(tx, tenant, session_id)
+
+
+@router.delete(
+    "/{session_id}",
+    operation_id="delete_session",
+    summary="Delete a session, its runs and all that is theirs",
+    description=(
+        "Its memory, and of each of its runs the log, tasks, publications, webhook and stored "
+        "answers. A run that is under way is cut off within a second, and writes nothing any more; "
+        "streams of it end (a WebSocket with 4010). Who names the session again begins it anew."
+    ),
+    response_model=Erased,
+    responses=problems(404),
+)
+async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, session_id: SessionId) -> Any:
+    removed = await erase_session(service.database, tenant, session_id, actor)
+    return {"id": session_id, "removed": removed}

@@ -1,0 +1,72 @@
+"""Tickets: how a browser, whose WebSocket cannot send headers, shows that it may watch.
+
+Used up in ``bottega.api.auth``, before any route. A ticket has the scopes of the key that asked
+for it, and ends with that key.
+"""
+
+import secrets
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import ConfigDict, Field
+
+from bottega.api.deps import PrincipalDep, ReadTenant, ServiceDep
+from bottega.api.errors import problems
+from bottega.api.schemas.base import Answer, Body
+from bottega.db.engine import acting_as
+from bottega.tenants.keys import hashed
+
+router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
+
+VALID_S = 30.0
+
+_ISSUE = """
+INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at, scope, key_id)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6) RETURNING expires_at
+"""
+
+
+class NewTicket(Body):
+    """A ticket to ask for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}]})
+
+    run_id: Annotated[
+        Annotated[UUID, Field(strict=False)] | None,
+        Field(description="Good for this run only; null: for any of the tenant's."),
+    ] = None
+
+
+class Ticket(Answer):
+    """Good for opening one WebSocket."""
+
+    ticket: Annotated[
+        str, Field(description='Offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`.')
+    ]
+    expires_at: datetime
+
+
+@router.post(
+    "",
+    operation_id="create_ws_ticket",
+    summary="Get a ticket for a WebSocket",
+    description=(
+        "For browsers, whose WebSockets cannot send an Authorization header. The ticket is good "
+        "once, for 30 seconds, at any API process, and for what its holder's key is good for."
+    ),
+    status_code=201,
+    response_model=Ticket,
+    responses=problems(400, 404, 413, 415),
+)
+async def create(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: NewTicket
+) -> Any:
+    if body.run_id is not None:
+        await service.tails.look(tenant, body.run_id)
+    ticket = secrets.token_urlsafe(32)
+    row = tenant, hashed(ticket), body.run_id, VALID_S, principal.scope, principal.key_id
+    async with acting_as(service.database.pool, tenant) as connection:
+        expires_at = await connection.fetchval(_ISSUE, *row)
+    return Ticket(ticket=ticket, expires_at=expires_at)

@@ -1,0 +1,167 @@
+"""The ``bottega`` command."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from bottega import __version__
+from bottega.admin_cli import keys, tenants
+from bottega.demo.scenarios import SCENARIOS, ScenarioName
+from bottega.errors import BottegaError, InvalidInputError
+from bottega.settings import Settings, redactor
+from bottega.terminal import console, database, run, start, store_bootstrap_key
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli.add_typer(keys, name="keys")
+cli.add_typer(tenants, name="tenants")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bottega {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Teams of LLM agents on Postgres, with every step visible."""
+
+
+def _announce_model(settings: Settings) -> None:
+    if settings.uses_demo_model:
+        console.print(
+            "[bold yellow]The built-in demo model answers: its texts are canned.[/] "
+            "Set OPENAI_API_KEY (and OPENAI_BASE_URL) for a real one."
+        )
+
+
+@cli.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
+    no_worker: Annotated[bool, typer.Option(help="Serve the API only.")] = False,
+) -> None:
+    """Serve the API and execute runs, in one process."""
+    settings = start(host=host, port=port)
+    from bottega import main as web
+
+    def listening(number: int) -> None:
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        console.print(f"Bottega listens on http://{shown}:{number} (docs at /docs)")
+
+    with database(settings) as url:
+        if not no_worker:
+            _announce_model(settings)
+        run(web.serve(settings, url, worker=not no_worker, on_listening=listening))
+
+
+@cli.command()
+def worker() -> None:
+    """Execute runs. Start as many as wanted, on any machine that reaches the database."""
+    settings = start()
+    from bottega import worker as process
+
+    with database(settings) as url:
+        _announce_model(settings)
+        ready = lambda: console.print("Bottega's worker is ready")  # noqa: E731
+        run(process.work(settings, url, ready))
+
+
+@cli.command()
+def migrate() -> None:
+    """Bring the database's schema to this version."""
+    settings = start()
+    from bottega.db import migrate as migrations
+
+    with database(settings) as url:
+        migrations.upgrade(url)
+        store_bootstrap_key(settings, url)
+    console.print("The database is up to date.")
+
+
+@cli.command()
+def demo(
+    keep: Annotated[bool, typer.Option(help="Leave the server up afterwards.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
+    scenario: Annotated[ScenarioName, typer.Option(help="Which team.")] = "software",
+    task: Annotated[
+        str | None, typer.Option(help="What the team is to do, instead of the scenario's.")
+    ] = None,
+) -> None:
+    """Run a team and watch it live.
+
+    software: requirements → designer → implementer, whose answers flow along a graph.
+    research: a lead that dispatches many tasks, which run side by side.
+    learning: a family of thirty tasks, in which a pattern is found, put to the test, and used.
+    """
+    settings = start(port=port)
+    from bottega.demo import session
+
+    chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
+    if task is not None and scenario == "learning":
+        raise InvalidInputError("the tasks of the scenario learning are its own: leave out --task")
+    with database(settings) as url:
+        _announce_model(settings)
+        status = run(session.run(settings, url, chosen, keep=keep))
+    sys.exit(status)
+
+
+@cli.command(
+    "demo-model",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def demo_model(context: typer.Context) -> None:
+    """Serve the built-in, OpenAI-compatible demo model on loopback."""
+    from bottega.llm.demo_process import become_demo_model
+
+    become_demo_model(context.args)
+
+
+@cli.command("settings")
+def show_settings() -> None:
+    """Print every setting with its value; secrets are masked."""
+    settings = Settings()
+    clean = redactor(settings).text
+    table = Table(Column("variable", no_wrap=True), "value", "meaning")
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        shown = "" if value is None else clean(str(value))  # of a SecretStr that is ********
+        variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
+        table.add_row(str(variable), Text(shown), field.description or "")
+    Console().print(table)
+
+
+def main() -> None:
+    """Entry point: errors of ours are one line for a person, not a traceback."""
+    try:
+        cli()
+    except ValidationError as error:
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"]) or "settings"
+            console.print(f"error: {name}: {problem['msg']}", style="red", markup=False)
+        sys.exit(2)
+    except BottegaError as error:
+        console.print(f"error: {error.detail}", style="red", markup=False, highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""The composition root: the only place that builds what has a lifetime, and takes it down again."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bottega.db.engine import Database, open_database
+from bottega.db.migrate import require_current
+from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
+from bottega.events.feed import TEXT, Feed, Notifier, background
+from bottega.events.tails import Tails
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.patterns import PatternCache
+from bottega.remembering import Remembering, builtin, keeping, open_remembering
+from bottega.runs import queue
+from bottega.settings import Settings, redactor, secrets
+from bottega.tenants.keyring import Keyring
+
+GC_THRESHOLD = (50_000, 20, 20)
+"""Python's default looks for garbage after every 700 new objects. A thousand agents at once have
+millions, hardly any of them garbage in cycles, and a third of the CPU went into looking."""
+
+if TYPE_CHECKING:
+    from bottega.llm.openai_provider import OpenAIProvider
+    from bottega.memory.reflecting import Analyst
+    from bottega.runs.build import Workshop
+    from bottega.runs.giving import Taught
+    from bottega.runs.subagents import Bench
+    from bottega.tools.builtin import ToolDeps
+    from bottega.tools.egress import Egress
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the API works with.
+
+    Attributes:
+        tails: the runs that are being watched through this process.
+        keys: who is let in.
+        memory: what was done before.
+        patterns: what that taught.
+        descriptors: how many this process may have.
+        working: whether this process executes runs too.
+    """
+
+    settings: Settings
+    database: Database
+    feed: Feed
+    tails: Tails
+    keys: Keyring
+    memory: EpisodicMemory
+    patterns: PatternCache
+    descriptors: Descriptors
+    working: bool = False
+    stop_working: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings, url: str, *, api: bool, worker: bool
+) -> AsyncIterator[Service]:
+    """Open the database and everything that runs beside it; close all of it at the end.
+
+    Args:
+        url: of a database that is up.
+        api: serve subscribers (listens for wake-ups).
+        worker: execute runs.
+
+    Raises:
+        UnavailableError: the database is out of reach, or not migrated to this version.
+    """
+    descriptors = raise_limit()
+    descriptors.note(settings.max_connections)
+    async with open_database(url, limits=settings.run_limits) as database:
+        await require_current(database.pool)
+        feed = Feed(database.connect)
+        keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
+        tails = Tails(database.pool, feed)
+        # By every process: what waits must end in time though no worker is up.
+        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
+        async with (
+            open_remembering(settings, database) as remembering,
+            background(
+                lambda: sweeping,
+                lambda: warn_when_exhausted(descriptors),
+                remembering.memory.accesses.run,
+                remembering.matchers.run,
+            ),
+            contextlib.AsyncExitStack() as stack,
+        ):
+            service = Service(
+                settings,
+                database,
+                feed,
+                tails,
+                keyring,
+                remembering.memory,
+                remembering.patterns,
+                descriptors,
+                working=worker,
+            )
+            if api:
+                await keyring.is_open()
+                watching = background(feed.run, tails.run, keyring.run)
+                await stack.enter_async_context(watching)
+                stack.callback(service.feed.close)
+            if worker:
+                await stack.enter_async_context(_worker(service, remembering))
+            gc.freeze()  # what was built now stays: collections need not look at it again
+            gc.set_threshold(*GC_THRESHOLD)
+            yield service
+
+
+def _workshop(
+    settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
+) -> "Workshop":
+    """What the agents of all runs are built with."""
+    from bottega.runs.build import Workshop
+    from bottega.runs.plugins import configure_agent
+
+    return Workshop(
+        provider_for=lambda definition: providers(
+            definition["provider"] or settings.model_api
+        ).for_model(
+            definition["model"] or settings.default_model, definition.get("model_patience_s")
+        ),
+        tool_deps=deps,
+        secrets=secrets().of,
+        embedder=builtin,
+        configure=configure_agent(),
+    )
+
+
+def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -> "Analyst | None":
+    """The model that analyses goals and reflects on runs, if one is to."""
+    if settings.memory_model is None:
+        return None
+    from bottega.llm.analyst import ANALYST_PATIENCE_S, ModelAnalyst
+
+    patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
+    provider = providers(settings.model_api).for_model(settings.memory_model, patience_s)
+    return ModelAnalyst(provider, settings.memory_model)
+
+
+def _bench(settings: Settings) -> "Bench":
+    """The one pool of this process for the asynchronous sub-agents of all its runs."""
+    from bottega.runs.plugins import subagent_plugins
+    from bottega.runs.subagents import Bench
+    from bottega.subagents.registry import SubagentRegistry
+    from bottega.subagents.scheduler import SubagentScheduler
+    from bottega.subagents.telemetry import Totals
+
+    scheduler = SubagentScheduler(settings.subagent_options)
+    totals = Totals()
+    registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
+    return Bench(registry, subagent_plugins(), totals)
+
+
+@asynccontextmanager
+async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
+    """Execute runs beside the block; at its end, hand back what is not done."""
+    from bottega.runs.control import CancelWatch
+    from bottega.runs.day_budget import DayBudgets
+    from bottega.runs.execute import Executor
+    from bottega.runs.heartbeat import heartbeats
+    from bottega.runs.leases import leases
+    from bottega.runs.live_text import LiveText
+    from bottega.tools.builtin import ToolDeps
+    from bottega.tools.egress import Egress
+
+    settings, database = service.settings, service.database
+    egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
+    known = redactor(settings)
+    notifier = Notifier(database.connect)
+    live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
+    bench = _bench(settings)
+    async with _models(settings) as providers, aclosing(egress):
+        analyst = _analyst(settings, providers)
+        day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
+        executor = Executor(
+            pool=database.pool,
+            workshop=_workshop(settings, providers, ToolDeps(egress, known=known)),
+            wake=notifier.wake,
+            max_crashes=settings.max_crashes,
+            takeover_s=settings.takeover_s,
+            live_text=live_text,
+            known=known,
+            bench=bench,
+            taught=_taught(service, analyst),
+            prompt_tokens=settings.memory_prompt_tokens,
+            stopping=service.stop_working,
+            day_budgets=day_budgets,
+        )
+        watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
+        async with (
+            heartbeats(database.pool, lambda: bench.snapshot(len(executor.under_way()))),
+            leases(database.connect, executor.held, executor.lose, settings.takeover_s),
+            background(
+                *(notifier.run, live_text.run, watch.run),
+                *(executor.hand_back_waiting, day_budgets.run),
+            ),
+            bench.registry,
+            _by_the_clock(service, egress),
+            keeping(settings, database, remembering, executor.execute, analyst) as execute,
+        ):
+            try:
+                async with _taking_runs(service, execute):
+                    yield
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await notifier.sent()
+
+
+def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
+    """Where runs look for what earlier ones taught."""
+    from bottega.runs.giving import Taught
+
+    settings = service.settings
+    return Taught(
+        service.memory,
+        service.patterns,
+        settings.learning_options,
+        analyst,
+        shared=settings.shared_memory,
+    )
+
+
+@asynccontextmanager
+async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterator[None]:
+    """Take runs from the queue beside the block; at its end, hand back what is not done."""
+    settings = service.settings
+    working = asyncio.ensure_future(
+        queue.work(
+            service.database.connect,
+            execute,
+            concurrency=settings.worker_concurrency,
+            takeover_s=settings.takeover_s,
+            grace_s=settings.drain_grace_s,
+            stop=service.stop_working,
+        )
+    )
+    try:
+        yield
+    finally:
+        service.stop_working.set()
+        await working
+
+
+@asynccontextmanager
+async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
+    """Start scheduled runs and send webhooks beside the block."""
+    from bottega.runs.alarms import heed
+    from bottega.runs.schedules import Limits, Ticker
+    from bottega.runs.webhooks import Webhooks
+
+    settings, database = service.settings, service.database
+    limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
+    first = settings.webhook_secret
+    secret = None if first is None else first.get_secret_value()
+    workers = (Ticker(database.engine, limits), Webhooks(database.pool, egress, secret))
+    alarms = [worker.alarm for worker in workers]
+    async with background(
+        lambda: heed(database.connect, *alarms), *(worker.run for worker in workers)
+    ):
+        yield
+
+
+@asynccontextmanager
+async def _models(settings: Settings) -> "AsyncIterator[Callable[[str], OpenAIProvider]]":
+    """The model's client by the API it speaks; with no model configured, of our demo model."""
+    from bottega.llm.openai_provider import OpenAIProvider
+
+    async with contextlib.AsyncExitStack() as stack:
+        base_url = settings.openai_base_url
+        key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else "none"
+        if settings.uses_demo_model:
+            from bottega.llm.demo_process import demo_model
+
+            latency_ms = settings.demo_latency_ms
+            base_url = await stack.enter_async_context(
+                demo_model(latency_ms=latency_ms, token_delay_ms=latency_ms / 25)
+            )
+
+        @functools.cache
+        def provider(api: Any) -> OpenAIProvider:
+            made = OpenAIProvider(
+                settings.default_model,
+                api=api,
+                api_key=key,
+                base_url=base_url,
+                timeout_s=settings.model_timeout_s,
+                patience_s=settings.model_patience_s,
+            )
+            stack.push_async_callback(made.aclose)
+            return made
+
+        yield provider

@@ -1,0 +1,345 @@
+"""Connections to PostgreSQL.
+
+Two doors to one database: an SQLAlchemy engine for requests (composed queries, a transaction per
+request) and an asyncpg pool for what runs often and is one statement (steps of a run, reading
+the log). Both connect the same way.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+import asyncpg
+from sqlalchemy import event, text
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from bottega.db.sessions import SERVER_OPTIONS, Session, Silence, Trust
+from bottega.errors import InvalidInputError, UnavailableError
+
+_CONNECT_S = 10.0
+_LONGEST_STATEMENT_S = 30.0
+"""Ours are small: one that takes longer hangs on a connection that is half dead."""
+
+APP_ROLE = "bottega_app"
+"""Owns nothing, and sees the rows of the tenant that a transaction names."""
+SYSTEM_ROLE = "bottega_system"
+"""Sees all tenants; for the operator's commands."""
+
+_BE_APP = f"set_config('role', '{APP_ROLE}', true)"
+"""In each transaction of a tenant: a pooler may run it on a session that acts as another role."""
+_NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
+_ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
+_NOT_AS_ASKED = "BT010"
+"""SQLSTATE for a session that did not take its start-up parameters; the message is its role."""
+_CHECK = f"""
+DO $$ BEGIN
+    IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
+        RAISE EXCEPTION USING ERRCODE = '{_NOT_AS_ASKED}', MESSAGE = current_user;
+    END IF;
+END $$
+"""
+_TRY_TO_WRITE = """
+CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
+SELECT gen_random_uuid() FROM generate_series(1, 20000)
+"""
+"""Writes a megabyte and to the write-ahead log."""
+
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
+
+
+def normalise_url(conninfo: str) -> str:
+    """Turn any libpq form (URL, or ``key=value`` pairs) into a URL that asyncpg reads.
+
+    Raises:
+        InvalidInputError: it is neither. The text never repeats it: it may hold a password.
+    """
+    if "://" in conninfo:
+        scheme, rest = conninfo.split("://", 1)
+        if scheme.split("+")[0] not in ("postgresql", "postgres"):
+            raise InvalidInputError(f"DATABASE_URL must be a postgresql:// URL, not {scheme}://")
+        return f"postgresql://{rest}"
+    pairs: dict[str, str] = {}
+    position = 0
+    while position < len(conninfo.rstrip()):
+        match = _PAIR.match(conninfo, position)
+        if match is None:
+            raise InvalidInputError(
+                "DATABASE_URL is neither a postgresql:// URL nor key=value pairs "
+                f"(stuck at character {position + 1})"
+            )
+        quoted, plain = match.group(2), match.group(3)
+        pairs[match.group(1)] = re.sub(r"\\(.)", r"\1", quoted if plain is None else plain)
+        position = match.end()
+    pairs.pop("application_name", None)
+    return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
+
+
+@dataclass(slots=True)
+class Storage:
+    """The room on the database's disk, as far as this process met it.
+
+    Attributes:
+        full: whether a write failed for want of room, and none was tried with success since.
+    """
+
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An open database.
+
+    Attributes:
+        url: what to connect to; may hold a password, so it is never logged.
+        limits: what connections tell the database: names and values of what it keeps to.
+        engine: for requests.
+        pool: for single statements.
+        each: transactions that a tenant may have in this process at a time.
+        patience_s: how long to wait for one.
+        trust: the connections through both doors, and others, which go together.
+        storage: whether its disk is full.
+    """
+
+    url: str
+    limits: Mapping[str, int | None]
+    engine: AsyncEngine
+    pool: asyncpg.Pool
+    each: int
+    patience_s: float
+    trust: Trust
+    storage: Storage = field(default_factory=Storage)
+    _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )
+
+    @asynccontextmanager
+    async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
+        """A transaction of a tenant's: it sees and writes that tenant's rows, and no others.
+
+        Raises:
+            TimeoutError: too long, as for a connection.
+        """
+        async with self.turn(tenant_id), self.engine.begin() as connection:
+            await act_as(connection, tenant_id)
+            yield connection
+
+    @asynccontextmanager
+    async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
+        """A tenant's turn: one that has many at once has some of them wait, so that others find
+        connections. Who takes one from the pool for a request takes a turn first, and only one.
+
+        Raises:
+            TimeoutError: too long, as for a connection.
+        """
+        slots = self._slots.setdefault(tenant_id, asyncio.Semaphore(self.each))
+        async with asyncio.timeout(self.patience_s):
+            await slots.acquire()
+        try:
+            yield
+        finally:
+            slots.release()
+
+    async def has_room(self) -> bool:
+        """Tell if the disk has room; after a write that failed, try one to find out."""
+        if self.storage.full:
+            try:
+                await self.pool.execute(_TRY_TO_WRITE)
+            except asyncpg.DiskFullError:
+                return False
+            except asyncpg.InsufficientPrivilegeError:
+                pass  # no temporary tables for this role: the next write tells
+            self.storage.full = False
+        return True
+
+    async def connect(self) -> Session:
+        """A connection of its own, for listening or for the queue. The caller closes it."""
+        step_s = self.trust.silence.step_s
+        return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
+
+
+async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """From here on the transaction is this tenant's, and bound by the policies."""
+    await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
+
+
+async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """Name the tenant for functions that ask for it, and leave the transaction its role."""
+    await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
+
+
+@asynccontextmanager
+async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
+    """The same as :meth:`Database.begin` on a pool of the driver's."""
+    async with pool.acquire() as connection, connection.transaction():
+        query = f"SELECT {_BE_APP}, set_config('bottega.tenant', $1, true)"
+        await connection.execute(query, str(tenant_id))
+        yield connection
+
+
+async def connect(
+    url: str,
+    *,
+    role: str | None = APP_ROLE,
+    longest_s: float | None = _LONGEST_STATEMENT_S,
+    limits: Mapping[str, int | None] | None = None,
+    trust: Trust | None = None,
+) -> Session:
+    """One connection, whose statements take at most ``longest_s`` seconds.
+
+    Args:
+        role: to act as from the start; ``None`` is the login itself.
+        limits: see :class:`Database`.
+        trust: which others it belongs with.
+
+    See :func:`open_database` for the errors.
+    """
+    session = _session(role, limits or {})
+    try:
+        connection: Session = await asyncpg.connect(
+            url,
+            timeout=_CONNECT_S,
+            command_timeout=longest_s,
+            server_settings=session | SERVER_OPTIONS,
+            connection_class=Session,
+        )
+        try:
+            connection.begin(trust or Trust(Silence()))
+            await _check_session(connection, session)
+        except BaseException:
+            connection.terminate()
+            raise
+    except asyncpg.InvalidParameterValueError:
+        raise UnavailableError(
+            f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
+        ) from None
+    except asyncpg.InsufficientPrivilegeError:
+        raise UnavailableError(
+            f"this login may not act as the role {role}: give it to the login in DATABASE_URL "
+            f"(GRANT {role} TO …), or use the login that migrated the database",
+            code="database_unavailable",
+        ) from None
+    except (ValueError, asyncpg.InterfaceError) as error:
+        raise InvalidInputError(
+            f"DATABASE_URL is not understood ({type(error).__name__}): check its port and options"
+        ) from None
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise UnavailableError(
+            f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
+            code="database_unavailable",
+        ) from error
+    return connection
+
+
+async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
+    """Check that a new session took its start-up parameters, in one round trip.
+
+    The answer is an error or nothing, since a statement with parameters or rows is prepared, and
+    what ignores start-up parameters may not carry prepared statements either.
+
+    Args:
+        asked: what :func:`_session` gives.
+
+    Raises:
+        UnavailableError: ``startup_parameters_ignored``.
+    """
+    settings = [name for name in asked if name.startswith("bottega.")]
+    found = [f"current_setting('{name}', true)" for name in settings]
+    wanted = [f"'{asked[name]}'" for name in settings]  # numbers, none of them from a request
+    if (role := asked.get("role")) is not None:
+        found.append("current_user::text")
+        wanted.append(f"'{role}'")
+    if not wanted:
+        return
+    try:
+        await connection.execute(_CHECK.format(", ".join(found), ", ".join(wanted)))
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _NOT_AS_ASKED:
+            raise
+        kept = f" with the settings {', '.join(settings)}" if settings else ""
+        raise UnavailableError(
+            f"a session in DATABASE_URL did not take its start-up parameters: it acts as the role "
+            f"{error.args[0]}, and should act as {role}{kept}. "
+            "Something on the way ignores them, such as PgBouncer with ignore_startup_parameters. "
+            "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
+            "itself",
+            code="startup_parameters_ignored",
+        ) from None
+
+
+def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
+    """What a connection sets from its start on, without a round trip."""
+    set_ = {"application_name": "bottega"}
+    if role is not None:
+        set_["role"] = role
+    return set_ | {
+        f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()
+    }
+
+
+async def _keep_state(connection: asyncpg.Connection) -> None:
+    """Replace the pool's reset, a round trip per use: our statements leave nothing behind."""
+
+
+def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
+    """Let the pool replace a connection that the server closed meanwhile, or that may be silent;
+    costs no round trip."""
+    session: Session = connection.driver_connection
+    if session.distrusted:
+        session.terminate()
+    if session.is_closed():
+        raise DisconnectionError
+
+
+@asynccontextmanager
+async def open_database(
+    url: str,
+    *,
+    pool_size: int = 10,
+    patience_s: float = 10.0,
+    limits: Mapping[str, int | None] | None = None,
+    silence: Silence = Silence(),
+) -> AsyncIterator[Database]:
+    """Open both doors, and close them at the end. All who come through act as the role that is
+    bound by the policies, whatever the login may do.
+
+    Args:
+        silence: when a connection on which nothing is heard is given up.
+
+    Raises:
+        UnavailableError: the server cannot be reached.
+    """
+    url = normalise_url(url)
+    limits = limits or {}
+    trust = Trust(silence)
+
+    async def connected(longest_s: float) -> Session:
+        return await connect(url, longest_s=longest_s, limits=limits, trust=trust)
+
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connected(_LONGEST_STATEMENT_S),
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=patience_s,
+    )
+    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    try:
+        async with asyncpg.create_pool(
+            min_size=1,
+            max_size=pool_size,
+            reset=_keep_state,
+            connect=lambda *_, **__: connected(silence.step_s),
+            connection_class=Session,
+        ) as pool:
+            trust.pool = pool
+            each = max(1, pool_size // 2)
+            yield Database(url, limits, engine, pool, each, patience_s, trust)
+    finally:
+        await engine.dispose()

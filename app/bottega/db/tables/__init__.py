@@ -1,0 +1,94 @@
+"""All tables. The tenant leads every primary and foreign key of what is a tenant's, so no key can
+cross tenants and every such table can be partitioned or distributed by it.
+"""
+
+from bottega.db.tables.definitions import agent_versions, agents, graph_versions, graphs
+from bottega.db.tables.memory import (
+    episode_bodies,
+    episode_feedback,
+    episode_pending,
+    episode_reflections,
+    episode_search,
+    episode_state,
+    episode_tags,
+    episode_vectors,
+    episodes,
+    memory_indexes,
+    object_trash,
+)
+from bottega.db.tables.patterns import (
+    index_care,
+    memory_jobs,
+    pattern_applications,
+    pattern_sources,
+    patterns,
+    run_learning,
+)
+from bottega.db.tables.runs import (
+    graph_snapshots,
+    live_text,
+    run_events,
+    runs,
+    schedules,
+    tasks,
+    waiting_runs,
+    webhooks,
+)
+from bottega.db.tables.sessions import session_memory, sessions
+from bottega.db.tables.tenants import (
+    api_keys,
+    audit_log,
+    first_key,
+    idempotency_keys,
+    tenants,
+    token_slices,
+    token_usage,
+    webhook_secrets,
+    ws_tickets,
+)
+from bottega.db.tables.workers import worker_tenants, workers
+
+__all__ = [
+    "agent_versions",
+    "agents",
+    "api_keys",
+    "audit_log",
+    "episode_bodies",
+    "episode_feedback",
+    "episode_pending",
+    "episode_reflections",
+    "episode_search",
+    "episode_state",
+    "episode_tags",
+    "episode_vectors",
+    "episodes",
+    "first_key",
+    "graph_snapshots",
+    "graph_versions",
+    "graphs",
+    "idempotency_keys",
+    "index_care",
+    "live_text",
+    "memory_indexes",
+    "memory_jobs",
+    "object_trash",
+    "pattern_applications",
+    "pattern_sources",
+    "patterns",
+    "run_events",
+    "run_learning",
+    "runs",
+    "schedules",
+    "session_memory",
+    "sessions",
+    "tasks",
+    "tenants",
+    "token_slices",
+    "token_usage",
+    "waiting_runs",
+    "webhook_secrets",
+    "webhooks",
+    "worker_tenants",
+    "workers",
+    "ws_tickets",
+]

@@ -1,0 +1,92 @@
+"""What is particular to agents: they name each other as sub-agents."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.errors import CycleError
+
+_REACHABLE = text("""
+WITH RECURSIVE reached(name) AS (
+    SELECT unnest(CAST(:roots AS text[]))
+    UNION
+    SELECT child.name
+    FROM reached
+    JOIN agents a ON a.tenant_id = :tenant AND a.name = reached.name AND a.deleted_at IS NULL
+    JOIN agent_versions v
+      ON v.tenant_id = :tenant AND v.name = a.name AND v.version = a.version
+    CROSS JOIN jsonb_array_elements_text(v.definition #> '{subagents,names}') AS child(name)
+)
+SELECT a.name, a.version, v.definition ->> 'description' = '' AS undescribed,
+       ARRAY(SELECT jsonb_array_elements_text(v.definition #> '{subagents,names}')) AS children
+FROM reached
+JOIN agents a ON a.tenant_id = :tenant AND a.name = reached.name AND a.deleted_at IS NULL
+JOIN agent_versions v ON v.tenant_id = :tenant AND v.name = a.name AND v.version = a.version
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An agent that others can call.
+
+    Attributes:
+        version: the current one.
+        children: names of its own sub-agents.
+        undescribed: it says nothing of itself, so no model would know when to call it.
+    """
+
+    version: int
+    children: tuple[str, ...]
+    undescribed: bool
+
+
+async def reachable(
+    connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
+) -> dict[str, Reached]:
+    """The agents among ``roots`` and all their sub-agents' that exist, by name. One query."""
+    rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
+    return {row.name: Reached(row.version, tuple(row.children), row.undescribed) for row in rows}
+
+
+async def refuse_circle(
+    connection: AsyncConnection, tenant_id: UUID, name: str, children: Sequence[str]
+) -> None:
+    """Check that ``name`` may have these sub-agents.
+
+    Holds a lock until the transaction ends, so that two definitions stored at once cannot close
+    a circle that neither sees.
+
+    Raises:
+        CycleError: one of them, or one below it, has ``name`` as sub-agent.
+    """
+    if not children:
+        return
+    await connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
+        {"tenant": str(tenant_id)},
+    )
+    found = await reachable(connection, tenant_id, children)
+    edges = {agent: reached.children for agent, reached in found.items()} | {name: tuple(children)}
+    if path := circle(edges, name):
+        raise CycleError(path, what="sub-agent")
+
+
+def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
+    """A path along ``edges`` from ``start`` back to it, or ``None``. O(nodes + edges)."""
+    came_from: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        for child in edges.get(node, ()):
+            if child == start:
+                path = [start, node]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1] if len(path) > 2 or node != start else [start, start]
+            if child not in came_from:
+                came_from[child] = node
+                waiting.append(child)
+    return None

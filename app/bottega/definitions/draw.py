@@ -1,0 +1,58 @@
+"""Draw a graph's definition; as a program, in a process of its own: ``python -m``.
+
+A large drawing is seconds of computing, which would hold up the event loop from any thread.
+"""
+
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from bottega.definitions.graphs import to_graph
+from bottega.graph.drawing import draw_svg
+from bottega.graph.publication import Publication
+from bottega.graph.shared_memory import SharedMemoryGraph
+
+_DRAW = {
+    "svg": draw_svg,
+    "mermaid": SharedMemoryGraph.to_mermaid,
+    "dot": SharedMemoryGraph.to_dot,
+}
+_UNSHOWN = datetime.min.replace(tzinfo=UTC)
+_NICENESS = 10
+
+
+def draw(plan: dict[str, Any]) -> bytes:
+    """Draw a graph.
+
+    Args:
+        plan: its ``content`` (see :func:`to_graph`), the ``versions`` that its agents have
+            published, and the ``format``: ``svg``, ``mermaid`` or ``dot``.
+    """
+    graph = to_graph(plan["content"])
+    for agent, version in plan["versions"].items():
+        graph.restore(Publication(agent, content="", version=version, timestamp=_UNSHOWN))
+    return _DRAW[plan["format"]](graph).encode()
+
+
+def command() -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of the program; it imports from where this process does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return [sys.executable, "-P", "-m", "bottega.definitions.draw"], environment
+
+
+def main() -> None:
+    """Read a plan from standard input, as JSON; write the drawing to standard output."""
+    os.nice(_NICENESS)
+    sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
+
+
+def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
+    """A plan as JSON, the same bytes for the same drawing."""
+    return to_json({"content": content, "versions": versions, "format": form})
+
+
+if __name__ == "__main__":
+    main()

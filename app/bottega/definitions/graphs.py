@@ -1,0 +1,77 @@
+"""What is particular to graphs: edges that must not close a cycle, and the order they give."""
+
+from collections import Counter
+from typing import Any
+
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
+
+MOST_NODES = 500
+
+
+def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
+    """The graph that a definition describes, with nothing published.
+
+    Args:
+        content: ``{"nodes": [{"agent", "ttl_s"}], "edges": [{"source", "target", "policy"}],
+            "ttl_s"}``.
+
+    Raises:
+        CycleError: its edges close a cycle.
+    """
+    graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
+    for node in content["nodes"]:
+        graph.add_agent(node["agent"], ttl_s=node["ttl_s"])
+    for edge in content["edges"]:
+        graph.add_edge(edge["source"], edge["target"], policy=PropagationPolicy(edge["policy"]))
+    return graph
+
+
+def normalised(content: dict[str, Any]) -> dict[str, Any]:
+    """The definition with every node listed, those that only edges name included.
+
+    Raises:
+        CycleError: its edges close a cycle.
+        ConflictError: ``exists``: a node or an edge stands there twice.
+        InvalidInputError: more than :data:`MOST_NODES` nodes.
+    """
+    names = [node["agent"] for node in content["nodes"]]
+    pairs = [(edge["source"], edge["target"]) for edge in content["edges"]]
+    for what, listed in (("node", names), ("edge", [" -> ".join(pair) for pair in pairs])):
+        twice = next((item for item, times in Counter(listed).items() if times > 1), None)
+        if twice is not None:
+            raise ConflictError(f"the graph lists the {what} {twice} twice", code="exists")
+    known = set(names)
+    ends = dict.fromkeys(end for pair in pairs for end in pair)
+    added = [{"agent": name, "ttl_s": None} for name in ends if name not in known]
+    if len(names) + len(added) > MOST_NODES:
+        raise InvalidInputError(
+            f"the graph has {len(names) + len(added)} nodes with those that only edges name, and "
+            f"{MOST_NODES} at most: leave some out",
+            pointer="/edges",
+        )
+    to_graph(content)
+    return {**content, "nodes": [*content["nodes"], *added]}
+
+
+def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
+    """The definition with one more edge.
+
+    Raises:
+        CycleError, ConflictError: as :func:`normalised`.
+    """
+    return normalised({**content, "edges": [*content["edges"], edge]})
+
+
+def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str, Any]:
+    """The definition without the edge between two nodes; the nodes stay.
+
+    Raises:
+        NotFoundError: there is no such edge.
+    """
+    kept = [
+        edge for edge in content["edges"] if (edge["source"], edge["target"]) != (source, target)
+    ]
+    if len(kept) == len(content["edges"]):
+        raise NotFoundError(f"the graph has no edge {source} -> {target}")
+    return {**content, "edges": kept}

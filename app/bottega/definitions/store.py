@@ -1,0 +1,327 @@
+"""Agents and graphs as their users define them: named, and kept in all their versions.
+
+Both kinds live by the same rules, so one set of verbs serves them; what is particular to one is
+in :mod:`bottega.definitions.agents` and :mod:`bottega.definitions.graphs`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Table,
+    Text,
+    and_,
+    cast,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db import tables
+from bottega.db.pages import Part, fetch_page
+from bottega.errors import ConflictError, NotFoundError, VersionConflictError
+
+MOST_NAMES = 100_000
+MOST_VERSIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of definition: its noun in messages, its table, and that of its versions.
+
+    Attributes:
+        bodies: fields that only a full view shows.
+    """
+
+    noun: str
+    table: Table
+    versions: Table
+    bodies: tuple[str, ...]
+
+
+AGENTS = Kind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
+GRAPHS = Kind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One version of an agent or a graph. ``content`` is what the API's schema dumped."""
+
+    name: str
+    version: int
+    content: dict[str, Any]
+    created_at: datetime
+
+
+async def create(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, content: dict[str, Any]
+) -> Definition:
+    """Store a new name. One that was deleted starts again and goes on counting its versions.
+
+    Raises:
+        ConflictError: ``exists``, or ``too_many``.
+    """
+    table = kind.table
+    version = await connection.scalar(
+        insert(table)
+        .values(tenant_id=tenant_id, name=name, version=1)
+        .on_conflict_do_update(
+            index_elements=[table.c.tenant_id, table.c.name],
+            set_={"version": table.c.version + 1, "deleted_at": None, "updated_at": func.now()},
+            where=table.c.deleted_at.is_not(None),
+        )
+        .returning(table.c.version)
+    )
+    if version is None:
+        raise ConflictError(
+            f"{kind.noun} '{name}' exists already: PUT makes a new version of it", code="exists"
+        )
+    if version == 1:
+        await _refuse_excess(connection, kind, tenant_id)
+    return await _store_version(connection, kind, tenant_id, name, version, content)
+
+
+async def replace(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    content: dict[str, Any],
+    if_version: int | None = None,
+) -> Definition:
+    """Store a new version of a name.
+
+    Args:
+        if_version: do it only if this is the current version.
+
+    Raises:
+        NotFoundError: there is no such name.
+        VersionConflictError: ``if_version`` is not the current one.
+    """
+    table = kind.table
+    condition = _live(kind, tenant_id, name)
+    if if_version is not None:
+        condition = and_(condition, table.c.version == if_version)
+    version = await connection.scalar(
+        update(table)
+        .where(condition)
+        .values(version=table.c.version + 1, updated_at=func.now())
+        .returning(table.c.version)
+    )
+    if version is None:
+        await _explain_none(connection, kind, tenant_id, name, if_version)
+    return await _store_version(connection, kind, tenant_id, name, version, content)
+
+
+async def get(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, *, lock: bool = False
+) -> Definition:
+    """The current version. With ``lock`` nobody else changes it until this transaction ends.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    query = _current(kind).where(_live(kind, tenant_id, name))
+    if lock:
+        query = query.with_for_update(of=kind.table)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no {kind.noun} '{name}'")
+    return _definition(row)
+
+
+async def page(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    *,
+    after: str | None,
+    descending: bool,
+    limit: int,
+    full: bool,
+) -> Part[Definition]:
+    """List current versions by name: a page behind the name ``after``.
+
+    Args:
+        full: with the kind's bodies.
+    """
+    column = kind.table.c.name
+    query = _current(kind, full=full).where(
+        kind.table.c.tenant_id == tenant_id, kind.table.c.deleted_at.is_(None)
+    )
+    if after is not None:
+        query = query.where(column < after if descending else column > after)
+    query = query.order_by(column.desc() if descending else column)
+    return _definitions(await fetch_page(connection, query, limit))
+
+
+async def delete(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    if_version: int | None = None,
+) -> None:
+    """Forget a name; its versions stay for the runs that pinned them.
+
+    Raises:
+        NotFoundError, VersionConflictError: as :func:`replace`.
+    """
+    condition = _live(kind, tenant_id, name)
+    if if_version is not None:
+        condition = and_(condition, kind.table.c.version == if_version)
+    deleted = await connection.scalar(
+        update(kind.table)
+        .where(condition)
+        .values(deleted_at=func.now())
+        .returning(kind.table.c.name)
+    )
+    if deleted is None:
+        await _explain_none(connection, kind, tenant_id, name, if_version)
+
+
+async def _explain_none(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, if_version: int | None
+) -> NoReturn:
+    """Raise for a change that found no row: no such name, or not at that version."""
+    current = await get(connection, kind, tenant_id, name)
+    raise VersionConflictError(
+        f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
+        "read it again and repeat the change on what you find"
+    )
+
+
+async def versions(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    *,
+    after: int | None,
+    descending: bool,
+    limit: int,
+    full: bool,
+) -> Part[Definition]:
+    """List versions of a name by number: a page behind ``after``.
+
+    Args:
+        full: with the kind's bodies.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    await get(connection, kind, tenant_id, name)
+    table = kind.versions
+    query = select(*_columns(kind, full=full)).where(
+        table.c.tenant_id == tenant_id, table.c.name == name
+    )
+    if after is not None:
+        query = query.where(table.c.version < after if descending else table.c.version > after)
+    query = query.order_by(table.c.version.desc() if descending else table.c.version)
+    return _definitions(await fetch_page(connection, query, limit))
+
+
+async def version(
+    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, number: int
+) -> Definition:
+    """One version of a name.
+
+    Raises:
+        NotFoundError: there is no such name or version.
+    """
+    await get(connection, kind, tenant_id, name)
+    table = kind.versions
+    query = select(table).where(
+        table.c.tenant_id == tenant_id, table.c.name == name, table.c.version == number
+    )
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"{kind.noun} '{name}' has no version {number}")
+    return _definition(row)
+
+
+def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
+    table = kind.table
+    return and_(table.c.tenant_id == tenant_id, table.c.name == name, table.c.deleted_at.is_(None))
+
+
+def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
+    """Yield what a definition is made of; only ``full`` with its bodies."""
+    columns = kind.versions.c
+    yield from (columns.name, columns.version, columns.created_at)
+    bodies = cast(kind.bodies, ARRAY(Text))
+    yield (
+        columns.definition
+        if full
+        else columns.definition.op("-", return_type=JSONB())(bodies).label("definition")
+    )
+
+
+def _current(kind: Kind, *, full: bool = True) -> Select[Any]:
+    table, old = kind.table, kind.versions
+    return select(*_columns(kind, full=full)).join_from(
+        old,
+        table,
+        and_(
+            old.c.tenant_id == table.c.tenant_id,
+            old.c.name == table.c.name,
+            old.c.version == table.c.version,
+        ),
+    )
+
+
+def _definition(row: Row[Any]) -> Definition:
+    return Definition(row.name, row.version, row.definition, row.created_at)
+
+
+def _definitions(rows: Part[dict[str, Any]]) -> Part[Definition]:
+    fields = ("name", "version", "definition", "created_at")
+    return Part((Definition(*(row[each] for each in fields)) for row in rows), more=rows.more)
+
+
+async def _store_version(
+    connection: AsyncConnection,
+    kind: Kind,
+    tenant_id: UUID,
+    name: str,
+    number: int,
+    content: dict[str, Any],
+) -> Definition:
+    if number > MOST_VERSIONS:
+        raise ConflictError(
+            f"{kind.noun} '{name}' has {MOST_VERSIONS} versions, and no more can be kept: store it "
+            "under another name",
+            code="too_many",
+        )
+    created_at = await connection.scalar(
+        insert(kind.versions)
+        .values(tenant_id=tenant_id, name=name, version=number, definition=content)
+        .returning(kind.versions.c.created_at)
+    )
+    assert created_at is not None
+    return Definition(name, number, content, created_at)
+
+
+async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUID) -> None:
+    """Names that were deleted count: they keep their versions, for the runs that pinned them."""
+    names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
+    if (await connection.scalar(names) or 0) > MOST_NAMES:
+        raise ConflictError(
+            f"there are {MOST_NAMES} names of {kind.noun}s already, and no more can be kept: use "
+            "those again that were deleted",
+            code="too_many",
+        )
+
+
+def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
+    """The names that are wanted but were not found, each once, in order."""
+    there = set(found)
+    return [name for name in dict.fromkeys(wanted) if name not in there]

@@ -1,0 +1,142 @@
+"""The demo of what earlier runs teach later ones: a family of thirty tasks, judged one by one.
+
+The team's lead does not know in which order to ask its sub-agents, and nobody tells it: a reader
+says of each run whether the briefing was any good, and it is if the facts were collected before the
+text was written, and the text written before it was checked.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from rich.console import Console
+from rich.panel import Panel
+
+from bottega.demo.client import DemoError, checked
+from bottega.demo.scenarios import Scenario
+
+RIGHT = ("collector", "writer", "checker")
+NIGHTS = (10, 18, 24)
+"""After so many tasks the memory is looked through, as it otherwise is at night."""
+TRIAL_SHARE = 0.8
+"""Of the runs, more than by default, since there are but thirty."""
+TOPICS = (
+    "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
+    "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
+    "tram lines", "city wells", "rooftop farms", "stone quarries", "canal locks",
+    "olive oil", "glass blowing", "mountain huts", "lighthouses", "street markets",
+    "vertical farming", "bell towers", "river ferries", "rice fields", "old orchards",
+    "water towers", "cable cars", "clock makers", "fish ladders", "snow sheds",
+)  # fmt: skip
+_ABOUT = {"domain": "editorial", "task_type": "briefing"}
+_SAID = {
+    "used": "given the pattern",
+    "trial": "given it on trial",
+    "withheld": "the pattern withheld, by lot",
+    "control": "not given the candidate, by lot",
+}
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A task that is over.
+
+    Attributes:
+        arm: of the pattern that its run was given or, by lot, was not.
+    """
+
+    run_id: str
+    good: bool
+    arm: str | None
+
+
+async def watch(client: httpx2.AsyncClient, scenario: Scenario, console: Console) -> int:
+    """Run the family and show what is learned; answers the process's exit status."""
+    done: list[_Done] = []
+    since = 0
+    for number, topic in enumerate(TOPICS, 1):
+        done.append(await _one(client, scenario, number, topic, console))
+        if number in NIGHTS:
+            await _night(client, done[since:], console)
+            since = number
+    return await _sum_up(client, done, console)
+
+
+async def _one(
+    client: httpx2.AsyncClient, scenario: Scenario, number: int, topic: str, console: Console
+) -> _Done:
+    """One task, its run, and what the reader says of it."""
+    task = scenario.task.format(topic=topic)
+    # A user for each topic: a pattern names a domain only if tasks of three users had it.
+    body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
+    run = await checked(client.post("/v1/runs", params={"wait": 60}, json=body))
+    if run["status"] != "completed":
+        raise DemoError(f"run {run['id']} {run['status']}: {run['error'] or 'it took too long'}")
+    events = f"/v1/runs/{run['id']}/events"
+    started = await checked(client.get(events, params={"types": "agent.started", "limit": 100}))
+    asked = [event["agent"] for event in started["items"] if event["task_id"] is not None]
+    given = await checked(client.get(events, params={"types": "context.recalled", "limit": 100}))
+    arms = [event["data"]["arm"] for event in given["items"] if "arm" in event["data"]]
+    good = tuple(dict.fromkeys(asked)) == RIGHT
+    said = {"outcome": "SUCCESS" if good else "FAILURE", "comment": f"asked {' → '.join(asked)}"}
+    await checked(client.post(f"/v1/runs/{run['id']}/feedback", json=said))
+    mark = "[green]✓[/]" if good else "[red]✗[/]"
+    why = f"  [dim]{_SAID[arms[0]]}[/]" if arms else ""
+    console.print(f"{number:>3} {mark} {' → '.join(asked)}{why}", highlight=False)
+    return _Done(run["id"], good, arms[0] if arms else None)
+
+
+async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> None:
+    """Look through the memory, and show what patterns there are then."""
+    for each in done:
+        await _until(client, f"/v1/runs/{each.run_id}/learning", "status", ("done", "failed"))
+    job = await checked(client.post("/v1/memory/maintenance", json={}))
+    report = await _until(client, f"/v1/memory/reports/{job['id']}", "status", ("done", "failed"))
+    if report["status"] == "failed":
+        raise DemoError(f"the memory could not be looked through: {report['error']}")
+    console.print("[bold]— a night: what these runs taught —[/]", highlight=False)
+    for pattern in (await checked(client.get("/v1/patterns")))["items"]:
+        console.print(f"    {_told(pattern)}", highlight=False, soft_wrap=True)
+
+
+def _told(pattern: Mapping[str, Any]) -> str:
+    known = pattern["evidence"]
+    told = f"[bold]{pattern['lifecycle']['state']}[/] {pattern['category']}: {pattern['name']}"
+    if known["applications"]:
+        told += f" ({known['success_rate']:.0%} of {known['applications']}, e = "
+        told += f"{known['e_value']:.1f}, confidence {known['confidence']:.2f})"
+    return told
+
+
+async def _until(
+    client: httpx2.AsyncClient, path: str, name: str, wanted: Sequence[str]
+) -> dict[str, Any]:
+    """What is at a path once a field of it has one of the values."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                found = await checked(client.get(path))
+                if found[name] in wanted:
+                    return found
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise DemoError(f"{path} is not over after {_PATIENCE_S:g} s") from None
+
+
+async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> int:
+    with_it = [each.good for each in done if each.arm in ("trial", "used")]
+    without = [each.good for each in done if each.arm not in ("trial", "used")]
+    used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
+    page = await checked(client.get("/v1/patterns", params={"state": "VALIDATED"}))
+    lines = [f"Without a pattern {_share(without)} went well, with one {_share(with_it)}."]
+    lines += [_told(each) for each in page["items"]]
+    lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
+    console.print(Panel("\n".join(lines), title="What the runs taught"))
+    return 0 if page["items"] and used else 1
+
+
+def _share(good: Sequence[bool]) -> str:
+    return f"{sum(good)} of {len(good)}"

@@ -1,0 +1,162 @@
+"""The demo from start to end: serve, define the team over HTTP, run it, watch it, say what next."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+import websockets
+from pydantic_core import from_json
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.text import Text
+
+from bottega.clock import utcnow
+from bottega.demo import learning
+from bottega.demo.board import Board
+from bottega.demo.client import DemoError, checked
+from bottega.demo.scenarios import LEARNING, Scenario, is_ours
+from bottega.main import serve
+from bottega.settings import Settings
+from bottega.tenants import operator
+from bottega.tenants.keys import Scope
+
+_console = Console()
+_LONGEST = timedelta(hours=1)
+"""How long a key of the demo's is good that could not be removed."""
+_PATIENCE_S = 5.0
+"""Seconds that the demo waits for a model that is down."""
+
+Headers = dict[str, str]
+
+
+async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
+    """Serve on loopback, and be a client of that server. Answers the process's exit status."""
+    patience_s = min(_PATIENCE_S, settings.model_patience_s)
+    settings = settings.model_copy(update={"model_patience_s": patience_s})
+    learns = scenario.agents is LEARNING.agents
+    if learns:
+        faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}
+        settings = settings.model_copy(update=faster)
+    scope: Scope = "admin" if learns else "run"  # it has the memory looked through
+    async with operator.passing_key(url, name="demo", good_for=_LONGEST, scope=scope) as key:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return await _run(settings, url, headers, scenario, keep)
+
+
+async def _run(
+    settings: Settings, url: str, headers: Headers, scenario: Scenario, keep: bool
+) -> int:
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(serve(settings, url, on_listening=listening.set_result))
+    client = asyncio.ensure_future(_client(settings, listening, headers, scenario, keep))
+    try:
+        await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
+        if not client.done():  # Ctrl-C stops the server first
+            client.cancel()
+            await asyncio.gather(client, return_exceptions=True)
+            await serving
+            return 130
+        return client.result()
+    except DemoError as error:
+        _console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return 1
+    finally:
+        if not serving.done():
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _client(
+    settings: Settings,
+    listening: "asyncio.Future[int]",
+    headers: Headers,
+    scenario: Scenario,
+    keep: bool,
+) -> int:
+    base_url = f"http://127.0.0.1:{await listening}"
+    async with httpx2.AsyncClient(base_url=base_url, timeout=30, headers=headers) as client:
+        await _define(client, scenario)
+        if scenario.agents is LEARNING.agents:
+            return await learning.watch(client, scenario, _console)
+        run_id = (await checked(client.post("/v1/runs", json=scenario.run)))["id"]
+        _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
+        await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
+        ended = await checked(client.get(f"/v1/runs/{run_id}"))
+    if ended["ended_at"] is None:  # Ctrl-C: the server told its subscribers first
+        _console.print(
+            f"Stopped. Run {run_id} goes on when the next server starts.", soft_wrap=True
+        )
+        return 130
+    _show_end(settings, ended)
+    where = f"{base_url}/v1/runs/{run_id}"
+    if keep:
+        _console.print(f"Look around: {base_url}/docs, {where}, {where}/events", highlight=False)
+        _console.print("The server stays up; Ctrl-C stops it.")
+        await asyncio.Event().wait()
+    address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
+    _console.print(
+        f"Next: [bold]bottega serve[/], then {address}/docs and {address}/v1/runs/{run_id} "
+        "(the run is kept).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0 if ended["status"] == "completed" else 1
+
+
+async def _define(client: httpx2.AsyncClient, scenario: Scenario) -> None:
+    """Create the team, or bring what an earlier demo created up to date; leave others' alone."""
+    for agent in scenario.agents:
+        content = {key: value for key, value in agent.items() if key != "name"}
+        await _create(client, "agents", agent, content, is_ours)
+    if scenario.graph is not None:
+        await _create(client, "graphs", scenario.graph, {}, lambda found: False)
+
+
+async def _create(
+    client: httpx2.AsyncClient, kind: str, body: dict[str, Any], content: dict[str, Any], ours: Any
+) -> None:
+    answer = await client.post(f"/v1/{kind}", json=body)
+    if answer.status_code != 409:
+        await checked(answer)
+        return
+    found = await checked(client.get(f"/v1/{kind}/{body['name']}"))
+    if ours(found) and any(
+        found[key] != value for key, value in content.items() if key != "subagents"
+    ):
+        await checked(client.put(f"/v1/{kind}/{body['name']}", json=content))
+
+
+async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
+    async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
+        async for message in socket:
+            frame = from_json(message)
+            if frame["type"] != "heartbeat":
+                yield frame
+
+
+async def _watch(url: str, headers: Headers) -> None:
+    """Draw the run while it goes on: a live tree on a terminal, lines of text elsewhere."""
+    board = Board()
+    if not _console.is_terminal:
+        async for event in _events(url, headers):
+            if line := board.apply(event):
+                _console.print(f"{event['seq']:>4}  {line}", highlight=False, markup=False)
+        return
+    with Live(
+        get_renderable=lambda: board.render(utcnow()), console=_console, refresh_per_second=12
+    ):
+        async for event in _events(url, headers):
+            board.apply(event)
+
+
+def _show_end(settings: Settings, run: dict[str, Any]) -> None:
+    if run["status"] == "completed":
+        model = settings.default_model
+        _console.print(Panel(Markdown(str(run["output"])), title=f"The answer (model: {model})"))
+    else:
+        error = run["error"] or {"message": run["status"]}
+        _console.print(Panel(Text(error["message"]), title=f"The run {run['status']}", style="red"))

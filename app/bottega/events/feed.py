@@ -1,0 +1,227 @@
+"""Wake-ups between processes: "run X has news". The truth is in the log; these are only hints.
+
+NOTIFY takes a lock for the whole database at commit, so a process sends its wake-ups after the
+fact, from one connection, many runs at a time, and never inside a step's transaction.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
+from uuid import UUID
+
+import structlog
+
+from bottega.db.sessions import Session
+from bottega.events.log import is_transient
+
+EVENTS = "bottega_events"
+"""The channel that says a run's log has grown."""
+TEXT = "bottega_text"
+"""The channel that says there is more live text of a run."""
+_RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
+_RECONNECT_MAX_S = 5.0
+_PAUSE_S = 0.01
+"""After a notice: what comes meanwhile goes with the next. Each wakes every process that listens,
+and sets it reading."""
+
+log = structlog.get_logger(__name__)
+
+Connect = Callable[[], Awaitable[Session]]
+
+
+class Notifier:
+    """Sends wake-ups. What comes while one is on its way goes with the next."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._pending: dict[tuple[str, UUID], None] = {}
+        self._news = asyncio.Event()
+        self._sent = asyncio.Event()
+
+    def wake(self, run_id: UUID, channel: str = EVENTS) -> None:
+        """Tell every process that this run has news."""
+        self._pending[channel, run_id] = None
+        self._news.set()
+
+    async def sent(self) -> None:
+        """Return when nothing is pending any more."""
+        while self._pending:
+            await self._sent.wait()
+            self._sent.clear()
+
+    async def run(self) -> None:
+        """Send until cancelled; reconnects by itself."""
+        await keep_connected(self._connect, self._send)
+
+    async def _send(self, connection: Session) -> None:
+        within_s = connection.trust.silence.answer_s
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._pending:
+                channel, _ = next(iter(self._pending))
+                of_channel = (key for key in self._pending if key[0] == channel)
+                batch = list(islice(of_channel, _RUNS_PER_NOTICE))
+                for key in batch:
+                    del self._pending[key]
+                try:
+                    ids = ",".join(str(run_id) for _, run_id in batch)
+                    notify = "SELECT pg_notify($1, $2)"
+                    await connection.execute(notify, channel, ids, timeout=within_s)
+                except Exception:
+                    self._pending.update(dict.fromkeys(batch))
+                    self._news.set()
+                    raise
+            self._sent.set()
+            await asyncio.sleep(_PAUSE_S)
+
+
+class News:
+    """What somebody who watches a run has been told since they last asked."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._event = asyncio.Event()
+
+    def tell(self, channel: str = EVENTS) -> None:
+        """There may be something new."""
+        self._told.add(channel)
+        self._event.set()
+
+    async def wait(self, within_s: float) -> set[str]:
+        """The channels on which something came; none if nothing came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._event.wait()
+        told, self._told = self._told, set()
+        self._event.clear()
+        return told
+
+
+class Feed:
+    """Receives wake-ups and hands them to whoever watches that run in this process."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._watchers: defaultdict[UUID, set[News]] = defaultdict(set)
+        self._closed = asyncio.Event()
+        self._spoken: set[UUID] = set()
+        self._text = asyncio.Event()
+
+    @contextmanager
+    def watching(self, run_id: UUID, news: News | None = None) -> Iterator[News]:
+        """Have ``news`` told whenever the run's log may have grown. Start by reading it."""
+        news = news or News()
+        self._watchers[run_id].add(news)
+        try:
+            yield news
+        finally:
+            self._watchers[run_id].discard(news)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+
+    def watched(self) -> int:
+        """How many runs are being watched through this process."""
+        return len(self._watchers)
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when this process is about to stop, so that streams end in time."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake everybody for the last time."""
+        self._closed.set()
+        self._wake_all()
+
+    async def run(self) -> None:
+        """Listen until cancelled; reconnects by itself, and then wakes all: they missed some."""
+        await keep_connected(self._connect, self._listen)
+
+    async def _listen(self, connection: Session) -> None:
+        await connection.add_listener(EVENTS, self._receive)
+        await connection.add_listener(TEXT, self._receive)
+        self._wake_all()
+        await connection.until_lost()
+
+    def speak(self, run_id: UUID) -> None:
+        """There may be new live text of a run."""
+        self._spoken.add(run_id)
+        self._text.set()
+
+    async def spoken(self) -> set[UUID]:
+        """Wait until there is new live text; answers with the watched runs that it is of."""
+        await self._text.wait()
+        self._text.clear()
+        runs, self._spoken = self._spoken, set()
+        return runs
+
+    def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        for text in str(payload).split(",") if self._watchers else ():
+            with contextlib.suppress(ValueError):
+                run_id = UUID(text)
+                if run_id not in self._watchers:
+                    continue
+                if channel == TEXT:
+                    self.speak(run_id)
+                else:
+                    self._tell(run_id)
+
+    def _tell(self, run_id: UUID) -> None:
+        for news in self._watchers[run_id]:
+            news.tell()
+
+    def _wake_all(self) -> None:
+        for run_id in self._watchers:
+            self._tell(run_id)
+            self.speak(run_id)
+
+
+async def keep_connected(
+    connect: Connect,
+    use: Callable[[Session], Awaitable[None]],
+    longest_s: float = _RECONNECT_MAX_S,
+) -> None:
+    """Call ``use`` with a connection, and again with a new one whenever it is lost.
+
+    Args:
+        longest_s: the most seconds between two tries, give or take half of it.
+    """
+    delay = 0.05
+    while True:
+        try:
+            connection = await connect()
+            delay = 0.05
+            try:
+                await use(connection)
+            finally:
+                await asyncio.shield(connection.close())
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            log.warning("events.reconnect", error=str(error) or repr(error))
+        await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
+        delay = min(delay * 2, longest_s)
+
+
+@asynccontextmanager
+async def background(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run services beside the block; cancel and await them at its end."""
+    tasks = [asyncio.ensure_future(service()) for service in services]
+    for task in tasks:
+        task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("background.died", exc_info=error)

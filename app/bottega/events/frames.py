@@ -1,0 +1,118 @@
+"""A run's events as they go over the wire, encoded once for all who watch, and who wants which."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+
+from bottega.events.types import FINAL_EVENT_TYPES, STATE, EventType, shown
+
+LLM_DELTA = "llm.delta"
+"""Text of a model call while it comes in. Never stored, and so without a ``seq``."""
+
+OUTPUT_CHUNK = "subagent.output_chunk"
+"""The same, of the task that it is said in, for those who ask for it by this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One event for clients.
+
+    Attributes:
+        seq: ``None`` for what is not stored.
+        depth: of the event's task as ``/tasks`` shows it; -1 for the root and the run itself.
+        body: the envelope as JSON.
+    """
+
+    seq: int | None
+    type: str
+    agent: str | None
+    depth: int
+    body: bytes
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing follows a final event."""
+        return self.type in FINAL_EVENT_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events somebody wants to see; the final one is always among them.
+
+    Attributes:
+        agents: only theirs.
+        types: only these.
+        depth: only the root's, and those of tasks up to this depth (0: the root's own).
+    """
+
+    agents: frozenset[str] | None = None
+    types: frozenset[str] | None = None
+    depth: int | None = None
+
+    def passes(self, frame: Frame) -> bool:
+        """Whether to show it."""
+        return frame.is_final or self.wants(frame.type, frame.agent, frame.depth)
+
+    def wants(self, kind: str, agent: str | None, depth: int) -> bool:
+        """Whether to show what is of this type, and of this agent at this depth."""
+        return (
+            (self.types is None or kind in self.types)
+            and (self.agents is None or agent in self.agents)
+            and (self.depth is None or depth <= self.depth)
+        )
+
+    def kinds_of_text(self, agent: str | None, depth: int, *, beside: bool) -> list[str]:
+        """As what to show live text; ``beside``: of a task that runs beside its parent."""
+        by_name = beside and self.types is not None
+        kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
+        return [kind for kind in kinds if self.wants(kind, agent, depth)]
+
+
+def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
+    """A frame of an event's row; ``data`` is JSON already, and stays as it is but for one field."""
+    data = row["data"].encode()
+    if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
+        data = to_json(shown(from_json(data)))
+    head = to_json(
+        {
+            "seq": row["seq"],
+            "type": row["type"],
+            "run_id": run_id,
+            "task_id": row["task_id"],
+            "agent": row["agent"],
+            "parent_task_id": row["parent_task_id"],
+            "at": row["at"],
+        }
+    )
+    depth = -1 if row["depth"] is None else row["depth"]
+    body = b'%s,"data":%s}' % (head[:-1], data)
+    return Frame(row["seq"], row["type"], row["agent"], depth, body)
+
+
+def of_text(
+    kind: str,
+    run_id: UUID,
+    *,
+    task_id: UUID | None,
+    parent_task_id: UUID | None,
+    agent: str | None,
+    depth: int,
+    at: datetime,
+    data: Mapping[str, Any],
+) -> Frame:
+    """A frame of live text of this kind; ``data`` is ``{call, attempt, offset, text}``."""
+    envelope = {
+        "seq": None,
+        "type": kind,
+        "run_id": run_id,
+        "task_id": task_id,
+        "agent": agent,
+        "parent_task_id": parent_task_id,
+        "at": at,
+        "data": data,
+    }
+    return Frame(None, kind, agent, depth, to_json(envelope))

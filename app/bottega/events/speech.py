@@ -1,0 +1,146 @@
+"""What the model calls of a watched run are saying, as far as this process has heard."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from bottega.events.frames import LLM_DELTA, Frame, of_text
+from bottega.events.types import EventType
+
+MAX_CHARACTERS = 500_000
+"""Of all calls of a run that are under way; what comes behind is not shown before its end."""
+
+_ENDS = frozenset([EventType.LLM_COMPLETED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED])
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Speech:
+    """The text of one model call so far. Text that replaces other text is a new speech.
+
+    Attributes:
+        beside: it is said in a task that runs beside its parent.
+    """
+
+    run_id: UUID
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str | None
+    depth: int
+    call: int
+    attempt: int
+    beside: bool = False
+    text: str = ""
+    at: datetime | None = None
+    _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
+
+    def is_of(self, row: Row) -> bool:
+        """Whether a row of text belongs to this call."""
+        return bool(self.call == row["call"] and self.attempt == row["attempt"])
+
+    def same_call(self, other: "Speech") -> bool:
+        """Whether it is another speech of the same call in the same attempt."""
+        return (self.call, self.attempt) == (other.call, other.attempt)
+
+    def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
+        """The text from ``offset`` on; encoded once for all who are as far."""
+        assert self.at is not None
+        end = len(self.text)
+        known = self._frames.get(kind)
+        if known is None or known[:2] != (offset, end):
+            data = {
+                "call": self.call,
+                "attempt": self.attempt,
+                "offset": offset,
+                "text": self.text[offset:],
+            }
+            frame = of_text(
+                kind,
+                self.run_id,
+                task_id=self.task_id,
+                parent_task_id=self.parent_task_id,
+                agent=self.agent,
+                depth=self.depth,
+                at=self.at,
+                data=data,
+            )
+            known = self._frames[kind] = offset, end, frame
+        return known[2]
+
+
+class Speeches:
+    """The model calls of a run that are under way; a task has one at a time."""
+
+    def __init__(self, run_id: UUID) -> None:
+        self._run_id = run_id
+        self._open: dict[UUID | None, Speech] = {}
+
+    def open(self) -> Iterable[Speech]:
+        """Those of which anything was heard."""
+        return [speech for speech in self._open.values() if speech.at is not None]
+
+    def see(self, row: Row) -> None:
+        """Take in an event of the log, in order: it may begin a call, or end one."""
+        kind, task_id = row["type"], row["task_id"]
+        if kind == EventType.LLM_STARTED:
+            data = from_json(row["data"])
+            self._open[task_id] = Speech(
+                self._run_id,
+                task_id,
+                row["parent_task_id"],
+                row["agent"],
+                -1 if row["depth"] is None else row["depth"],
+                data["call"],
+                data["attempt"],
+                data.get("beside", False),
+            )
+        elif kind in _ENDS or (
+            kind == EventType.LLM_FAILED and "retry_in_ms" not in from_json(row["data"])
+        ):
+            self._open.pop(task_id, None)
+        elif kind == EventType.RUN_RESUMED:
+            self._open.clear()
+
+    def recall(self, rows: Iterable[Row]) -> None:
+        """Take in the newest such event of each task, of those that were not seen in order."""
+        for row in rows:
+            if row["task_id"] not in self._open:
+                self.see(row)
+
+    def knows(self, rows: Iterable[Row]) -> bool:
+        """Whether all this text is of calls that are under way."""
+        return all((speech := self._open.get(row["task_id"])) and speech.is_of(row) for row in rows)
+
+    def hear(self, rows: Iterable[Row]) -> None:
+        """Take in more text, in order. Text of calls that are over, or of old tries, is void."""
+        room = MAX_CHARACTERS - sum(len(speech.text) for speech in self._open.values())
+        for row in rows:
+            speech = self._open.get(row["task_id"])
+            if speech is None or not speech.is_of(row) or row["at"] > len(speech.text):
+                continue
+            if row["at"] < len(speech.text):
+                speech = self._again(speech, speech.text[: row["at"]])
+            if len(row["text"]) <= room:
+                room -= len(row["text"])
+                speech.text += row["text"]
+                speech.at = row["now"]
+
+    def _again(self, old: Speech, text: str) -> Speech:
+        new = Speech(
+            self._run_id,
+            old.task_id,
+            old.parent_task_id,
+            old.agent,
+            old.depth,
+            old.call,
+            old.attempt,
+            old.beside,
+            text,
+            old.at,
+        )
+        self._open[old.task_id] = new
+        return new

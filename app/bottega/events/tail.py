@@ -1,0 +1,289 @@
+"""The newest events of each run that is being watched: read from its log once for all who watch.
+
+A subscriber is only a cursor, a ``seq``. What is behind it, it takes from the run's tail; if that
+no longer reaches back so far (it came late, or reads slowly), it reads pages from the log itself
+until it has caught up. So nobody delays anybody, and who does not read costs no memory.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from bottega.clock import monotonic
+from bottega.events.feed import EVENTS, TEXT, News
+from bottega.events.frames import Filter, Frame, of_row
+from bottega.events.log import is_transient
+from bottega.events.speech import Speech, Speeches
+
+RING_EVENTS = 1000
+RING_BYTES = 512 * 1024
+_BATCH = 100
+_PAGE = 500
+_PAGE_BYTES = 256 * 1024
+_RETRY_S = 0.2
+
+LOOK = "SELECT last_seq, over FROM look_at_run($1, $2)"
+_READ = "SELECT * FROM read_log($1, $2, $3, $4, $5)"
+_READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A run as somebody found it who wants to watch it.
+
+    Attributes:
+        last_seq: of its newest event.
+        over: nothing will follow that one.
+    """
+
+    tenant_id: UUID
+    run_id: UUID
+    last_seq: int
+    over: bool
+
+
+class Tail:
+    """The open end of a watched run's log.
+
+    Attributes:
+        last: ``seq`` of the newest event read.
+        over: that was the final one.
+        gone: the run was deleted, and is forgotten here.
+        closed: set when this process is about to stop.
+        changed: set, and replaced by a new one, whenever anything here changes.
+        news: of the log, and of the text that is put here.
+        speeches: what the model calls under way say; never ahead of the events here, or behind.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, sight: Sight, after: int, closed: asyncio.Event) -> None:
+        self.closed = closed
+        # A bit of what was there before, for those who watch a run from its beginning.
+        self.last = max(min(after, sight.last_seq), sight.last_seq - _PAGE)
+        self.over = sight.over and self.last == sight.last_seq
+        self.gone = False
+        self.changed = asyncio.Event()
+        self.news = News()
+        self.watchers = 0
+        self.speeches = Speeches(sight.run_id)
+        self._knows_calls = self.last == 0
+        self.text_id = 0
+        self._text: list[Any] = []
+        self._pool = pool
+        self._run = sight
+        self._ring: deque[Frame] = deque()
+        self._size = 0
+        self._pages: dict[int, asyncio.Task[list[Frame]]] = {}
+        self._failure: Exception | None = None
+        self._failed_at: TracebackType | None = None
+
+    def since(self, after: int) -> list[Frame] | None:
+        """Some of what came behind ``after``; ``None`` if it is no longer here: read the log."""
+        if self._failure is not None:
+            # For many: without this each would add to what is told about it.
+            raise self._failure.with_traceback(self._failed_at)
+        missing = self.last - len(self._ring)
+        if after < missing:
+            return None
+        return list(islice(self._ring, after - missing, after - missing + _BATCH))
+
+    async def page(self, after: int) -> list[Frame]:
+        """Events behind ``after`` from the log, at most a page.
+
+        Those who are as far behind at the same time share one reading. Waits for a database that
+        is away; answers nothing when this process is about to stop.
+        """
+        reading = self._pages.get(after)
+        if reading is None:
+            reading = self._pages[after] = asyncio.ensure_future(self._read_page(after))
+            reading.add_done_callback(lambda _: self._pages.pop(after))
+        return await asyncio.shield(reading)
+
+    async def _read_page(self, after: int) -> list[Frame]:
+        rows, _ = await self._rows(after)
+        if not rows:  # and there was something behind it
+            self._forget()
+        return [of_row(self._run.run_id, row) for row in rows]
+
+    async def _rows(self, after: int) -> tuple[list[Any], bool]:
+        """The same as rows, and whether there may be more."""
+        rows = await self._fetch(_READ, after, _PAGE, _PAGE_BYTES)
+        size = sum(len(row["data"]) for row in rows)
+        return rows, len(rows) == _PAGE or size >= _PAGE_BYTES
+
+    async def _fetch(self, query: str, *arguments: int) -> list[Any]:
+        while not self.closed.is_set():
+            try:
+                rows: list[Any] = await self._pool.fetch(
+                    query, self._run.tenant_id, self._run.run_id, *arguments
+                )
+                return rows
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+        return []
+
+    async def keep_up(self, poll_s: float) -> None:
+        """Read what is new whenever there is news, until the final event.
+
+        Wake-ups are hints; every ``poll_s`` seconds it looks without one.
+        """
+        told = {EVENTS}
+        try:
+            while True:
+                # Text that is here was written when its call was in the log.
+                text, self._text = self._text, []
+                if EVENTS in told or not self.speeches.knows(text):
+                    await self._read_log()
+                if self.over or self.gone or self.closed.is_set():
+                    return
+                if text:
+                    await self._hear(text)
+                told = await self.news.wait(poll_s) or {EVENTS}
+        except Exception as error:
+            self._failure, self._failed_at = error, error.__traceback__  # raised for who reads
+        finally:
+            self.wake()
+
+    async def _read_log(self) -> None:
+        more, before = True, self.last
+        while more and not self.over:
+            rows, more = await self._rows(self.last)
+            if rows:
+                self._append(rows)
+                self.wake()
+        if self.last == before and not self.over and not await self._fetch(LOOK):
+            self._forget()
+
+    def _forget(self) -> None:
+        """The run is not there any more, unless nothing was read because this process stops."""
+        if not self.closed.is_set():
+            self.gone = True
+            self._ring.clear()
+            self._text.clear()
+            self.speeches = Speeches(self._run.run_id)
+            self.wake()
+
+    def add_text(self, rows: list[Any]) -> None:
+        """Live text of the run that was read, in order; to be heard with the next news."""
+        self._text += rows
+        self.text_id = rows[-1]["id"]
+        self.news.tell(TEXT)
+
+    async def _hear(self, text: list[Any]) -> None:
+        if not (self._knows_calls or self.speeches.knows(text)):
+            self.speeches.recall(await self._fetch(_READ_CALLS, self.last))
+            self._knows_calls = True
+        self.speeches.hear(text)
+        self.wake()
+
+    def _append(self, rows: list[Any]) -> None:
+        for row in rows:
+            frame = of_row(self._run.run_id, row)
+            self._ring.append(frame)
+            self._size += len(frame.body)
+            self.last = row["seq"]
+            self.over = frame.is_final
+            self.speeches.see(row)
+        while len(self._ring) > RING_EVENTS or (self._size > RING_BYTES and len(self._ring) > 1):
+            self._size -= len(self._ring.popleft().body)
+
+    def wake(self) -> None:
+        """Have all who wait look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Subscriber:
+    """Somebody who watches a run: a place in its log, and what they want to see.
+
+    Args:
+        after: the ``seq`` of the last event that they have.
+        heartbeat_s: how long they may be left without any sign of life.
+
+    Attributes:
+        place: all that is up to this ``seq`` was handed out, or is not wanted.
+        stopped: they get no more, though there may be some.
+    """
+
+    def __init__(self, tail: Tail, after: int, only: Filter, heartbeat_s: float) -> None:
+        self.place = after
+        self.stopped = False
+        self._tail = tail
+        self._only = only
+        self._heartbeat_s = heartbeat_s
+        self._heard: dict[UUID | None, tuple[Speech, int]] = {}
+
+    @property
+    def finished(self) -> bool:
+        """The run is over, and everything of it was handed out."""
+        return self._tail.over and self.place >= self._tail.last
+
+    @property
+    def orphaned(self) -> bool:
+        """The run was deleted: nothing will follow, and there is nothing to come back for."""
+        return self._tail.gone
+
+    def stop(self) -> None:
+        """Hand out nothing any more."""
+        self.stopped = True
+        self._tail.wake()
+
+    async def next(self) -> list[Frame] | None:
+        """What is next; nothing: a sign of life is due; ``None``: no more will come from here."""
+        tail = self._tail
+        due = monotonic() + self._heartbeat_s
+        while not (tail.closed.is_set() or tail.gone or self.stopped):
+            changed = tail.changed
+            found = tail.since(self.place)
+            if found is None:
+                found = await tail.page(self.place)
+            if found:
+                self.place = found[-1].seq or self.place
+                if wanted := [frame for frame in found if self._only.passes(frame)]:
+                    return wanted
+            elif text := self._text():
+                return text
+            elif self.finished:
+                return None
+            elif not await _within(changed, due - monotonic()):
+                return []
+            if monotonic() >= due:
+                return []
+        return None
+
+    def _text(self) -> list[Frame]:
+        """What was said since; only for who has all events, so that none comes too late.
+
+        Who read a page may have events that the tail has not: it knows less of the calls then.
+        """
+        if self.place > self._tail.last:
+            return []
+        frames = []
+        heard, self._heard = self._heard, {}
+        for speech in self._tail.speeches.open():
+            kinds = self._only.kinds_of_text(speech.agent, speech.depth, beside=speech.beside)
+            if not kinds:
+                continue
+            before, offset = heard.get(speech.task_id, (speech, 0))
+            replaces = before is not speech and before.same_call(speech) and offset > 0
+            if before is not speech:
+                offset = 0
+            if replaces or offset < len(speech.text):
+                frames += [speech.frame(offset, kind) for kind in kinds]
+            self._heard[speech.task_id] = speech, len(speech.text)
+        return frames
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False

@@ -1,0 +1,236 @@
+"""Put a streamed answer together: what the dialects of OpenAI's API have in common."""
+
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar
+
+from pydantic_core import from_json
+
+from bottega.agents.messages import AssistantMessage, ToolCall, Usage
+from bottega.llm.failures import Reporter
+from bottega.llm.wire import encode_json, without_lone_surrogates
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BROKEN = frozenset(("error", "insufficient_system_resource"))  # the latter is DeepSeek's
+_UNNAMED = "unnamed"
+MAX_CHARACTERS = 4_000_000
+MAX_CALLS = 500
+
+
+@dataclass(slots=True)
+class PartialCall:
+    """A tool call whose pieces are still coming in.
+
+    Attributes:
+        more: fields that only the server knows.
+    """
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class AnswerBuilder(ABC):
+    """Takes the events of one answer, then gives the message.
+
+    Args:
+        report: makes the errors.
+
+    Attributes:
+        complete: nothing at all follows, so that the stream need not be waited for.
+        usage_names: what the API calls tokens that it read, and that it wrote.
+    """
+
+    complete = False
+    usage_names: ClassVar[tuple[str, str]]
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._text: list[str] = []
+        self._half = ""
+        self._usage: dict[str, Any] | None = None
+        self._finish_reason: str | None = None
+        self._refused = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the server said why it stopped: nothing but usage follows."""
+        return self._finish_reason is not None
+
+    def add_event(self, data: bytes) -> str:
+        """Take one event of the stream; answers with the text that came with it.
+
+        Raises:
+            ModelError: it is none of the API's, or it reports an error.
+        """
+        try:
+            event = from_json(data)
+        except ValueError:
+            event = self._decode_leniently(data)
+        return self.add(event)
+
+    def add(self, event: Any) -> str:
+        """Take one decoded event, or the whole answer of a server that does not stream."""
+        if not isinstance(event, dict):
+            raise self._report.broken("a chunk was no JSON object")
+        if event.get("error") or "error" in (event.get("object"), event.get("type")):
+            raise self._report.failed_in_stream(event)
+        try:
+            return self._add(event)
+        except (AttributeError, TypeError, LookupError):
+            raise self._report.broken("a chunk had a shape that was not expected") from None
+
+    def finish(self, now: datetime, new_id: Callable[[], str]) -> AssistantMessage:
+        """The message.
+
+        Args:
+            new_id: makes the ids of tool calls that came without one of their own.
+
+        Raises:
+            ModelError: the answer broke off.
+        """
+        reason = self._finish_reason
+        if reason is None:
+            raise self._report.broken("the stream ended without saying why")
+        if reason in _BROKEN:
+            raise self._report.broken("it says it stopped for an error")
+        text = "".join(self._text)
+        self._refuse_excess(text)
+        calls = self._tool_calls(new_id)
+        if reason == "tool_calls" and not text and not calls:
+            raise self._report.broken("tool calls were announced, but none came")
+        metadata: dict[str, Any] = {"finish_reason": reason}
+        if self._refused:
+            metadata["refusal"] = True
+        state = self._state(calls)
+        if len(encode_json(state)) > MAX_CHARACTERS:
+            raise self._report.no_completion(f"more than {MAX_CHARACTERS} bytes beside its text")
+        return AssistantMessage(
+            content=text,
+            tool_calls=calls,
+            usage=_usage(self._usage, *self.usage_names),
+            metadata=metadata,
+            state=state,
+            timestamp=now,
+        )
+
+    def _refuse_excess(self, text: str) -> None:
+        """Every answer is stored, and sent again with each later call of its conversation."""
+        calls = list(self._partial_calls())
+        length = len(text) + sum(
+            len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
+        )
+        if length > MAX_CHARACTERS:
+            raise self._report.no_completion(f"more than {MAX_CHARACTERS} characters")
+        if len(calls) > MAX_CALLS:
+            raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
+
+    def hidden_size(self) -> int:
+        """The bytes that came beside text and tool calls, such as reasoning."""
+        return 0
+
+    @abstractmethod
+    def _add(self, event: dict[str, Any]) -> str:
+        """Take an event that reports no error; answers with its text.
+
+        Sets ``_finish_reason`` (``stop``, ``length``, ``tool_calls``, ``content_filter``,
+        ``error``, or another) once the server said why it stopped.
+
+        Raises:
+            AttributeError, TypeError, LookupError: its shape is not the API's.
+        """
+
+    @abstractmethod
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        """The tool calls, in order."""
+
+    @abstractmethod
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        """The fields that go back to the server with the message; see :mod:`bottega.llm.opaque`."""
+
+    def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
+        calls = []
+        seen: set[str] = set()
+        for call in self._partial_calls():
+            call_id = call.id if call.id and call.id not in seen else new_id()
+            seen.add(call_id)
+            arguments, malformed = decode_arguments("".join(call.arguments))
+            calls.append(
+                ToolCall(
+                    id=call_id,
+                    name=call.name or _UNNAMED,
+                    arguments=arguments,
+                    malformed=malformed,
+                )
+            )
+        return tuple(calls)
+
+    def _whole(self, piece: str) -> str:
+        """``piece`` as text that UTF-8 can hold.
+
+        Servers that cut text by UTF-16 units send an emoji in two halves: the first waits here.
+        """
+        if self._half:
+            piece, self._half = self._half + piece, ""
+        if piece.isascii() or not _SURROGATE.search(piece):
+            return piece
+        if "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        text: str = without_lone_surrogates(piece)
+        return text
+
+    def _decode_leniently(self, data: bytes) -> Any:
+        """Decode what the fast decoder refuses: halves of UTF-16 pairs are legal in JSON."""
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._report.broken("a chunk was no JSON") from None
+
+
+def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
+    """Arguments of a tool call, and the raw text if it is no JSON object.
+
+    Nothing, or ``null``, is what some models send for a tool without arguments.
+    """
+    if _SURROGATE.search(raw):
+        raw = without_lone_surrogates(raw)
+    if raw.strip() in ("", "null"):
+        return {}, None
+    try:
+        value = from_json(raw, allow_inf_nan=False)
+    except ValueError:
+        return {}, raw
+    if isinstance(value, dict) and _is_finite(value):
+        return value, None
+    return {}, raw
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number in ``value`` is one JSON can hold; 1e999 decodes to infinity."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list) or all(map(_is_finite, value))
+
+
+def _usage(reported: Any, read: str, written: str) -> Usage:
+    if not isinstance(reported, dict):
+        return Usage()
+    return Usage(
+        input=_count(reported, f"{read}_tokens"),
+        output=_count(reported, f"{written}_tokens"),
+        cached=_count(reported.get(f"{read}_tokens_details"), "cached_tokens"),
+        reasoning=_count(reported.get(f"{written}_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _count(part: Any, name: str) -> int:
+    value = part.get(name) if isinstance(part, dict) else None
+    return value if isinstance(value, int) and value > 0 else 0

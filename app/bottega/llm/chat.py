@@ -1,0 +1,184 @@
+"""Chat Completions: requests as bytes, and answers from the chunks of a stream."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.provider import ToolSchema
+from bottega.llm.answer import AnswerBuilder, PartialCall, decode_arguments
+from bottega.llm.dialect import Dialect
+from bottega.llm.failures import Reporter
+from bottega.llm.opaque import origin_of, size_of_fields, state_for, state_of, take
+from bottega.llm.turns import Piece, piece_of
+from bottega.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
+
+KEY = "chat"
+
+_REASONING = "reasoning_content"
+_KNOWN = frozenset(
+    ("role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations", "parsed")
+)
+_KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
+
+OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
+"""Fields of the body that the provider sets by itself."""
+
+
+def chat_completions(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
+    """Chat Completions with ``model`` at an address.
+
+    Raises:
+        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+    """
+    origin = origin_of(KEY, address)
+    fields = {"model": model, **extra, "stream": True, "stream_options": {"include_usage": True}}
+    return Dialect(
+        path="/chat/completions",
+        head=encode_head(fields, OWN_FIELDS, extra) + b',"messages":[',
+        messages_key=f"{KEY} {origin}",  # what is not of this server does not go there
+        encode_message=partial(encode_message, origin=origin),
+        spoken=b'{"role":"%b","content":"%b"}',
+        tools_key=KEY,
+        encode_tool=encode_tool,
+        most_key=b"max_completion_tokens",
+        new_answer=partial(ChatAnswer, origin=origin),
+    )
+
+
+def encode_message(message: StandardMessage, *, origin: str) -> Piece:
+    """One message; a :class:`ToolMessage` of several results gives several items.
+
+    Raises:
+        HistoryError: a tool message without results, which answers no call.
+    """
+    return piece_of(message, partial(_items, origin=origin))
+
+
+def encode_tool(schema: ToolSchema) -> bytes:
+    function = {
+        "name": schema.name,
+        "description": schema.description,
+        "parameters": schema.parameters,
+    }
+    return encode_json({"type": "function", "function": function})
+
+
+def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
+    if isinstance(message, ToolMessage):
+        return b",".join(
+            [
+                encode_json({"role": "tool", "tool_call_id": strict_id(call_id), "content": text})
+                for call_id, text in tool_outputs(message)
+            ]
+        )
+    state = state_for(origin, message)
+    wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
+    if message.tool_calls:
+        wire["content"] = message.content or None
+        more = state["calls"]
+        wire["tool_calls"] = [_call(call, more.get(call.id, {})) for call in message.tool_calls]
+    return encode_json(wire)
+
+
+def _call(call: ToolCall, more: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"id": strict_id(call.id), "type": "function", "function": function_of(call)}
+    return {**own, **more}
+
+
+class ChatAnswer(AnswerBuilder):
+    """Takes the chunks of one answer, or a whole completion of a server that does not stream.
+
+    Args:
+        after_results: the answer is one to results of tools.
+        origin: of the answer.
+    """
+
+    usage_names = ("prompt", "completion")
+
+    def __init__(self, report: Reporter, after_results: bool, *, origin: str) -> None:
+        super().__init__(report)
+        self._after_results = after_results
+        self._origin = origin
+        self._more: dict[str, Any] = {}
+        self._calls: list[PartialCall] = []
+        self._by_index: dict[Any, PartialCall] = {}
+
+    def _add(self, event: dict[str, Any]) -> str:
+        if usage := event.get("usage"):
+            self._usage = usage
+        choices = event.get("choices")
+        if not choices:
+            return ""
+        choice = choices[0]
+        text = ""
+        delta = choice.get("delta") or choice.get("message")
+        if delta:
+            if piece := delta.get("content"):
+                text = self._whole(piece)
+            if refusal := delta.get("refusal"):
+                self._refused = True
+                text += self._whole(refusal)
+            if text:
+                self._text.append(text)
+            if calls := delta.get("tool_calls"):
+                for item in calls:
+                    self._add_call(item)
+            if len(delta) > 1 or not (piece or calls):
+                take(self._more, delta, _KNOWN)
+        if reason := choice.get("finish_reason"):
+            self._finish_reason = str(reason)
+        return text
+
+    def hidden_size(self) -> int:
+        return size_of_fields(self._more) if self._more else 0
+
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        return self._calls
+
+    def _add_call(self, item: dict[str, Any]) -> None:
+        function = item.get("function") or {}
+        call_id, name, arguments = item.get("id"), function.get("name"), function.get("arguments")
+        call = self._call_of(item.get("index"), call_id, name)
+        if call_id and not call.id:
+            call.id = str(call_id)
+        if name and not call.name:
+            call.name = str(name)
+        if arguments:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            call.arguments.append(text)
+        take(call.more, item, _KNOWN_OF_CALL)
+
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        message = self._more
+        if not (calls or self._after_results):
+            # DeepSeek wants it back in turns with tool calls; in others newer models ignore and
+            # older ones refuse it (api-docs.deepseek.com/guides/thinking_mode).
+            message = {name: value for name, value in message.items() if name != _REASONING}
+        more = [call.more for call in self._calls]
+        return state_of(self._origin, message, {c.id: m for c, m in zip(calls, more, strict=True)})
+
+    def _call_of(self, index: Any, call_id: Any, name: Any) -> PartialCall:
+        """The call that a piece belongs to: by its index, unless it plainly begins another.
+
+        Some servers number every call 0, or none at all, and send each in one piece.
+        """
+        call = self._by_index.get(index)
+        if call is None and index is None and self._calls and not (call_id or name):
+            call = self._calls[-1]
+        if call is None or _begins_another(call, call_id, name):
+            call = PartialCall()
+            self._calls.append(call)
+            self._by_index[index] = call
+        return call
+
+
+def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
+    if call_id and call.id:
+        return bool(call_id != call.id)
+    return bool(name and call.name) and _is_object("".join(call.arguments))
+
+
+def _is_object(raw: str) -> bool:
+    return bool(raw) and decode_arguments(raw)[1] is None

@@ -1,0 +1,213 @@
+"""Read a Chat Completions request: who is asking for what, with which tools, and what came back."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from bottega.llm.stand_ins import GO_ON
+
+_POLICY = re.compile(r"call the tool '([^']+)'")
+_PART = " (your part: "
+_FOLDER = re.compile(r"\n\n[^\n]*(/subagent/[\w-]+)[^\n]*\Z")
+_COORDINATES = re.compile(r"\n\n(?=You are coordinating sub-agents with dependencies\.\n)")
+_CONTEXT = re.compile(
+    r"(?:Shared context from (?P<source>[^\n]+):|Working memory: [^\n]+)\n"
+    r"<(?P<mark>(?:shared-context|working-memory)-[^>\s]+)>"
+    r"(?P<content>.*?)</(?P=mark)>(?:\n\n|\Z)",
+    re.DOTALL,
+)
+
+SWARM_TOOLS = frozenset(("dispatch_subagent", "poll_subagent", "await_subagent"))
+"""Tools of an asynchronous coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call the model makes. ``arguments`` are its decoded JSON object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model answers: a text, tool calls, or both."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it looks like a sub-agent: it takes a ``query``, and at most a ``context``."""
+        return "query" in self.properties and not self.properties.keys() - {"query", "context"}
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        found = self.parameters.get("properties")
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a tool call, as the model reads it. ``arguments`` are what it called with."""
+
+    name: str
+    text: str
+    arguments: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return self.text.startswith("Error:")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What another agent shared."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request, read.
+
+    Attributes:
+        own: the model's own system message, without what it is told of its sub-agents.
+        system: all system messages, the own one included.
+        context: what it was given to know beside the request, each piece whole.
+        asked: what the user wants now, without the hint at this agent's part in it.
+        part: that hint, or empty.
+        folder: this agent's own, if it is an asynchronous task; else empty.
+        demanded: tools it was told to call, in a message that sent an answer back.
+        outcomes: results of tool calls since the user asked, oldest first.
+    """
+
+    own: str
+    system: tuple[str, ...]
+    context: tuple[re.Match[str], ...]
+    asked: str
+    part: str
+    folder: str
+    demanded: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    tools: tuple[Tool, ...]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What other agents shared, in the order given."""
+        return tuple(
+            Source(piece["source"], piece["content"].strip("\n"))
+            for piece in self.context
+            if piece["source"]
+        )
+
+
+def read(request: dict[str, Any]) -> Conversation:
+    """Read a request that has passed :func:`bottega.llm.demo_model.checks.problem`."""
+    messages: list[dict[str, Any]] = request["messages"]
+    system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
+    start, asked, demanded = _current(messages)
+    asked, context = _without_context(asked)
+    asked, folder = _without_folder(asked)
+    asked, part = _without_part(asked)
+    return Conversation(
+        own=_COORDINATES.split(system[0])[0] if system else "",
+        system=system,
+        context=context,
+        asked=asked,
+        part=part,
+        folder=folder,
+        demanded=demanded,
+        outcomes=_outcomes(messages[start:]),
+        tools=tuple(map(_tool, request.get("tools") or ())),
+    )
+
+
+def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
+    """The request, and the pieces of context that open its turn."""
+    found: list[re.Match[str]] = []
+    end = 0
+    while piece := _CONTEXT.match(asked, end):
+        found.append(piece)
+        end = piece.end()
+    return asked[end:], tuple(found)
+
+
+def with_part(asked: str, name: str) -> str:
+    """The query for an agent: the user's request, and a hint at its part in it."""
+    return f"{asked}{_PART}{name})"
+
+
+def _without_part(asked: str) -> tuple[str, str]:
+    text, hint, part = asked.rpartition(_PART)
+    return (text, part[:-1]) if hint and part.endswith(")") else (asked, "")
+
+
+def _without_folder(asked: str) -> tuple[str, str]:
+    found = _FOLDER.search(asked)
+    return (asked[: found.start()], found[1]) if found else (asked, "")
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """A message's text; of one that is made of parts, theirs."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content or ""
+
+
+def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, ...]]:
+    """Where the current request begins, its text, and tools that were demanded after it."""
+    demanded: list[str] = []
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "user":
+            text = text_of(messages[index])
+            if text == GO_ON and index:
+                continue
+            if not (names := _POLICY.findall(text)) or index == 0:
+                return index, text, tuple(demanded)
+            demanded += names
+    return 0, "", tuple(demanded)
+
+
+def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
+    calls: dict[str, Call] = {}
+    outcomes = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            calls[call["id"]] = Call(function["name"], json_object(function["arguments"]))
+        if message["role"] == "tool":
+            call = calls.get(message["tool_call_id"], Call("tool", {}))
+            outcomes.append(Outcome(call.name, text_of(message), call.arguments))
+    return tuple(outcomes)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is; empty if it is none."""
+    try:
+        found = from_json(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tool(item: dict[str, Any]) -> Tool:
+    function = item["function"]
+    parameters = function.get("parameters")
+    return Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters=parameters if isinstance(parameters, dict) else {},
+    )

@@ -1,0 +1,233 @@
+"""An asynchronous coordinator: it dispatches tasks, polls and awaits them, and reports."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bottega.llm.demo_model.conversation import (
+    SWARM_TOOLS,
+    Call,
+    Conversation,
+    Outcome,
+    json_object,
+    with_part,
+)
+from bottega.llm.demo_model.specialist import topic_of
+
+_DISPATCH, _POLL, _AWAIT = "dispatch_subagent", "poll_subagent", "await_subagent"
+_COUNT = re.compile(
+    r"[,;]?\s*\b(?:each\s+)?(?:(?:in|into|as|with|using|by)\s+)?(\d{1,9})\s+(?:parallel\s+)?"
+    r"(?:tasks?|parts?)\b",
+    re.IGNORECASE,
+)
+_ASPECTS = (
+    "market", "technology", "risks", "costs", "regulation", "history", "outlook", "competition",
+    "customers", "supply", "energy", "environment", "workforce", "funding", "regions", "standards",
+    "pricing", "logistics", "safety", "criticism",
+)  # fmt: skip
+_PARTS = 3
+_MOST_PARTS = len(_ASPECTS)
+_TRIES = 2
+_POLLS = 2
+_AWAITS = 1 + 3
+_LONGEST_PROMPT = 9_000
+_LONGEST_SECTION = 2_000
+_ENDS = ("completed", "failed", "timeout", "cancelled")
+_OVER = frozenset((*_ENDS, "not_found"))
+_HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the request, for one task.
+
+    Attributes:
+        agent: whom to ask; ``None``: a child without a name.
+    """
+
+    title: str
+    agent: str | None
+    prompt: str
+
+    @property
+    def call(self) -> Call:
+        who = {"agent": self.agent} if self.agent else {"metadata": {"title": self.title}}
+        return Call(_DISPATCH, {"prompt": self.prompt, **who})
+
+
+@dataclass(slots=True)
+class _Work:
+    """What became of the tasks, by their prompts, as far as the tools have said it.
+
+    Attributes:
+        seen: what was last seen of each, as ``poll_subagent`` shows a task; ``refused`` and
+            ``skipped`` are further statuses.
+        fresh: whether a task was accepted since the dispatches last began.
+        polls, awaits: since then.
+    """
+
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tries: Counter[str] = field(default_factory=Counter)
+    fresh: bool = False
+    polls: int = 0
+    awaits: int = 0
+
+    @property
+    def ids(self) -> list[str]:
+        return [task["task_id"] for task in self.seen.values() if "task_id" in task]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a task may still go on."""
+        tasks = (task for task in self.seen.values() if "task_id" in task)
+        return any(task["status"] not in _OVER for task in tasks)
+
+
+def coordinates(conversation: Conversation) -> bool:
+    """Whether it dispatches: it has the tools, and if it is a task itself was asked for parts."""
+    has = {tool.name for tool in conversation.tools} >= SWARM_TOOLS
+    return has and (not conversation.folder or _COUNT.search(conversation.asked) is not None)
+
+
+def next_calls(conversation: Conversation) -> tuple[Call, ...]:
+    """Dispatch all at once, poll, await, dispatch what was refused once more; then none."""
+    parts = plan(conversation)
+    work = _follow(conversation.outcomes)
+    if new := [part.call for part in parts if part.prompt not in work.tries]:
+        return tuple(new)
+    if work.fresh:
+        if work.polls < (_POLLS if work.is_open else 1):
+            return (Call(_POLL, {"task_ids": work.ids}),)
+        if work.awaits < (_AWAITS if work.is_open else 1):
+            return (Call(_AWAIT, {"task_ids": work.ids, "mode": "all"}),)
+    return tuple(
+        part.call
+        for part in parts
+        if work.seen[part.prompt]["status"] == "refused" and work.tries[part.prompt] < _TRIES
+    )
+
+
+def plan(conversation: Conversation) -> list[Part]:
+    """The parts: one for each agent that has a name, and others up to the number asked for.
+
+    A further number ("in 3 parts, each in 2 parts") is left for the tasks to read.
+    """
+    count, topic = _counted(conversation.asked)
+    names = _names(conversation)
+    others = [aspect for aspect in _ASPECTS if aspect not in names]
+    total = min(count, _MOST_PARTS) if count is not None else 0 if names else _PARTS
+    titles = [*names, *others[: max(0, total - len(names))]] or others[:1]
+    above = f"{conversation.part}, " if conversation.part else ""
+    return [
+        Part(
+            title,
+            title if title in names else None,
+            with_part(topic[:_LONGEST_PROMPT], f"{above}{title}"),
+        )
+        for title in titles
+    ]
+
+
+def report(conversation: Conversation) -> str:
+    """Markdown: what each task found, or why it did not, and how many ended how."""
+    parts = plan(conversation)
+    seen = _follow(conversation.outcomes).seen
+    topic = topic_of(_counted(conversation.asked)[1])
+    sections = [f"## {part.title}\n\n{_found(seen[part.prompt])}" for part in parts]
+    ends = Counter(seen[part.prompt]["status"] for part in parts)
+    shown = [*_ENDS, *(status for status in ends if status not in _ENDS)]
+    sums = ", ".join(f"{ends[status]} {status.replace('_', ' ')}" for status in shown)
+    noun = "task" if len(parts) == 1 else "tasks"
+    return "\n\n".join([f"# Report: {topic}", *sections, f"{len(parts)} {noun}: {sums}."])
+
+
+def _counted(asked: str) -> tuple[int | None, str]:
+    """How many parts were asked for, and the request without that."""
+    found = _COUNT.search(asked)
+    if found is None:
+        return None, asked
+    rest = f"{asked[: found.start()]}{asked[found.end() :]}".strip(" ,;:")
+    return int(found[1]), rest
+
+
+def _names(conversation: Conversation) -> list[str]:
+    """The named agents that may be asked: an enum in the schema of the tool."""
+    tool = next(tool for tool in conversation.tools if tool.name == _DISPATCH)
+    schema = tool.properties.get("agent")
+    if not isinstance(schema, dict):
+        return []
+    options = [schema, *(option for option in schema.get("anyOf", ()) if isinstance(option, dict))]
+    found = (option.get("enum") or [option.get("const")] for option in options)
+    return [name for names in found for name in names if isinstance(name, str)]
+
+
+def _follow(outcomes: Sequence[Outcome]) -> _Work:
+    """Read what the three tools said so far."""
+    work = _Work()
+    before = ""
+    for outcome in outcomes:
+        if outcome.name == _DISPATCH:
+            if before != _DISPATCH:
+                work.fresh, work.polls, work.awaits = False, 0, 0
+            _dispatched(work, outcome)
+        elif outcome.name in SWARM_TOOLS:
+            work.polls += outcome.name == _POLL
+            work.awaits += outcome.name == _AWAIT
+            _looked(work, outcome)
+        before = outcome.name
+    return work
+
+
+def _dispatched(work: _Work, outcome: Outcome) -> None:
+    said = json_object(outcome.text)
+    prompt = str(outcome.arguments.get("prompt"))
+    work.tries[prompt] += 1
+    if isinstance(said.get("task_id"), str):
+        work.seen[prompt] = {"task_id": said["task_id"], "status": "queued"}
+        work.fresh = True
+    elif said.get("status") == "skipped":
+        work.seen[prompt] = {"status": "skipped", "final_output": said.get("result")}
+    else:
+        error = said.get("error") or outcome.text.removeprefix("Error:").strip()
+        work.seen[prompt] = {"status": "refused", "error": error}
+
+
+def _looked(work: _Work, outcome: Outcome) -> None:
+    """Take in what a poll or an await shows; what is over stays as it was."""
+    tasks = json_object(outcome.text).get("tasks")
+    if not isinstance(tasks, list):
+        return  # the call failed
+    shown = {task["task_id"]: task for task in tasks if _is_task(task)}
+    for prompt, task in work.seen.items():
+        if "task_id" in task and task["status"] not in _ENDS:
+            missing = {"task_id": task["task_id"], "status": "not_found"}
+            work.seen[prompt] = shown.get(task["task_id"], missing)
+
+
+def _is_task(task: Any) -> bool:
+    return isinstance(task, dict) and all(
+        isinstance(task.get(key), str) for key in ("task_id", "status")
+    )
+
+
+def _found(task: dict[str, Any]) -> str:
+    """A section's text."""
+    return "\n\n".join(_pieces(task))
+
+
+def _pieces(task: dict[str, Any]) -> Iterator[str]:
+    status = task["status"].replace("_", " ")
+    if task["status"] not in ("completed", "skipped"):
+        error = task.get("error")
+        if isinstance(error, dict):
+            error = error.get("message")
+        yield f"{status.capitalize()}: {error}" if error else f"{status.capitalize()}."
+    said = str(task.get("final_output") or task.get("partial_output") or "").strip()
+    if len(said) > _LONGEST_SECTION:
+        said = f"{said[:_LONGEST_SECTION]}…"
+    if said:
+        yield _HEADING.sub("##", said)  # below this report's own headings
+    elif task["status"] == "completed":
+        yield "(nothing)"

@@ -1,0 +1,103 @@
+"""Run the demo model as a process of its own, for as long as a block lasts."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import bottega
+from bottega.errors import UnavailableError
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 3.0
+
+
+@asynccontextmanager
+async def demo_model(
+    *, latency_ms: float = 0, token_delay_ms: float = 0, start_timeout_s: float = _START_TIMEOUT_S
+) -> AsyncIterator[str]:
+    """Start the demo model; answers with its base URL, and stops it at the end.
+
+    It also ends by itself when this process does, however that ends.
+
+    Args:
+        latency_ms: milliseconds before each answer.
+        token_delay_ms: milliseconds between the words of a stream.
+
+    Raises:
+        UnavailableError: it did not start in time; what it said is on standard error.
+    """
+    arguments = ["--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)]
+    process = await _spawn(arguments)
+    try:
+        yield f"http://127.0.0.1:{await _port(process, start_timeout_s)}/v1"
+    finally:
+        await _stop(process)
+
+
+def become_demo_model(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process with the demo model, so that signals reach it directly."""
+    os.execve(sys.executable, _command(*arguments), _environment())  # noqa: S606 (our own module)
+
+
+def _command(*arguments: str) -> list[str]:
+    """The command line; ``-P`` ignores a folder ``bottega`` in the user's current folder."""
+    return [sys.executable, "-P", "-m", "bottega.llm.demo_model", *arguments]
+
+
+async def _spawn(arguments: list[str]) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *_command("--exit-with-parent", *arguments),
+        stdin=PIPE,
+        stdout=PIPE,
+        env=_environment(),
+        start_new_session=True,  # Ctrl-C is for us: runs still need their model while they end
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours; if this package is not installed, with the place it was found."""
+    environment = dict(os.environ)
+    root = Path(bottega.__path__[0]).parent
+    if root != Path(sysconfig.get_path("purelib")):
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)
+    return environment
+
+
+async def _port(process: Process, timeout_s: float) -> int:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(timeout_s):
+            line = await process.stdout.readline()
+        port: int = json.loads(line)["port"]
+    except (TimeoutError, ValueError, LookupError, TypeError):
+        raise UnavailableError(
+            "the demo model did not start; run `bottega demo-model` to see why, or set "
+            "OPENAI_API_KEY or OPENAI_BASE_URL to use another model",
+            code="demo_model",
+        ) from None
+    return port
+
+
+async def _stop(process: Process) -> None:
+    """Ask it to end, then make it."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()

@@ -1,0 +1,233 @@
+"""What went wrong at the model's side, as a :class:`ModelError` that says what to mend.
+
+Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
+``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
+``model_timeout``, ``model_unavailable``, ``model_stream_broken``, ``model_bad_response``.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from bottega.errors import ModelError
+
+_LONGEST_QUOTE = 300
+
+_RETRYABLE_CODES = frozenset(
+    {"model_rate_limited", "model_timeout", "model_unavailable", "model_stream_broken"}
+)
+
+# What servers say, in ``code`` or ``type``, where the status alone says too little.
+_BY_WORD = {
+    "insufficient_quota": "model_quota_exhausted",
+    "billing_hard_limit_reached": "model_quota_exhausted",
+    "rate_limit_exceeded": "model_rate_limited",
+    "rate_limit_error": "model_rate_limited",
+    "context_length_exceeded": "model_context_too_long",
+    "content_filter": "model_filtered",
+    "content_policy_violation": "model_filtered",
+    "invalid_prompt": "model_filtered",
+    "bio_policy": "model_filtered",
+    "misalignment_policy_violation": "model_filtered",
+    "model_not_found": "model_not_found",
+    "invalid_api_key": "model_unauthorized",
+    "authentication_error": "model_unauthorized",
+    "invalid_request_error": "model_bad_request",
+    "badrequesterror": "model_bad_request",
+}
+
+_BY_STATUS = {
+    401: "model_unauthorized",
+    402: "model_quota_exhausted",
+    403: "model_forbidden",
+    404: "model_not_found",
+    408: "model_timeout",
+    409: "model_unavailable",
+    429: "model_rate_limited",
+    504: "model_timeout",
+}
+
+# These may refine a status; the others would only blur what it says.
+_REFINING = frozenset(
+    {"model_quota_exhausted", "model_context_too_long", "model_filtered", "model_not_found"}
+)
+
+_ADVICE = {
+    "model_unauthorized": "refused the API key; check OPENAI_API_KEY",
+    "model_forbidden": "does not allow this key to do that; check its permissions",
+    "model_not_found": "does not know this model or address; check the model's name and "
+    "OPENAI_BASE_URL (most end in /v1)",
+    "model_bad_request": "cannot carry out the request as it is",
+    "model_context_too_long": "got more text than the model can read; shorten the conversation",
+    "model_filtered": "withheld the answer by its content filter; rephrase the request",
+    "model_quota_exhausted": "has no quota left for this key; check plan and billing",
+    "model_rate_limited": "gets more requests than it allows; lower the concurrency",
+    "model_timeout": "took too long",
+    "model_unavailable": "is out of order or overloaded",
+    "model_bad_response": "answered with something that is no answer of a model; check "
+    "OPENAI_BASE_URL (most end in /v1)",
+}
+
+
+STREAM_BROKEN = "model_stream_broken"
+"""Code of an answer that broke off, or could not be read."""
+
+
+class Reporter:
+    """Makes the errors of one model server.
+
+    Args:
+        address: of the server, without anything secret.
+        secret: never to be seen in an error; empty if there is none.
+    """
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._address = address
+        # With its neighbours, since a short key is also part of ordinary words.
+        pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
+        self._secret = re.compile(pattern)
+
+    def refused(
+        self, status: int, body: object, headers: Mapping[str, str], now: datetime
+    ) -> ModelError:
+        """The server answered with a status that is no success."""
+        code = _BY_STATUS.get(status) or _code_of_other_status(status)
+        if (word := _code_by_word(body)) in _REFINING:
+            code = word or code
+        return self._error(code, f"HTTP {status}", body, retry_after_s(headers, now))
+
+    def failed_in_stream(self, body: object) -> ModelError:
+        """The server reported an error in the middle of its answer."""
+        status = _status_of(body)
+        code = _code_by_word(body)
+        if code is None and status is not None:
+            code = _BY_STATUS.get(status) or _code_of_other_status(status)
+        return self._error(code or "model_unavailable", "error in its stream", body)
+
+    def unreachable(self, error: BaseException) -> ModelError:
+        """No connection, or it ended before there was an answer."""
+        if is_timeout(error):
+            return self._error("model_timeout", "no answer in time", None)
+        return ModelError(
+            f"cannot reach the model's API at {self._address} ({_kind(error)}); check "
+            "OPENAI_BASE_URL, the network, and that the server is running",
+            code="model_unavailable",
+            retryable=True,
+        )
+
+    def broken(self, what: str) -> ModelError:
+        """The stream ended, or became unreadable, before the answer was complete."""
+        return ModelError(
+            f"the answer of the model's API at {self._address} broke off: {what}",
+            code=STREAM_BROKEN,
+            retryable=True,
+        )
+
+    def interrupted(self, error: BaseException) -> ModelError:
+        """The connection failed in the middle of the answer."""
+        if is_timeout(error):
+            return self._error("model_timeout", "silence in the middle of its answer", None)
+        return self.broken(f"the connection failed ({_kind(error)})")
+
+    def no_completion(self, what: str) -> ModelError:
+        """The answer was a success of another sort, such as a web page."""
+        return self._error("model_bad_response", f"it sent {self._clean(what)}", None)
+
+    def _error(
+        self, code: str, what: str, body: object, retry_after: float | None = None
+    ) -> ModelError:
+        detail = f"the model's API at {self._address} {_ADVICE[code]} ({what})"
+        if said := self._quote(body):
+            detail = f"{detail}. It said: {said}"
+        return ModelError(
+            detail, code=code, retryable=code in _RETRYABLE_CODES, retry_after_s=retry_after
+        )
+
+    def _quote(self, body: object) -> str:
+        """What the server said; empty if that is unknown."""
+        error = _error_part(body)
+        message = error.get("message") if isinstance(error, dict) else error
+        if not isinstance(message, str):
+            return ""
+        return self._clean(message)
+
+    def _clean(self, text: str) -> str:
+        """The text on one line, printable, not too long, without the key."""
+        text = " ".join(self._secret.sub("[key]", text).split())
+        text = "".join(char if char.isprintable() else "?" for char in text)
+        return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds the server asks to wait (``Retry-After`` in both forms, ``retry-after-ms``)."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    seconds = _number(value)
+    if seconds is not None or value is None:
+        return seconds
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether somebody's patience ran out.
+
+    The type of the outermost error does not tell: the transport reports a refused connection as
+    a timeout too. Its causes do.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TimeoutError):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return number if 0 <= number < float("inf") else None
+
+
+def _code_of_other_status(status: int) -> str:
+    if status >= 500:
+        return "model_unavailable"
+    return "model_bad_request" if status >= 400 else "model_bad_response"
+
+
+def _error_part(body: object) -> Any:
+    if isinstance(body, dict):
+        return body.get("error") or body
+    return body
+
+
+def _code_by_word(body: object) -> str | None:
+    error = _error_part(body)
+    if not isinstance(error, dict):
+        return None
+    for field in ("code", "type"):
+        if found := _BY_WORD.get(str(error.get(field)).lower()):
+            return found
+    return None
+
+
+def _status_of(body: object) -> int | None:
+    error = _error_part(body)
+    code = error.get("code") if isinstance(error, dict) else None
+    text = str(code)
+    return int(text) if text.isdecimal() and len(text) == 3 else None
+
+
+def _kind(error: BaseException) -> str:
+    """The innermost cause's name: the outer ones are the layers it came through."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__

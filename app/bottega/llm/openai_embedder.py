@@ -1,0 +1,326 @@
+"""Vectors from an OpenAI-compatible ``/embeddings`` (spec page 4, M18)."""
+
+import asyncio
+import random
+import re
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from hashlib import blake2b
+from typing import Any
+
+import httpx2
+import numpy as np
+from numpy.typing import NDArray
+from openai import APIStatusError
+from pydantic_core import from_json, to_json
+
+from bottega.clock import Clock, utcnow
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.backoff import delay_s
+from bottega.llm.door import NETWORK_ERRORS, Door
+
+Vectors = NDArray[np.float32]
+
+LARGEST_DIMENSION = 4000
+"""What the index of a ``halfvec`` takes."""
+
+_MAX_CHARACTERS = 32_768
+_LEAST_CHARACTERS = 1024
+_TEXTS_PER_CALL = 32
+_BYTES_PER_CALL = 262_144
+_CALLS_AT_ONCE = 4
+_LONGEST_PAUSE_S = 60.0
+_MOST_WAITING = 1024  # texts
+_LONGEST_ANSWER = 32 * 1024 * 1024
+_NOTHING = "(nothing)"  # servers refuse an empty text
+_TOO_LONG = re.compile(r"context.length|too (?:long|large|many)|maximum|exceed", re.IGNORECASE)
+_DIMENSIONS = re.compile(r"dimension|matryoshka", re.IGNORECASE)
+_REFUSED = ("model_bad_request", "model_context_too_long")
+
+
+class OpenAIEmbedder:
+    """Asks a server for vectors: several texts a call, and each text once as long as it is known.
+
+    Belongs to one event loop at a time. After :meth:`aclose` it can still be used.
+
+    Args:
+        model: name of the model; part of the embedder's name.
+        api_key: ``None`` takes ``OPENAI_API_KEY``.
+        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
+        dimensions: asked of the server. One that has only another is taken at its word.
+        timeout_s: longest time of one try, in seconds.
+        max_tries: tries of one call, the first included.
+        cached: vectors that are kept; those least recently asked for go.
+        clock, sleep, random_unit: time and randomness; ``random_unit`` is in [0, 1).
+
+    Raises:
+        InvalidInputError: there is no key, or an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        dimensions: int = 768,
+        timeout_s: float = 30.0,
+        max_tries: int = 3,
+        cached: int = 2048,
+        clock: Clock = utcnow,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random_unit: Callable[[], float] = random.random,
+    ) -> None:
+        if timeout_s <= 0 or max_tries < 1 or cached < 0:
+            raise InvalidInputError("timeout_s and max_tries must be positive, cached at least 0")
+        if not 1 <= dimensions <= LARGEST_DIMENSION:
+            raise InvalidInputError(f"dimensions must be between 1 and {LARGEST_DIMENSION}")
+        self.model = model
+        self._asked_dimensions: int | None = dimensions
+        self._dimension = dimensions
+        self._learned = False
+        self._timeout_s = timeout_s
+        self._max_tries = max_tries
+        self._cached = cached
+        self._clock = clock
+        self._sleep = sleep
+        self._random_unit = random_unit
+        self._known: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Task[Mapping[bytes, Vectors]]] = {}
+        self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._door = Door(api_key, base_url, timeout_s)
+        self._report = self._door.report
+
+    def __repr__(self) -> str:
+        return f"OpenAIEmbedder({self.model!r}, base_url={self._door.address!r})"
+
+    @property
+    def name(self) -> str:
+        """``openai:<model>:<dimension>``; final once the first vectors are there."""
+        return f"openai:{self.model}:{self._dimension}"
+
+    @property
+    def dimension(self) -> int:
+        """What was asked for, until the first answer says what it is."""
+        return self._dimension
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls that are still going on fail."""
+        calls = set(self._under_way.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._door.aclose()
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of ``texts``, each of length 1; shape (n, d).
+
+        Of each text the first 32,768 characters count, or those that the model takes. Equal
+        texts that are asked for at the same time are one call.
+
+        Raises:
+            ModelError: the call failed for good; none of these texts has a vector then.
+        """
+        asked = {_digest(text): text for text in map(_prepared, texts)}
+        found: dict[bytes, Vectors] = {}
+        unknown: dict[bytes, str] = {}
+        calls = set()
+        for key, text in asked.items():
+            if (vector := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                found[key] = vector
+            elif call := self._under_way.get(key):
+                calls.add(call)
+            else:
+                unknown[key] = text
+        if unknown and len(self._under_way) >= _MOST_WAITING:
+            # Who asked may have left long ago; a server that hangs must not fill our memory.
+            raise ModelError(
+                f"{len(self._under_way)} texts wait for the model '{self.model}' already",
+                code="model_unavailable",
+                retryable=True,
+            )
+        calls |= {self._begin(batch) for batch in _batches(unknown)}
+        for call in calls:
+            # Shielded: others may wait for the same call, and its vectors are kept anyhow.
+            found |= await asyncio.shield(call)
+        if not texts:
+            return np.empty((0, self._dimension), np.float32)
+        return np.stack([found[_digest(_prepared(text))] for text in texts])
+
+    def _begin(self, batch: Mapping[bytes, str]) -> "asyncio.Task[Mapping[bytes, Vectors]]":
+        call = asyncio.ensure_future(self._call(batch))
+        self._under_way |= dict.fromkeys(batch, call)
+
+        def end(done: "asyncio.Task[Mapping[bytes, Vectors]]") -> None:
+            for key in batch:
+                del self._under_way[key]
+            if not done.cancelled() and done.exception() is None:
+                self._keep(done.result())
+
+        call.add_done_callback(end)
+        return call
+
+    def _keep(self, vectors: Mapping[bytes, Vectors]) -> None:
+        self._known.update(vectors)
+        while len(self._known) > self._cached:
+            self._known.popitem(last=False)
+
+    async def _call(self, batch: Mapping[bytes, str]) -> Mapping[bytes, Vectors]:
+        async with self._slots:
+            vectors = await self._vectors(list(batch.values()), _MAX_CHARACTERS)
+        # Copies: a row that is kept must not keep its whole batch.
+        return {key: row.copy() for key, row in zip(batch, vectors, strict=True)}
+
+    async def _vectors(self, texts: Sequence[str], characters: int) -> Vectors:
+        """The vectors of texts as far as the model takes them: shorter ones if it says so."""
+        answer = await self._tried([text[:characters] for text in texts])
+        if not isinstance(answer, ModelError):
+            return answer
+        if answer.code not in _REFUSED:
+            raise answer
+        if self._asked_dimensions is not None and _DIMENSIONS.search(answer.detail):
+            self._asked_dimensions = None  # the model has but one, and will not be asked
+            return await self._vectors(texts, characters)
+        if not _TOO_LONG.search(answer.detail):
+            raise answer
+        if len(texts) > 1:
+            return np.concatenate([await self._vectors([text], characters) for text in texts])
+        if characters <= _LEAST_CHARACTERS:
+            raise answer
+        return await self._vectors(texts, min(characters, len(texts[0])) // 2)
+
+    async def _tried(self, texts: Sequence[str]) -> Vectors | ModelError:
+        body: dict[str, Any] = {"model": self.model, "input": texts, "encoding_format": "base64"}
+        if self._asked_dimensions is not None:
+            body["dimensions"] = self._asked_dimensions
+        request = to_json(body)
+        number = 1
+        while True:
+            answer = await self._try(request, len(texts))
+            if not isinstance(answer, ModelError):
+                return answer
+            if not answer.retryable or number >= self._max_tries:
+                return answer
+            await self._sleep(min(_LONGEST_PAUSE_S, delay_s(number, answer, self._random_unit())))
+            number += 1
+
+    async def _try(self, request: bytes, count: int) -> Vectors | ModelError:
+        """One try. Its error is a value, as in :class:`.openai_provider.OpenAIProvider`."""
+        response = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._door.post("/embeddings", request)
+                body = await _whole(response)
+        except APIStatusError as error:
+            status, headers = error.status_code, error.response.headers
+            return self._report.refused(status, error.body, headers, self._clock())
+        except NETWORK_ERRORS as error:
+            if response is None:
+                return self._report.unreachable(error)
+            return self._report.interrupted(error)
+        finally:
+            if response is not None:
+                await response.aclose()
+        try:
+            vectors = read_vectors(body, count)
+        except ValueError as error:
+            return self._report.no_completion(str(error))
+        return self._checked(vectors)
+
+    def _checked(self, vectors: Vectors) -> Vectors | ModelError:
+        dimension = vectors.shape[1]
+        if dimension > LARGEST_DIMENSION:
+            return ModelError(
+                f"the model '{self.model}' makes vectors of {dimension} numbers, and "
+                f"{LARGEST_DIMENSION} are the most that can be searched: choose another model in "
+                "BOTTEGA_EMBEDDING_MODEL, or one that takes `dimensions`",
+                code="model_bad_response",
+            )
+        if self._learned and dimension != self._dimension:
+            return self._report.no_completion(
+                f"vectors of {dimension} numbers, after some of {self._dimension}"
+            )
+        self._dimension, self._learned = dimension, True
+        return vectors
+
+
+def read_vectors(body: bytes, count: int) -> Vectors:
+    """The vectors of an answer, in the order of its texts, at length 1. Pure.
+
+    Raises:
+        ValueError: it is not one vector for each of ``count`` texts.
+    """
+    try:
+        answer = from_json(body)
+    except ValueError:
+        raise ValueError("no JSON") from None
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+        raise ValueError("no list of vectors")
+    if len(data) != count:
+        raise ValueError(f"{len(data)} vectors for {count} texts")
+    places = [item.get("index", place) for place, item in enumerate(data)]
+    if any(type(place) is not int for place in places) or sorted(places) != list(range(count)):
+        raise ValueError("vectors whose indices are not those of the texts")
+    rows = [np.empty(0, np.float64)] * count
+    for place, item in zip(places, data, strict=True):
+        rows[place] = _numbers(item.get("embedding"))
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("vectors of different dimensions")
+    vectors = np.stack(rows)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not vectors.size or not np.isfinite(lengths).all() or not (lengths > 0).all():
+        raise ValueError("a vector that is empty, zero or not of finite numbers")
+    scaled: Vectors = (vectors / lengths).astype(np.float32)
+    return scaled
+
+
+def _numbers(embedding: Any) -> NDArray[np.float64]:
+    """One vector, which comes as numbers or as their bytes in base64."""
+    if isinstance(embedding, str):
+        data = b64decode(embedding, validate=True)
+        return np.frombuffer(data, np.dtype("<f4")).astype(np.float64)
+    if not isinstance(embedding, list) or any(type(n) not in (int, float) for n in embedding):
+        raise ValueError("a vector that is no list of numbers")
+    try:
+        return np.array(embedding, np.float64)
+    except OverflowError:
+        raise ValueError("a vector with a number beyond all bounds") from None
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    async with aclosing(response.aiter_bytes()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > _LONGEST_ANSWER:
+                break  # cut, it is no JSON
+    return bytes(body)
+
+
+def _prepared(text: str) -> str:
+    """A text as it is sent: of bounded length, not blank, and with nothing that JSON refuses."""
+    cut = text[:_MAX_CHARACTERS]
+    return cut.encode("utf-8", "replace").decode() if cut.strip() else _NOTHING
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def _batches(texts: Mapping[bytes, str]) -> Iterator[dict[bytes, str]]:
+    """The texts in parts that fit into one call each."""
+    batch: dict[bytes, str] = {}
+    size = 0
+    for key, text in texts.items():
+        length = len(text.encode())
+        if batch and (len(batch) == _TEXTS_PER_CALL or size + length > _BYTES_PER_CALL):
+            yield batch
+            batch, size = {}, 0
+        batch[key] = text
+        size += length
+    if batch:
+        yield batch

@@ -1,0 +1,296 @@
+"""A model behind an OpenAI-compatible API (spec page 1, A8), by Chat Completions or Responses."""
+
+import asyncio
+import contextlib
+import copy
+import random
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal
+
+import httpx2
+from openai import APIStatusError
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
+from bottega.clock import Clock, monotonic, utcnow
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.answer import AnswerBuilder
+from bottega.llm.backoff import next_delay_s, out_of_patience
+from bottega.llm.chat import chat_completions
+from bottega.llm.dialect import Dialect, NewDialect
+from bottega.llm.door import NETWORK_ERRORS, Door
+from bottega.llm.failures import STREAM_BROKEN
+from bottega.llm.responses import responses
+from bottega.llm.sse import SSESplitter
+from bottega.llm.usage import with_usage
+
+Api = Literal["chat_completions", "responses"]
+
+_DIALECTS: Mapping[str, NewDialect] = {
+    "chat_completions": chat_completions,
+    "responses": responses,
+}
+_DRAIN_S = 0.1
+_LONGEST_ANSWER = 64 * 1024 * 1024
+_MOST_BROKEN = 5
+"""Answers of a call that may break off: each of them may cost as much as a whole one."""
+
+_DONE = b"[DONE]"
+_DEFAULTS = ModelOptions()
+
+
+def new_call_id() -> str:
+    """An id for a tool call that came without one."""
+    return f"call_{uuid.uuid4().hex}"
+
+
+class OpenAIProvider:
+    """Asks a model, always streaming. Nothing is kept at the server between calls.
+
+    Connections are opened at the first call and belong to its event loop; in another loop the
+    provider opens new ones. After :meth:`aclose` it can still be used, and opens them again.
+
+    Args:
+        model: name of the model, for calls whose options name none.
+        api: ``chat_completions``, which most servers have, or ``responses``, by which models that
+            reason go on with their reasoning after tool calls.
+        api_key: ``None`` takes ``OPENAI_API_KEY``.
+        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
+        timeout_s: longest silence of the server, in seconds, before and within an answer.
+        patience_s: seconds from a call's first failure for which it is repeated while the server
+            is down, overloaded or cuts its answers; 0: it is not repeated.
+        extra_body: further fields of every request, such as ``{"temperature": 0}``. By
+            Responses ``{"include": []}`` is for models that have no reasoning to give.
+        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is in seconds and never
+            goes back, ``random_unit`` is in [0, 1).
+
+    Raises:
+        InvalidInputError: there is no key, or an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api: Api = "chat_completions",
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout_s: float = 300.0,
+        patience_s: float = 30.0,
+        extra_body: Mapping[str, Any] | None = None,
+        clock: Clock = utcnow,
+        now: Callable[[], float] = monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random_unit: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        if timeout_s <= 0 or patience_s < 0:
+            raise InvalidInputError("timeout_s must be positive and patience_s not negative")
+        if api not in _DIALECTS:
+            raise InvalidInputError(f"api must be one of: {', '.join(_DIALECTS)}")
+        self.model = model
+        self.api = api
+        self._patience_s = patience_s
+        self._new_dialect = _DIALECTS[api]
+        self._extra = dict(extra_body or {})
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._random_unit = random_unit
+        self._new_id = new_id
+        self._dialects: dict[str, Dialect] = {}
+        self._door = Door(api_key, base_url, timeout_s)
+        self._report = self._door.report
+        self._dialect(model)  # now, so that wrong fields are found at the start
+
+    def __repr__(self) -> str:
+        return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
+
+    def for_model(self, model: str, patience_s: float | None = None) -> "OpenAIProvider":
+        """Copy the provider for another default model; the copy shares (and closes) the
+        connections.
+
+        Args:
+            patience_s: ``None``: as this one has it.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        if (model, patience_s) == (self.model, self._patience_s):
+            return self
+        other = copy.copy(self)
+        other.model, other._patience_s = model, patience_s
+        return other
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls that are still going on fail."""
+        await self._door.aclose()
+
+    async def invoke(
+        self,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        options: ModelOptions = _DEFAULTS,
+        on_delta: OnDelta | None = None,
+    ) -> AssistantMessage:
+        """Ask for the next message.
+
+        Args:
+            on_delta: told the text as it comes. After a failed try it starts again from the
+                beginning: ``options.on_failed_try`` tells that what came before is void.
+
+        Returns:
+            The message. Its metadata holds ``finish_reason`` (``length``: cut off),
+            ``refusal: True`` if its content is the model's refusal. Its ``state`` is what goes back
+            to this server with it.
+
+        Raises:
+            ModelError: the call failed for good.
+            HistoryError: a message cannot be sent.
+        """
+        dialect = self._dialect(options.model or self.model)
+        body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
+        after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
+        begin = partial(dialect.new_answer, self._report, after_results)
+        number, broken, failed_at = 1, 0, None
+        while True:
+            answer = await self._try(dialect.path, body, begin, on_delta)
+            if isinstance(answer, AssistantMessage):
+                return answer
+            broken += answer.code == STREAM_BROKEN
+            if not answer.retryable or self._patience_s == 0 or broken == _MOST_BROKEN:
+                raise answer
+            now = self._now()
+            failed_at = now if failed_at is None else failed_at
+            left_s = failed_at + self._patience_s - now
+            pause_s = next_delay_s(number, answer, self._random_unit(), left_s)
+            if pause_s is None:
+                raise out_of_patience(number, answer, self._patience_s)
+            if options.on_failed_try is not None:
+                options.on_failed_try(FailedTry(number, answer, pause_s))
+            await self._sleep(pause_s)
+            number += 1
+
+    def _dialect(self, model: str) -> Dialect:
+        dialect = self._dialects.get(model)
+        if dialect is None:
+            dialect = self._new_dialect(model, self._extra, self._door.address)
+            self._dialects[model] = dialect
+        return dialect
+
+    async def _try(
+        self,
+        path: str,
+        body: bytes,
+        begin: Callable[[], AnswerBuilder],
+        on_delta: OnDelta | None,
+    ) -> AssistantMessage | ModelError:
+        """One try. Its error is a value: raised while the SDK's is handled, it would carry that
+        along, and that one quotes the server without leaving out the key.
+        """
+        try:
+            response = await self._door.post(path, body)
+        except NETWORK_ERRORS as error:
+            return self._failure(error)
+        try:
+            builder = begin()
+            message = await self._read(response, builder, on_delta)
+            return with_usage(message, len(body), builder.hidden_size)
+        except ModelError as error:
+            return error
+        finally:
+            await response.aclose()  # a stream that was not read to its end: hang up
+
+    def _failure(self, error: Exception) -> ModelError:
+        if isinstance(error, APIStatusError):
+            return self._report.refused(
+                error.status_code, error.body, error.response.headers, self._clock()
+            )
+        return self._report.unreachable(error)
+
+    async def _read(
+        self, response: httpx2.Response, builder: AnswerBuilder, on_delta: OnDelta | None
+    ) -> AssistantMessage:
+        content_type = response.headers.get("content-type", "").lower()
+        if "html" in content_type:
+            raise self._report.no_completion(content_type)
+        async with aclosing(self._pieces(response, builder)) as pieces:
+            if "json" in content_type:
+                await _read_whole(builder, pieces, on_delta)
+            else:
+                await _read_events(builder, pieces, on_delta)
+        return builder.finish(self._clock(), self._new_id)
+
+    async def _pieces(
+        self, response: httpx2.Response, builder: AnswerBuilder
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of the answer as they come.
+
+        Raises:
+            ModelError: the connection failed, or the answer has no end. Once the answer itself
+                is complete, a failure can only cost the usage, and is no error.
+        """
+        failure: ModelError | None = None
+        length = 0
+        try:
+            async with aclosing(response.aiter_bytes()) as pieces:
+                async for piece in pieces:
+                    length += len(piece)
+                    if length > _LONGEST_ANSWER:
+                        break
+                    yield piece
+        except NETWORK_ERRORS as error:
+            failure = self._report.interrupted(error)
+        if length > _LONGEST_ANSWER:
+            failure = self._report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")
+        if failure is not None and not builder.finished:
+            raise failure
+
+
+async def _read_events(
+    builder: AnswerBuilder, pieces: AsyncGenerator[bytes, None], on_delta: OnDelta | None
+) -> None:
+    splitter = SSESplitter()
+    async for piece in pieces:
+        if await _take(builder, splitter.feed(piece), on_delta):
+            # The connection is used again only if the body is read to its end, which is near.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    async for _ in pieces:
+                        pass
+            return
+    if not builder.finished:
+        await _take(builder, splitter.finish(), on_delta)
+
+
+async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta | None) -> bool:
+    """Take the events that came in one piece; answers whether the stream is done."""
+    done = False
+    text = ""
+    for event in events:
+        if event == _DONE:
+            done = True
+            break
+        text += builder.add_event(event)
+        if builder.complete:
+            done = True
+            break
+    await _tell(on_delta, text)
+    return done
+
+
+async def _read_whole(
+    builder: AnswerBuilder, pieces: AsyncGenerator[bytes, None], on_delta: OnDelta | None
+) -> None:
+    """Read the answer of a server that did not stream although it was asked to."""
+    body = b"".join([piece async for piece in pieces])
+    await _tell(on_delta, builder.add_event(body))
+
+
+async def _tell(on_delta: OnDelta | None, text: str) -> None:
+    if text and on_delta is not None:
+        waiting = on_delta(text)
+        if waiting is not None:
+            await waiting

@@ -1,0 +1,125 @@
+"""The Responses API, without anything kept at the server: requests as bytes.
+
+Each request holds the whole conversation (``store: false``). What the API wants back with a message
+is in its state, see :class:`ResponsesAnswer`.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.provider import ToolSchema
+from bottega.llm.dialect import Dialect
+from bottega.llm.opaque import origin_of, state_for
+from bottega.llm.responses_answer import ResponsesAnswer
+from bottega.llm.turns import Piece, piece_of
+from bottega.llm.wire import encode_head, encode_json, function_of, tool_outputs
+
+KEY = "responses"
+
+OWN_FIELDS = frozenset(
+    {
+        "model",
+        "input",
+        "tools",
+        "stream",
+        "store",
+        # These would make the server keep the conversation.
+        "background",
+        "conversation",
+        "previous_response_id",
+    }
+)
+"""Fields of the body that the provider sets by itself, or that would contradict it."""
+
+
+def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
+    """The Responses API with ``model`` at an address.
+
+    Args:
+        extra: may set ``include``: some models without reasoning refuse the one that is sent.
+
+    Raises:
+        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+    """
+    include = {"include": ["reasoning.encrypted_content"]}
+    origin = origin_of(KEY, address, model)  # only the model that reasoned reads its reasoning
+    fields = {"model": model, **include, **extra, "store": False, "stream": True}
+    return Dialect(
+        path="/responses",
+        head=encode_head(fields, OWN_FIELDS, extra) + b',"input":[',
+        messages_key=f"{KEY} {origin}",
+        encode_message=partial(encode_message, origin=origin),
+        spoken=b'{"type":"message","role":"%b","content":"%b"}',
+        tools_key=KEY,
+        encode_tool=encode_tool,
+        most_key=b"max_output_tokens",
+        new_answer=partial(ResponsesAnswer, origin=origin),
+    )
+
+
+def encode_message(message: StandardMessage, *, origin: str) -> Piece:
+    """One message, of which a model's or a tool's may be several items.
+
+    Raises:
+        HistoryError: a tool message without results, which answers no call.
+    """
+    return piece_of(message, partial(_items, origin=origin))
+
+
+def encode_tool(schema: ToolSchema) -> bytes:
+    return encode_json(
+        {
+            "type": "function",
+            "name": schema.name,
+            "description": schema.description,
+            "parameters": schema.parameters,
+            "strict": False,
+        }
+    )
+
+
+def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
+    if isinstance(message, ToolMessage):
+        items: list[dict[str, Any]] = [
+            {"type": "function_call_output", "call_id": call_id, "output": text}
+            for call_id, text in tool_outputs(message)
+        ]
+    else:
+        spoken = {"type": "message", "role": "assistant", "content": message.content}
+        items = _answer_items(message, spoken, _output(message, origin))
+    return b",".join([encode_json(item) for item in items])
+
+
+def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
+    """The items as the model put them, where it was this one."""
+    output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
+    if not message.tool_calls:  # their reasoning may not stand without them
+        output = [item for item in output if item["type"] != "reasoning"]
+    return output
+
+
+def _answer_items(
+    message: AssistantMessage, spoken: dict[str, Any], output: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Text and calls of an answer in the order of ``output``; hooks may have changed them."""
+    calls = [
+        {"type": "function_call", "call_id": call.id, **function_of(call)}
+        for call in reversed(message.tool_calls)
+    ]
+    texts = [spoken] if message.content or not calls else []
+    items: list[dict[str, Any]] = []
+    if not any(item["type"] == "message" for item in output):
+        items += texts
+    for item in output:
+        kind = item["type"]
+        if kind == "reasoning":
+            items.append(item)
+        elif kind == "message" and texts:
+            items.append(item | texts.pop())
+        elif kind == "function_call" and calls:
+            items.append(calls.pop())
+    while items and items[-1]["type"] == "reasoning":  # the API refuses what led to nothing
+        items.pop()
+    return items + calls[::-1]

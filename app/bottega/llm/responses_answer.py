@@ -1,0 +1,197 @@
+"""The Responses API: an answer from the events of a stream."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bottega.agents.messages import ToolCall
+from bottega.llm.answer import AnswerBuilder, PartialCall
+from bottega.llm.failures import Reporter
+from bottega.llm.opaque import state_of
+
+_REASONS = {"max_output_tokens": "length", None: "incomplete"}
+_ENDS = frozenset({"completed", "incomplete", "failed"})
+
+
+@dataclass(slots=True)
+class _Item:
+    """An item of the answer whose pieces are still coming in.
+
+    Attributes:
+        kind: its type: ``message``, ``function_call``, ``reasoning`` or one that is ignored.
+        spoke: its text came in pieces.
+        done: it is complete.
+        body: itself, once it is complete.
+    """
+
+    index: int
+    kind: str
+    call: PartialCall = field(default_factory=PartialCall)
+    spoke: bool = False
+    done: bool = False
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+class ResponsesAnswer(AnswerBuilder):
+    """Takes the events of one answer, or a whole response of a server that does not stream.
+
+    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items; their texts
+    and calls are the message's own:
+
+        [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
+         {"type": "message", "phase": "commentary"},
+         {"type": "function_call"}]
+
+    Reasoning is kept only with tool calls: past them the API ignores it. There is no state without
+    reasoning or a phase.
+
+    Args:
+        origin: of the answer.
+    """
+
+    usage_names = ("input", "output")
+
+    def __init__(self, report: Reporter, after_results: bool, *, origin: str) -> None:
+        super().__init__(report)
+        self._origin = origin
+        self._items: list[_Item] = []
+        self._by_key: dict[Any, _Item] = {}
+
+    def _add(self, event: dict[str, Any]) -> str:
+        match event.get("type"):
+            case "response.output_text.delta":
+                return self._say(self._item(event, "message"), event["delta"])
+            case "response.refusal.delta":
+                self._refused = True
+                return self._say(self._item(event, "message"), event["delta"])
+            case "response.function_call_arguments.delta":
+                call = self._item(event, "function_call").call
+                call.arguments.append(_as_text(event["delta"]))
+            case "response.function_call_arguments.done":
+                call = self._item(event, "function_call").call
+                call.arguments[:] = [_as_text(event["arguments"])]
+            case "response.output_item.added":
+                self._begin(_key(event), event["item"])
+            case "response.output_item.done":
+                return self._done(_key(event), event["item"])
+            case "response.completed" | "response.incomplete" | "response.failed" as kind:
+                return self._end(event["response"], kind.removeprefix("response."))
+            case None if event.get("object") == "response":
+                return self._end(event, "")
+        return ""  # there are many other events, and there will be more
+
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        return [item.call for item in self._in_order() if item.kind == "function_call"]
+
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        with_calls = any(item.kind == "function_call" for item in self._items)
+        output: list[dict[str, Any]] = []
+        spoken: dict[str, Any] = {}
+        for item in self._in_order():
+            if item.kind == "function_call":
+                output.append({"type": "function_call"})
+            elif item.kind == "message":
+                if not spoken:  # a message has one text: it stands where the first one stood
+                    spoken["type"] = "message"
+                    output.append(spoken)
+                if phase := item.body.get("phase"):
+                    spoken["phase"] = phase
+            elif item.kind == "reasoning" and with_calls and item.body.get("encrypted_content"):
+                output.append(_reasoning(item.body))
+        if any(len(item) > 1 for item in output):
+            return state_of(self._origin, {"output": output}, {})
+        return {}
+
+    def _in_order(self) -> list[_Item]:
+        return sorted(self._items, key=lambda item: item.index)
+
+    def _item(self, event: dict[str, Any], kind: str) -> _Item:
+        key = _key(event)
+        return self._by_key.get(key) or self._new(key, kind)
+
+    def _new(self, key: Any, kind: str) -> _Item:
+        item = _Item(key if isinstance(key, int) else len(self._items), kind)
+        self._items.append(item)
+        self._by_key[key] = item
+        return item
+
+    def _begin(self, key: Any, body: dict[str, Any]) -> _Item:
+        item = self._by_key.get(key)
+        if item is None or item.done:  # some servers number every item 0
+            item = self._new(key, "")
+        item.kind = str(body["type"])
+        if item.kind == "function_call":
+            item.call.id = str(body.get("call_id") or item.call.id)
+            item.call.name = str(body.get("name") or item.call.name)
+        return item
+
+    def _done(self, key: Any, body: dict[str, Any]) -> str:
+        """Take a whole item; answers with its text if it did not come in pieces."""
+        item = self._begin(key, body)
+        item.done = True
+        item.body = body
+        if item.kind == "function_call" and (arguments := body.get("arguments")):
+            item.call.arguments[:] = [_as_text(arguments)]
+        if item.kind != "message" or item.spoke:
+            return ""
+        text = ""
+        for part in body.get("content") or ():
+            if part["type"] == "refusal":
+                self._refused = True
+                text += self._say(item, part["refusal"])
+            elif part["type"] == "output_text":
+                text += self._say(item, part["text"])
+        return text
+
+    def _say(self, item: _Item, piece: str) -> str:
+        item.spoke = True
+        text = self._whole(piece)
+        self._text.append(text)
+        return text
+
+    def _end(self, response: dict[str, Any], event: str) -> str:
+        """Take the final response.
+
+        Args:
+            event: what its event says about it; empty if it came without one.
+        """
+        status = response.get("status")
+        if status not in _ENDS:
+            status = event
+        if status == "failed":
+            raise self._report.failed_in_stream(response)
+        text = ""
+        streamed = bool(self._items)
+        for index, body in enumerate(response.get("output") or ()):
+            known = self._by_key.get(index)
+            if not streamed or (known is not None and not known.done):
+                text += self._done(index, body)
+        self._usage = response.get("usage")
+        if status == "completed":
+            called = any(item.kind == "function_call" for item in self._items)
+            self._finish_reason = "tool_calls" if called else "stop"
+        elif status == "incomplete":
+            reason = (response.get("incomplete_details") or {}).get("reason")
+            self._finish_reason = _REASONS.get(reason) or str(reason)
+        self.complete = self.finished
+        return text
+
+
+def _key(event: dict[str, Any]) -> Any:
+    """What tells an item apart: its place, or its id where a server does not number them."""
+    index = event.get("output_index")
+    if index is not None:
+        return index
+    return event.get("item_id") or event["item"].get("id")
+
+
+def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
+    """The item as the API takes it back: some fields of an answer it refuses in a request."""
+    kept = {"type": "reasoning", "summary": body.get("summary") or []}
+    kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
+    return kept
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -1,0 +1,237 @@
+"""The ASGI application, and serving it."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from ipaddress import ip_network
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+import bottega as package
+from bottega.api import (
+    agents,
+    asyncapi,
+    audit,
+    episodes,
+    errors,
+    graphs,
+    keys,
+    maintenance,
+    memory,
+    openapi,
+    operations,
+    pattern_evidence,
+    patterns,
+    run_control,
+    run_memory,
+    runs,
+    scheduler,
+    schedules,
+    sessions,
+    stream,
+    tickets,
+    webhook_secrets,
+    websocket,
+)
+from bottega.api.auth import Authenticate
+from bottega.api.drawings import Drawings
+from bottega.api.edge import Addresses, Bounds, HttpProtocol
+from bottega.api.headers import ASSETS, SecurityHeaders, add_docs
+from bottega.api.limits import LimitTenants
+from bottega.api.middleware import Cors, OnlyFromHere, RefuseLongBody
+from bottega.api.sockets import WebSocketProtocol
+from bottega.container import Service, open_service
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.settings import Settings
+from bottega.tenants import operator
+
+_DESCRIPTION = """
+Teams of LLM agents on Postgres. Define agents and a graph of who needs whose answer, start runs,
+and watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
+`/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`. Send an API key as
+`Authorization: Bearer <key>`; a server that never had one needs none, and is there for its own
+machine only.
+"""
+
+
+def create_app(service: Service) -> FastAPI:
+    """The API over an open service."""
+    # FastAPI's own /docs loads its scripts from a network that may not be there.
+    app = FastAPIOffline(
+        title="Bottega",
+        version=package.__version__,
+        description=_DESCRIPTION,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        static_url=ASSETS,
+    )
+    add_docs(app)
+    app.state.service = service
+    app.state.drawings = Drawings()
+    settings = service.settings
+    # What is added later comes first.
+    app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
+    app.add_middleware(Authenticate)
+    app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
+    errors.install(app)
+    for routes in (
+        agents,
+        asyncapi,
+        graphs,
+        runs,
+        run_control,
+        run_memory,
+        stream,
+        websocket,
+        tickets,
+        schedules,
+        sessions,
+        episodes,
+        memory,
+        maintenance,
+        keys,
+        webhook_secrets,
+        audit,
+        scheduler,
+        operations,
+        patterns,
+        pattern_evidence,
+    ):
+        app.include_router(routes.router)
+    app.add_api_websocket_route("/{path:path}", websocket.nowhere)
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    return app
+
+
+def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves ``app``."""
+    service: Service = app.state.service
+    settings = service.settings
+    bounds = Bounds(
+        patience_s=settings.request_timeout_s,
+        slow_reader_s=settings.slow_reader_s,
+        connections=service.descriptors.connections(settings.max_connections),
+        trusted=[ip_network(entry) for entry in settings.trusted_proxies],
+    )
+    addresses = Addresses.of(bounds)
+    return uvicorn.Config(
+        SecurityHeaders(Cors(app, settings.cors_origins) if settings.cors_origins else app),
+        http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
+        ws_max_size=64 * 1024,
+        # Heartbeats keep connections open. A pong may be late: the client reads what is before.
+        ws_ping_interval=None,
+        # It would compress every frame anew for every subscriber, and keep 40 KB for each.
+        ws_per_message_deflate=False,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        # Longer than clients and proxies keep idle ones: else they send on one that just closes.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        **options,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening(sockets[0].getsockname()[1])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else starts.
+
+    Raises:
+        UnavailableError: ``port_taken``.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
+            "stop what holds it, or choose another with --port or BOTTEGA_PORT",
+            code="port_taken",
+        ) from error
+
+
+async def serve(
+    settings: Settings,
+    url: str,
+    *,
+    worker: bool = True,
+    on_listening: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Serve the API, and execute runs too unless ``worker`` is false, until SIGINT or SIGTERM.
+
+    Args:
+        url: of a database that is up and migrated.
+        on_listening: told the port once the API answers.
+
+    Raises:
+        InvalidInputError: ``no_keys``: others than this machine could reach it.
+    """
+    if not settings.on_loopback:
+        await require_keys(settings, url)
+    with _listen(settings) as listener:
+        await _serve_on(listener, settings, url, worker, on_listening)
+
+
+async def require_keys(settings: Settings, url: str) -> None:
+    """Check that not everybody who reaches this server could use it.
+
+    Raises:
+        InvalidInputError: ``no_keys``.
+    """
+    if await operator.keys_required(url):
+        return
+    raise InvalidInputError(
+        f"refusing to listen on {settings.host}: there are no API keys yet, so anyone who can "
+        "reach it could use it. Make one first: bottega keys create --tenant default --scope "
+        "admin. Or listen on 127.0.0.1",
+        code="no_keys",
+    )
+
+
+async def _serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    url: str,
+    worker: bool,
+    on_listening: Callable[[int], None],
+) -> None:
+    async with open_service(settings, url, api=True, worker=worker) as service:
+        server = _Server(server_config(create_app(service)), on_listening)
+
+        def stop() -> None:
+            # Streams end first: the server waits for its connections before it stops.
+            service.stop_working.set()
+            service.feed.close()
+            server.force_exit = server.should_exit
+            server.should_exit = True
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop)
+        await server.serve(sockets=[listener])

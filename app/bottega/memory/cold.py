@@ -1,0 +1,79 @@
+"""Bodies of episodes on their way from the database to an object store.
+
+The object comes first, under a key of its own which the database knows as trash until the row
+names it. So whoever is killed on the way leaves an episode as it was, and no object for long.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import asyncpg
+
+from bottega.db.engine import acting_as
+from bottega.memory.objects import new_key
+
+_AT_A_TIME = 8
+
+_INLINE = """
+SELECT episode_id, part, content FROM episode_bodies
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = ANY ($3) AND content IS NOT NULL
+ORDER BY episode_id, part
+"""
+
+TRACE = ("trace",)
+ALL_PARTS = ("trace", "input", "output")
+
+
+class ColdStorage(Protocol):
+    """Takes what is long, or seldom read (:class:`bottega.memory.objects.Objects`)."""
+
+    async def put(self, key: str, body: bytes) -> None:
+        """Keep ``body`` under a key.
+
+        Raises:
+            UnavailableError: it cannot be had now.
+        """
+
+
+Moved = list[dict[str, Any]]
+"""What was copied: ``episode_id``, ``part`` and ``object_key`` of each, as the functions that move
+bodies take it."""
+
+
+async def copied(
+    pool: asyncpg.Pool,
+    storage: ColdStorage,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    parts: Sequence[str],
+) -> Moved:
+    """Copy the bodies of episodes that are still in the database to the object store.
+
+    Raises:
+        UnavailableError: the object store cannot be reached; nothing has changed.
+    """
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_INLINE, tenant_id, ids, parts)
+        moved = [
+            {
+                "episode_id": str(row["episode_id"]),
+                "part": row["part"],
+                "object_key": new_key(tenant_id, row["episode_id"], row["part"]),
+            }
+            for row in rows
+        ]
+        if moved:
+            keys = [each["object_key"] for each in moved]
+            await connection.execute("SELECT claim_objects($1)", keys)
+    for start in range(0, len(moved), _AT_A_TIME):
+        some = slice(start, start + _AT_A_TIME)
+        puts = [
+            storage.put(each["object_key"], row["content"].encode())
+            for each, row in zip(moved[some], rows[some], strict=True)
+        ]
+        for ended in await asyncio.gather(*puts, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
+    return moved

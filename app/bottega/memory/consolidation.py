@@ -1,0 +1,181 @@
+"""Mature episodes that are alike become one (spec page 4, M16).
+
+An episode waits for that from when it is mature (``episode_state.task_key``) until no other that
+could be like it is still to come: a window's time later. Then it is compared, once, with those in
+the window after it whose task reads the same. So each group becomes one once, as large as it gets,
+and doing all of it again changes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+from pydantic_core import from_json, to_json
+
+from bottega.db.engine import acting_as
+from bottega.memory.cold import ALL_PARTS, ColdStorage, copied
+from bottega.memory.episode import Episode, Outcome
+from bottega.memory.likeness import Candidate, groups
+from bottega.memory.merging import Closeness, as_one
+from bottega.memory.stages import Ages, Stage
+
+_PAGE = 500
+
+# Whoever is still active, though old enough, may be like those that wait already.
+_READY = """
+SELECT least($2, (SELECT min(at) FROM episode_state
+                  WHERE tenant_id = $1 AND state = 'active')) - $3::interval
+"""
+_DISMISS_LONELY = "SELECT at, episode_id FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
+_NEXT = """
+SELECT episode_id, at, task_key FROM episode_state
+WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
+ORDER BY at, episode_id LIMIT 1
+"""
+# Their vectors are those of one embedder, one that the first has; the one that is searched if so.
+_COMPARED = """
+SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
+       x.user_id, x.session_id, x.agent, v.whole::real[] AS whole
+FROM episode_state s
+JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_id
+LEFT JOIN episode_vectors v
+    ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id AND v.embedder = (
+        SELECT f.embedder FROM episode_vectors f
+        LEFT JOIN memory_indexes m ON m.tenant_id = $1 AND m.embedder = f.embedder
+        WHERE f.tenant_id = $1 AND f.episode_id = $5
+        ORDER BY m.embedder IS NULL, f.embedder LIMIT 1)
+WHERE s.tenant_id = $1 AND s.task_key = $2 AND s.state = 'mature'
+  AND s.at BETWEEN $3 AND $3 + $4::interval
+ORDER BY s.at, s.episode_id LIMIT $6
+"""
+_DISMISS = """
+UPDATE episode_state SET task_key = NULL
+WHERE tenant_id = $1 AND episode_id = $2 AND state = 'mature'
+"""
+_EPISODES = """
+SELECT e.*, ARRAY(SELECT t.tag FROM episode_tags t
+                  WHERE t.tenant_id = e.tenant_id AND t.episode_id = e.id) AS tags
+FROM episodes e WHERE e.tenant_id = $1 AND e.id = ANY ($2)
+"""
+_JSON = ("origin", "task", "execution", "result", "metadata", "summary")
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidation:
+    """What makes one episode of many, one tenant at a call.
+
+    Attributes:
+        most: groups, and lonely ones, that a call deals with at most; the rest comes later.
+    """
+
+    pool: asyncpg.Pool
+    storage: ColdStorage
+    ages: Ages = field(default_factory=Ages)
+    closeness: Closeness = field(default_factory=Closeness)
+    most: int = 10_000
+
+    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """Make one of those mature episodes of a tenant that are alike. Each group is one
+        transaction.
+
+        Returns:
+            how many ``groups`` became one, and the ``episodes`` in them.
+
+        Raises:
+            UnavailableError: the object store cannot be reached; the group at hand is as before.
+        """
+        mature = self.ages.begins(Stage.MATURE, now)
+        window = self.closeness.window
+        async with acting_as(self.pool, tenant_id) as connection:
+            ready = await connection.fetchval(_READY, tenant_id, mature, window)
+        await self._dismiss_lonely(tenant_id, ready)
+        made: Counter[str] = Counter()
+        last = _START
+        for _ in range(self.most):
+            async with acting_as(self.pool, tenant_id) as connection:
+                first = await connection.fetchrow(_NEXT, tenant_id, ready, *last)
+                if first is None:
+                    break
+                rows = await connection.fetch(
+                    _COMPARED,
+                    *(tenant_id, first["task_key"], first["at"], window, first["episode_id"]),
+                    self.closeness.most,
+                )
+            made += await self._compare(tenant_id, first["episode_id"], rows, mature)
+            last = (first["at"], first["episode_id"])
+        return made
+
+    async def _dismiss_lonely(self, tenant_id: UUID, ready: datetime) -> None:
+        """Those that none is like need not wait; most of all are."""
+        last = _START
+        for _ in range(0, self.most, _PAGE):
+            async with acting_as(self.pool, tenant_id) as connection:
+                rows = await connection.fetch(
+                    _DISMISS_LONELY, ready, self.closeness.window, *last, _PAGE
+                )
+            if len(rows) < _PAGE:
+                break
+            last = max((row["at"], row["episode_id"]) for row in rows)
+
+    async def _compare(
+        self, tenant_id: UUID, first: UUID, rows: Sequence[Any], mature: datetime
+    ) -> Counter[str]:
+        """Make one of each group among those whose task reads like the first one's."""
+        made: Counter[str] = Counter()
+        by_id = {row["episode_id"]: row for row in rows}
+        found = groups([_candidate(row) for row in rows if row["whole"]], self.closeness)
+        for group in found:
+            outcome = Outcome(by_id[group[0].id]["outcome"])
+            if await self._make_one(tenant_id, group, outcome, mature):
+                made += Counter(groups=1, episodes=len(group))
+        grouped = {each.id for group in found for each in group}
+        if first not in grouped and all(row["whole"] for row in rows):  # compared with all
+            async with acting_as(self.pool, tenant_id) as connection:
+                await connection.execute(_DISMISS, tenant_id, first)
+        return made
+
+    async def _make_one(
+        self, tenant_id: UUID, group: Sequence[Candidate], outcome: Outcome, mature: datetime
+    ) -> bool:
+        ids = [each.id for each in group]
+        async with acting_as(self.pool, tenant_id) as connection:
+            loaded = {
+                row["id"]: _episode(row)
+                for row in await connection.fetch(_EPISODES, tenant_id, ids)
+            }
+        if len(loaded) < len(ids):
+            return False
+        vectors = np.stack([each.whole for each in group])
+        middle = ids[int((vectors @ vectors.T).sum(axis=1).argmax())]
+        one = as_one([loaded[each] for each in ids], loaded[middle], outcome)
+        moved = await copied(self.pool, self.storage, tenant_id, ids, ALL_PARTS)
+        async with acting_as(self.pool, tenant_id) as connection:
+            made: bool = await connection.fetchval(
+                "SELECT consolidate_episodes($1, $2, $3, $4)",
+                *(to_json(one.to_row()).decode(), ids, mature, to_json(moved).decode()),
+            )
+        return made
+
+
+_START = (datetime.fromisoformat("0001-01-01T00:00:00+00:00"), UUID(int=0))
+
+
+def _candidate(row: Any) -> Candidate:
+    alike = tuple(row[name] for name in ("outcome", *_ALIKE))
+    return Candidate(row["episode_id"], row["at"], alike, np.array(row["whole"], np.float32))
+
+
+_ALIKE = (
+    *("domain", "task_type", "failure_signature", "trust"),
+    *("user_id", "session_id", "agent"),
+)
+
+
+def _episode(row: Any) -> Episode:
+    decoded = {name: from_json(row[name]) for name in _JSON}
+    return Episode.from_row({**row, **decoded, "tags": tuple(row["tags"])})

@@ -1,0 +1,221 @@
+"""Patterns come, change, become one and go (spec page 4, M25).
+
+Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`), on rows
+that are held meanwhile.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.memory import application_rows, baselines, judging, pattern_rows
+from bottega.memory.conditions import check_applicability
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Pattern, PatternState
+from bottega.memory.refining import merged, of_low_value, started_over
+
+_DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
+CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
+_SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
+"""What a pattern is about, and what a run that is given it reads: once that changes, what was known
+of it is not known of it any more."""
+MOST_GIVEN = 20_000
+"""Patterns of a tenant that somebody wrote."""
+_FEWEST, _MOST = 2, 20
+"""That become one."""
+
+
+async def add(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern: Pattern,
+    options: LearningOptions,
+    now: datetime,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.PatternCache.add`."""
+    check_applicability(pattern.applicability)
+    if (
+        pattern.fingerprint is None
+        and await pattern_rows.given(connection, tenant_id) >= MOST_GIVEN
+    ):
+        raise ConflictError(
+            f"a tenant keeps {MOST_GIVEN} patterns that were given by somebody at most: change one "
+            "of those instead",
+            code="too_many",
+        )
+    stored = await pattern_rows.insert(connection, tenant_id, pattern, now)
+    if stored is not None:
+        await pattern_rows.tell(connection, tenant_id)
+        return await _read(connection, tenant_id, stored)
+    assert pattern.fingerprint is not None, "only a fingerprint keeps one out"
+    stored = await pattern_rows.same(connection, tenant_id, pattern.fingerprint)
+    assert stored is not None, "patterns are never removed"
+    was = (await pattern_rows.hold(connection, tenant_id, [stored]))[stored]
+    if was.state is PatternState.DEPRECATED and was.lifecycle.replaced_by is None:
+        found_in = pattern.evidence.mined_from
+        assert was.updated_at is not None
+        since = await baselines.ended_after(connection, tenant_id, found_in, was.updated_at)
+        if len(since) >= options.min_applications:
+            await pattern_rows.add_sources(connection, tenant_id, stored, found_in)
+            await _write(connection, tenant_id, started_over(was), now)
+    return await _read(connection, tenant_id, stored)
+
+
+async def update(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern_id: UUID,
+    version: int,
+    changes: Mapping[str, Any],
+    now: datetime,
+    *,
+    reason: str | None = None,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.PatternCache.update`.
+
+    Args:
+        reason: why it starts over, if it does.
+    """
+    assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
+    if "applicability" in changes:
+        check_applicability(changes["applicability"])
+    was = (await _held(connection, tenant_id, [pattern_id]))[pattern_id]
+    if was.version != version:
+        raise ConflictError(
+            f"pattern {pattern_id} is of version {was.version} now, not {version}: read it again "
+            "and make the change to that",
+            code="stale_version",
+        )
+    new = {name: value for name, value in changes.items() if getattr(was, name) != value}
+    over = bool(_SAYS & new.keys())
+    if over:
+        again = started_over(was)
+        life = replace(again.lifecycle, reason=reason)
+        await _write(connection, tenant_id, again.but(lifecycle=life, **new), now)
+    elif new:
+        await _write(connection, tenant_id, was.but(version=version + 1, **new), now)
+        await application_rows.carry(connection, tenant_id, pattern_id, version, version + 1)
+    return await _read(connection, tenant_id, pattern_id)
+
+
+async def start_over(
+    connection: asyncpg.Connection, tenant_id: UUID, pattern: Pattern, reason: str, now: datetime
+) -> None:
+    """Have a pattern that is held show what it is worth once more, as it is."""
+    again = started_over(pattern)
+    life = replace(again.lifecycle, reason=reason)
+    await _write(connection, tenant_id, again.but(lifecycle=life), now)
+
+
+async def deprecate(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern_id: UUID,
+    reason: str,
+    now: datetime,
+    replaced_by: UUID | None = None,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.PatternCache.deprecate`."""
+    ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
+    held = await _held(connection, tenant_id, ids)
+    if replaced_by is not None and (
+        replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
+    ):
+        raise InvalidInputError(
+            "a pattern is replaced by another one, which is not deprecated",
+            pointer="/replaced_by",
+        )
+    given_up = _given_up(held[pattern_id], reason, replaced_by)
+    if given_up != held[pattern_id]:
+        await _write(connection, tenant_id, given_up, now)
+    return await _read(connection, tenant_id, pattern_id)
+
+
+async def merge(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.PatternCache.merge`."""
+    ids = sorted(set(ids))
+    if not _FEWEST <= len(ids) <= _MOST:
+        raise InvalidInputError(
+            f"{_FEWEST} to {_MOST} different patterns can be merged", pointer="/ids"
+        )
+    held = await _held(connection, tenant_id, ids)
+    if len({each.category for each in held.values()}) > 1:
+        raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
+    for each in held.values():
+        if each.state is PatternState.DEPRECATED:
+            raise InvalidInputError(
+                f"pattern {each.key} is deprecated: leave it out", pointer="/ids"
+            )
+    whole = await pattern_rows.load(connection, tenant_id, ids)
+    one = merged([whole[each] for each in ids])
+    check_applicability(one.applicability)
+    stored = await pattern_rows.insert(connection, tenant_id, one, now)
+    assert stored is not None, "it has no fingerprint, so none has the same"
+    await application_rows.pool(connection, tenant_id, ids, stored)
+    for each in held.values():
+        given_up = _given_up(each, f"merged into {stored}", stored)
+        await pattern_rows.write(connection, tenant_id, given_up, now)
+    await judging.judge(connection, tenant_id, [stored], options, now)
+    await pattern_rows.tell(connection, tenant_id)
+    return await _read(connection, tenant_id, stored)
+
+
+async def prune(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> list[UUID]:
+    """Give those of the patterns up that are of low value; answers which."""
+    pruned = []
+    for each in (await pattern_rows.hold(connection, tenant_id, ids)).values():
+        why = of_low_value(each, now, options)
+        if why is not None:
+            await _write(connection, tenant_id, _given_up(each, why), now)
+            pruned.append(each.key)
+    return pruned
+
+
+def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
+    """Raises: NotFoundError: one is missing."""
+    for each in ids:
+        if each not in found:
+            raise NotFoundError(f"there is no pattern {each}")
+
+
+async def _held(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, Pattern]:
+    held = await pattern_rows.hold(connection, tenant_id, ids)
+    all_of(held, ids)
+    return held
+
+
+async def _read(connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID) -> Pattern:
+    return (await pattern_rows.load(connection, tenant_id, [pattern_id]))[pattern_id]
+
+
+async def _write(
+    connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, now: datetime
+) -> None:
+    await pattern_rows.write(connection, tenant_id, changed, now)
+    await pattern_rows.tell(connection, tenant_id)
+
+
+def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:
+    life = replace(
+        pattern.lifecycle, state=PatternState.DEPRECATED, reason=reason, replaced_by=replaced_by
+    )
+    return pattern.but(lifecycle=life)

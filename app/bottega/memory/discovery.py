@@ -1,0 +1,159 @@
+"""What recent runs did alike becomes candidates (spec page 4, M30: the second stage).
+
+Episodes are read in pages, newest first, and of each only who was called and how that went is kept.
+What was found before is known by its fingerprint, so that finding it again changes nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.db.engine import acting_as
+from bottega.errors import InvalidInputError, NotFoundError
+from bottega.memory import rows
+from bottega.memory.mining import mine
+from bottega.memory.objects import CorruptObjectError, Objects
+from bottega.memory.observing import Observed, observed
+from bottega.memory.pattern import Pattern, PatternState
+from bottega.memory.patterns import PatternCache
+from bottega.memory.scope import EVERYTHING
+
+_PAGE = 200
+_MOST = 5_000
+_MOST_FETCHED = 500
+"""Traces that are read from the object store, the newest; those of the others are not looked at."""
+_MOST_BYTES = 1_000_000
+_AT_A_TIME = 8
+_MOST_FOUND = 1_000
+
+log = structlog.get_logger(__name__)
+
+_EPISODES = """
+SELECT episode_id, at FROM episode_search
+WHERE tenant_id = $1 AND trust >= 2 AND outcome <> 'CANCELLED' AND (at, episode_id) < ($2, $3)
+ORDER BY at DESC, episode_id DESC LIMIT $4
+"""
+_TRACES = """
+SELECT episode_id, content, object_key, bytes FROM episode_bodies
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace'
+"""
+_KNOWN = """
+SELECT fingerprint FROM patterns
+WHERE tenant_id = $1 AND fingerprint = ANY ($2) AND state <> 'DEPRECATED'
+"""
+_END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What looks for patterns.
+
+    Attributes:
+        most: episodes that are looked at, the newest.
+    """
+
+    pool: asyncpg.Pool
+    objects: Objects
+    patterns: PatternCache
+    most: int = _MOST
+
+    async def discover(self, tenant_id: UUID) -> dict[str, Any]:
+        """Mine a tenant's recent episodes, and keep what is found as candidates.
+
+        Returns:
+            how many episodes were ``read``, of how many of these the trace was too far ``away``,
+            and how many patterns were ``found``, of which so many are ``new``.
+
+        Raises:
+            UnavailableError: the object store cannot be reached.
+        """
+        seen, read, away = await self._seen(tenant_id)
+        # Beside the event loop: it takes seconds at the most, but all of them at once.
+        found = (await asyncio.to_thread(mine, seen))[:_MOST_FOUND]
+        known = await self._known(tenant_id, found)
+        new = 0
+        for pattern in found:
+            try:
+                kept = await self.patterns.add(tenant_id, pattern)
+            except InvalidInputError as error:
+                log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
+                continue
+            new += kept.fingerprint not in known and kept.state is PatternState.CANDIDATE
+        return {"read": read, "away": away, "found": len(found), "new": new}
+
+    async def _known(self, tenant_id: UUID, found: Sequence[Pattern]) -> set[str]:
+        """Fingerprints of those that are there already, and were not given up."""
+        said = [each.fingerprint for each in found]
+        async with acting_as(self.pool, tenant_id) as connection:
+            rows = await connection.fetch(_KNOWN, tenant_id, said)
+        return {row["fingerprint"] for row in rows}
+
+    async def _seen(self, tenant_id: UUID) -> tuple[list[Observed], int, int]:
+        """What there is to mine, how many episodes were read, and of how many the trace was not."""
+        seen: list[Observed] = []
+        read = fetched = away = 0
+        last: tuple[datetime, UUID] = _END
+        while read < self.most:
+            async with acting_as(self.pool, tenant_id) as connection:
+                page = await connection.fetch(
+                    _EPISODES, tenant_id, *last, min(_PAGE, self.most - read)
+                )
+                ids = [row["episode_id"] for row in page]
+                episodes = await rows.load(connection, EVERYTHING, ids)
+                bodies = await connection.fetch(_TRACES, tenant_id, ids)
+            if not page:
+                break
+            read += len(page)
+            last = (page[-1]["at"], page[-1]["episode_id"])
+            inline, there = _traces(bodies)
+            some = dict(list(there.items())[: _MOST_FETCHED - fetched])
+            fetched += len(some)
+            traces = inline | await self._fetched(some)
+            away += len(inline) + len(there) - len(traces)
+            for episode_id, raw in traces.items():
+                if episode_id in episodes:
+                    whole = replace(episodes[episode_id], trace=from_json(raw))
+                    seen += filter(None, [observed(whole)])
+                await asyncio.sleep(0)
+        return seen, read, away
+
+    async def _fetched(self, keys: Mapping[UUID, str]) -> dict[UUID, bytes | str]:
+        """Traces out of the object store, a few at a time; without those that are gone meanwhile,
+        or broken."""
+        found: dict[UUID, bytes | str] = {}
+        items = list(keys.items())
+        for start in range(0, len(items), _AT_A_TIME):
+            some = items[start : start + _AT_A_TIME]
+            raws = await asyncio.gather(*(self._fetch(key) for _, key in some))
+            found |= {
+                episode_id: raw
+                for (episode_id, _), raw in zip(some, raws, strict=True)
+                if raw is not None
+            }
+        return found
+
+    async def _fetch(self, key: str) -> bytes | None:
+        try:
+            return await self.objects.get(key)
+        except (NotFoundError, CorruptObjectError) as error:
+            log.warning("trace.not_read", error=error.detail)
+            return None
+
+
+def _traces(bodies: Sequence[Any]) -> tuple[dict[UUID, bytes | str], dict[UUID, str]]:
+    """Traces that are at hand, and the keys of those that are in the object store; without what is
+    too long to be worth it."""
+    inline = {row["episode_id"]: row["content"] for row in bodies if row["content"] is not None}
+    there = {
+        row["episode_id"]: row["object_key"]
+        for row in bodies
+        if row["content"] is None and row["bytes"] <= _MOST_BYTES
+    }
+    return inline, there

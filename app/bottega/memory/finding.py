@@ -1,0 +1,166 @@
+"""What mining found, and the candidate that it becomes. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from bottega.memory.pattern import (
+    Applicability,
+    Category,
+    Condition,
+    Content,
+    ContentKind,
+    Evidence,
+    Guide,
+    Pattern,
+)
+
+_LONGEST_NAME = 120
+_ARROW = " → "
+
+
+class Kind(StrEnum):
+    """What was looked for."""
+
+    DECOMPOSITION = "decomposition"
+    TOOL = "tool"
+    SEQUENCE = "sequence"
+    RECOVERY = "recovery"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Of which tasks, or of which failure.
+
+    Attributes:
+        signature: of the failure; ``tool`` is what failed.
+    """
+
+    task_type: str | None = None
+    domain: str | None = None
+    signature: str | None = None
+    tool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was done when it went well.
+
+    Attributes:
+        uses: tools and agents, in order.
+        category: by where the difference shows: at a call, or only in how the run ended.
+        affects: what the next call of shows it; none: the run shows it.
+        gain: how much more often it went well with it than without, with little to go by counting
+            as little.
+        with_it, without: how many went well, of how many.
+        supporters: the episodes with it that went well, by age.
+        instead: what was called where it was not.
+    """
+
+    kind: Kind
+    scope: Scope
+    uses: tuple[str, ...]
+    category: Category
+    affects: tuple[str, ...]
+    gain: float
+    with_it: tuple[int, int]
+    without: tuple[int, int]
+    supporters: tuple[UUID, ...]
+    instead: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for what says the same of the same tasks, whatever speaks for it by now."""
+        said = [self.kind, self.scope.task_type, self.scope.domain, self.scope.signature, self.uses]
+        return sha256(to_json(said)).hexdigest()
+
+
+def is_within(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether these are in the others, in this order."""
+    rest = iter(others)
+    return all(name in rest for name in names)
+
+
+def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
+    """The candidate.
+
+    Args:
+        sources: how many episodes it names, the newest.
+    """
+    do, when = _do(finding), _when(finding.scope)
+    good, n = finding.with_it
+    others_good, others = finding.without
+    chain = _ARROW.join(finding.uses)
+    about = finding.scope.task_type or finding.scope.tool or "any"
+    domain = f"/{finding.scope.domain}" if finding.scope.domain else ""
+    return Pattern(
+        name=f"{about}{domain}: {chain}"[:_LONGEST_NAME],
+        category=finding.category,
+        content=_content(finding, do, when),
+        applicability=_applicability(finding),
+        description=f"{when}: {chain}"[:_LONGEST_NAME],
+        summary=f"{when}: {do}.",
+        detail=(
+            f"Of the episodes that it was found in, {good} of {n} went well with it, and"
+            f" {others_good} of {others} without."
+        ),
+        evidence=Evidence(mined_from=finding.supporters[-sources:]),
+        guide=Guide(when=when, how=do),
+        origin={"mined": str(finding.kind)},
+        trust=trust,
+        fingerprint=finding.fingerprint,
+    )
+
+
+def _when(scope: Scope) -> str:
+    domain = f" in the domain {scope.domain}" if scope.domain else ""
+    if scope.signature is not None:
+        return f"When {scope.tool} fails with “{scope.signature}”{domain}"
+    return f"For tasks of the kind {scope.task_type}{domain}"
+
+
+def _do(finding: Finding) -> str:
+    names = finding.uses
+    match finding.kind:
+        case Kind.RECOVERY if names == (finding.scope.tool,):
+            return f"call {names[0]} once more"
+        case Kind.RECOVERY:
+            return f"call {names[0]} next"
+        case Kind.DECOMPOSITION:
+            return f"divide the work: ask {', then '.join(names)}"
+        case Kind.SEQUENCE:
+            return f"call {', then '.join(names)}"
+        case _:
+            others = " or ".join(finding.instead)
+            return f"use {names[0]}" + (f" rather than {others}" if others else "")
+
+
+def _content(finding: Finding, do: str, when: str) -> Content:
+    fields: dict[str, Any]
+    steps = [{"do": f"call {name}", "uses": [name]} for name in finding.uses]
+    match finding.kind:
+        case Kind.DECOMPOSITION:
+            kind, fields = ContentKind.TEMPLATE, {"steps": steps, "parameters": [], "rules": []}
+        case Kind.SEQUENCE:
+            kind, fields = ContentKind.PROCEDURE, {"steps": steps, "branches": []}
+        case _:
+            kind, fields = ContentKind.HEURISTIC, {"condition": when, "action": do}
+    return Content(kind, fields, finding.uses, finding.affects)
+
+
+def _applicability(finding: Finding) -> Applicability:
+    scope = finding.scope
+    failed: tuple[Condition, ...] = ()
+    if scope.signature is not None:
+        failed = ({"feature": "failure_signature", "op": "eq", "value": scope.signature},)
+    return Applicability(
+        problem_types=() if scope.task_type is None else (scope.task_type,),
+        domains=() if scope.domain is None else (scope.domain,),
+        capabilities=tuple(sorted(set(finding.uses))),
+        conditions=failed,
+    )

@@ -1,0 +1,119 @@
+"""The indexes of memory, which are all tenants' (spec page 4, M30).
+
+Once a night whoever comes first has the planner's statistics made anew, and those indexes rebuilt,
+beside the traffic, of whose rows many have changed since that was last done. It acts as a role that
+may do that and read nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import structlog
+
+from bottega.clock import Clock, utcnow
+from bottega.errors import UnavailableError
+
+ROLE = "bottega_maintenance"
+
+_LOCK = 4_871_019_230
+_EVERY = timedelta(hours=12)  # less than a day: nights are not all of the same length
+_LEAST_CHANGES = 20_000
+_SHARE = 0.5
+
+log = structlog.get_logger(__name__)
+
+# What is in the way of somebody makes itself scarce, and comes again another night.
+_PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
+_TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
+# Neither what was added nor what was changed in its place leaves anything behind in an index.
+_TABLES = """
+SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
+       s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before
+FROM pg_stat_user_tables s
+JOIN pg_class c ON c.oid = s.relid
+LEFT JOIN index_care i ON i.name = s.relname
+WHERE s.schemaname = 'public' AND has_table_privilege(s.relid, 'MAINTAIN')
+  AND (i.at IS NULL OR i.at < $1)
+ORDER BY s.relname
+"""
+_INDEXES = """
+SELECT indexrelid::regclass::text AS name FROM pg_index
+WHERE indrelid = $1::text::regclass AND indisvalid ORDER BY 1
+"""
+_DONE = """
+INSERT INTO index_care (name, changes, at) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE SET changes = excluded.changes, at = excluded.at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """What looks after the indexes.
+
+    Attributes:
+        connect: a connection of its own, as :data:`ROLE`, which takes as long as it needs.
+        least_changes: rows that must have changed, at least, and half of all of them.
+        patience_s: how long to wait for whoever is at a table.
+        now: what says whether it was done this night.
+    """
+
+    connect: Callable[[], Awaitable[asyncpg.Connection]]
+    least_changes: int = _LEAST_CHANGES
+    patience_s: float = 10.0
+    now: Clock = utcnow
+
+    async def care(self) -> dict[str, Any]:
+        """Analyse the tables of memory that nobody has this night, and rebuild indexes where that
+        is worth it. Whoever is killed on the way has done some of it.
+
+        Returns:
+            how many tables were ``analysed``, which indexes were ``rebuilt``, and how many
+            ``broken`` ones, of somebody who was killed, were dropped; or why it was ``skipped``.
+        """
+        try:
+            connection = await self.connect()
+        except UnavailableError as error:
+            log.warning("indices.skipped", error=error.detail)
+            return {"skipped": error.detail}
+        try:
+            await connection.execute(_PATIENCE, f"{round(1000 * self.patience_s)}ms")
+            if not await connection.fetchval(_TAKE_TURN, _LOCK):
+                return {"skipped": "another process is at it"}
+            return await self._cared(connection)
+        finally:
+            await connection.close()
+
+    async def _cared(self, connection: asyncpg.Connection) -> dict[str, Any]:
+        now = self.now()
+        tables = await connection.fetch(_TABLES, now - _EVERY)
+        broken = await connection.fetchval("SELECT drop_broken_indexes()") if tables else 0
+        analysed, rebuilt = 0, list[str]()
+        for table in tables:
+            name, changes = table["name"], table["changes"]
+            try:
+                await connection.execute(f"ANALYZE {name}")
+            except asyncpg.LockNotAvailableError:
+                log.info("indices.not_analysed", table=name)
+                continue
+            analysed += 1
+            # Statistics that were lost began again from nothing.
+            before = table["before"] if table["before"] <= changes else 0
+            if changes - before > max(self.least_changes, _SHARE * table["rows"]):
+                rebuilt += await self._rebuilt(connection, name)
+                before = changes
+            await connection.execute(_DONE, name, before, now)
+        return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
+
+    async def _rebuilt(self, connection: asyncpg.Connection, table: str) -> Sequence[str]:
+        rebuilt = []
+        for row in await connection.fetch(_INDEXES, table):
+            try:
+                await connection.execute(f"REINDEX INDEX CONCURRENTLY {row['name']}")
+            except asyncpg.LockNotAvailableError:
+                log.info("indices.not_rebuilt", index=row["name"])
+                continue
+            rebuilt.append(row["name"])
+        return rebuilt

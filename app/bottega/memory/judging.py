@@ -1,0 +1,134 @@
+"""Patterns are judged by their applications, in the rows of both (spec page 4, M22 to M24).
+
+Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from bottega.memory import application_rows, pattern_rows
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Pattern, PatternState
+from bottega.memory.validation import Tally, discoveries
+from bottega.memory.weighing import Validation, Weighed, evidence_of, falling, validated, weigh
+
+_E_VALUES = """
+SELECT id, e_value FROM patterns
+WHERE tenant_id = $1 AND state IN ('CANDIDATE', 'VALIDATED') AND e_value >= $2
+"""
+# Those that were given up meanwhile were looked at, too: to leave out what looked bad would make
+# the rest look better than it is.
+_JUDGED = """
+SELECT count(*) FROM patterns
+WHERE tenant_id = $1 AND verdict IS NOT NULL AND replaced_by IS NULL
+"""
+
+
+async def judge(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> list[Validation]:
+    """Judge patterns, and keep what is found; unknown ones are left out. Nothing new is found of
+    one that nothing came of since: then nothing is written."""
+    held = await pattern_rows.hold(connection, tenant_id, ids)
+    found_of = await weighed(connection, tenant_id, list(held), options, now)
+    kept = await _discovered(connection, tenant_id, found_of, options)
+    found, changed = [], False
+    for pattern_id, was in held.items():
+        says = validated(
+            pattern_id,
+            was.version,
+            was.state,
+            found_of[pattern_id],
+            options,
+            discovered=pattern_id in kept,
+        )
+        found.append(says)
+        life = replace(
+            was.lifecycle,
+            state=says.state,
+            reason=was.lifecycle.reason if says.state is was.state else says.reason,
+        )
+        evidence = evidence_of(was.evidence, says, found_of[pattern_id], now)
+        after = was.but(evidence=evidence, lifecycle=life)
+        if after != was:
+            await pattern_rows.write(connection, tenant_id, after, now)
+            changed = True
+    if changed:
+        await pattern_rows.tell(connection, tenant_id)
+    return found
+
+
+async def let_fall(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    patterns: Sequence[Pattern],
+    options: LearningOptions,
+    now: datetime,
+) -> None:
+    """Put those of the patterns, which are held, into review that are validated, and doing worse
+    than they did or harm."""
+    used = [each for each in patterns if each.state is PatternState.VALIDATED]
+    if not used:
+        return
+    ids = [each.key for each in used]
+    groups = await application_rows.outcomes(connection, tenant_id, ids)
+    latest = await application_rows.latest(connection, tenant_id, ids, options.decline_each)
+    fallen = False
+    for each in used:
+        found = weigh(groups.get(each.key, ()), latest.get(each.key, Tally()))
+        why = falling(found, options)
+        if why is not None:
+            life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
+            await pattern_rows.write(connection, tenant_id, each.but(lifecycle=life), now)
+            fallen = True
+    if fallen:
+        await pattern_rows.tell(connection, tenant_id)
+
+
+async def kept_by_rate(
+    connection: asyncpg.Connection, tenant_id: UUID, options: LearningOptions
+) -> list[UUID]:
+    """The candidates and validated patterns that the false discovery rate allows, by what the last
+    look found of each."""
+    return sorted(await _discovered(connection, tenant_id, None, options))
+
+
+async def weighed(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> dict[UUID, Weighed]:
+    """What came of patterns, by id."""
+    if not ids:
+        return {}
+    since = now - timedelta(days=options.evidence_days)
+    groups = await application_rows.groups(connection, tenant_id, ids, since)
+    latest = await application_rows.latest(connection, tenant_id, ids, options.decline_each)
+    return {each: weigh(groups.get(each, ()), latest.get(each, Tally())) for each in ids}
+
+
+async def _discovered(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    fresh: Mapping[UUID, Weighed] | None,
+    options: LearningOptions,
+) -> set[UUID]:
+    """The set that the false discovery rate allows. What is ``fresh`` goes before what was found at
+    the last look; nobody asks unless it is required."""
+    if fresh is not None and not options.fdr_required:
+        return set()
+    rows = await connection.fetch(_E_VALUES, tenant_id, 1 / options.fdr)
+    values = {row["id"]: row["e_value"] for row in rows}
+    values |= {each: now.e_value for each, now in (fresh or {}).items()}
+    among = await connection.fetchval(_JUDGED, tenant_id)
+    return discoveries(values, options.fdr, max(among, len(values)))

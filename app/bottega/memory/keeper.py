@@ -1,0 +1,327 @@
+"""Vectors of episodes, made in the background (spec page 4, M18).
+
+Whoever stores an episode writes down that it has no vectors yet. A worker takes a few of these by
+pushing the time of the next try into the future, embeds their summaries outside of any
+transaction, and stores the vectors and strikes the work off in one: whoever is killed on the way
+has done nothing, and the next one takes it up when that time has come.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.memory.embedders import Embedders
+from bottega.memory.embeddings import DIMENSION, Embedder, Vectors
+from bottega.memory.episode import Summary
+
+POLL_S = 5.0
+"""How soon an episode is embedded that another process stored."""
+
+_LEASE_S = 120.0
+_MOST = 32
+_EACH = 16
+_TENANTS_AT_ONCE = 4
+_INDEX_S = 60.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_FIRST_POSTPONED_S = 15.0
+_LONGEST_POSTPONED_S = 3600.0
+_GIVEN_UP = 6  # tries after which an episode need not have vectors before queries change over
+
+_OF_THE_TEXT = frozenset(
+    {
+        *("model_bad_request", "model_context_too_long", "model_filtered"),
+        "model_bad_response",
+    }
+)
+
+log = structlog.get_logger(__name__)
+
+_CLAIM = "SELECT tenant_id, episode_id, tries FROM due_episode_work('embed', $1, $2, $3)"
+_NEXT = "SELECT next_episode_work_s('embed')"
+_READ = """
+SELECT e.id, e.summary, i.embedder
+FROM episode_search s
+JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
+LEFT JOIN memory_indexes i ON i.tenant_id = s.tenant_id
+WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
+"""
+# What is no longer searched by now gets none; who wants to change the row waits for us.
+_INSERT = """
+INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
+                             session_id, user_id, agent, task, result, whole)
+SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id, user_id, agent,
+       $4::real[]::halfvec, $5::real[]::halfvec, $6::real[]::halfvec
+FROM episode_search WHERE tenant_id = $1 AND episode_id = $2 FOR SHARE
+ON CONFLICT DO NOTHING
+"""
+_DONE = """
+DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
+"""
+_FIRST = """
+INSERT INTO memory_indexes AS i (tenant_id, embedder) VALUES ($1, $2)
+ON CONFLICT (tenant_id) DO UPDATE SET embedder = excluded.embedder WHERE i.embedder IS NULL
+"""
+_POSTPONE = """
+UPDATE episode_pending SET next_at = now() + make_interval(secs => $3), tries = tries - $4
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
+"""
+
+# --- Another embedder ---------------------------------------------------------------------------
+
+_PAGE = 256
+_OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
+_STATE = "SELECT embedder, leftovers FROM memory_indexes WHERE tenant_id = $1"
+_WAITING = """
+SELECT count(*) FROM (SELECT FROM episode_pending WHERE tenant_id = $1 AND work = 'embed'
+                      AND tries < $3 LIMIT $2) waiting
+"""
+_LACKING = """
+SELECT s.episode_id FROM episode_search s
+WHERE s.tenant_id = $1 AND s.episode_id > $4 AND NOT EXISTS (
+    SELECT FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
+ORDER BY s.episode_id LIMIT $3
+"""
+_ORDER = """
+INSERT INTO episode_pending (tenant_id, episode_id, work)
+SELECT $1, id, 'embed' FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING
+"""
+_CHANGE_OVER = """
+UPDATE memory_indexes i SET embedder = $2, leftovers = true
+WHERE i.tenant_id = $1 AND NOT EXISTS (
+    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND NOT EXISTS (
+        SELECT FROM episode_vectors v
+        WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
+    AND NOT EXISTS (
+        SELECT FROM episode_pending p
+        WHERE p.tenant_id = $1 AND p.episode_id = s.episode_id AND p.work = 'embed'
+          AND p.tries >= $3))
+RETURNING true
+"""
+_LEFT_OVER = "UPDATE memory_indexes SET leftovers = $2 WHERE tenant_id = $1 AND leftovers <> $2"
+_CLEAR = """
+DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
+    SELECT episode_id, embedder FROM episode_vectors
+    WHERE tenant_id = $1 AND embedder <> $2 LIMIT $3)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What an episode is embedded as."""
+
+    id: UUID
+    task: str
+    result: str
+    whole: str
+
+
+class Keeper:
+    """Embeds what has no vectors yet. Each method does what is due, and answers the seconds until
+    something else will be; any number of processes may do so at a time.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        embedders: Embedders,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._embedders = embedders
+        self._clock = clock
+        self._pause_s = 0.0
+        self._down_until = float("-inf")
+        self._indexed = {DIMENSION}
+        self._reached: dict[UUID, UUID] = {}
+
+    async def embed_due(self) -> float:
+        """Embed some of what waits, of several tenants."""
+        began = self._clock()
+        if began < self._down_until:
+            return self._down_until - began
+        rows = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
+        if not rows:
+            seconds: float | None = await self._pool.fetchval(_NEXT)
+            return float("inf") if seconds is None else max(0.0, seconds)
+        of_tenant: dict[UUID, dict[UUID, int]] = defaultdict(dict)
+        for row in rows:
+            of_tenant[row["tenant_id"]][row["episode_id"]] = row["tries"]
+        failures = [
+            failure
+            for some in _parts(list(of_tenant), _TENANTS_AT_ONCE)
+            for failure in await asyncio.gather(
+                *(self._embed_or_postpone(tenant, of_tenant[tenant]) for tenant in some)
+            )
+            if failure is not None
+        ]
+        if failures:
+            return self._rest(failures[0])
+        self._pause_s = 0.0
+        return self._clock() - began  # half of the time is others'
+
+    async def _embed_or_postpone(
+        self, tenant_id: UUID, tries: Mapping[UUID, int]
+    ) -> BottegaError | None:
+        """Embed episodes of a tenant, given how often that was tried; answers the error if none
+        could be embedded."""
+        try:
+            await self._embed(tenant_id, list(tries))
+            return None
+        except (ModelError, UnavailableError) as caught:
+            error: BottegaError = caught
+        if not _may_be_of_the_text(error):
+            # None of theirs was wrong, so that it does not count as a try of theirs.
+            await self._postpone(tenant_id, list(tries), self._next_pause_s(), uncounted=1)
+            return error
+        if len(tries) > 1:  # find out which
+            each = [
+                await self._embed_or_postpone(tenant_id, {episode_id: number})
+                for episode_id, number in tries.items()
+            ]
+            return error if all(each) else None
+        ((episode_id, number),) = tries.items()
+        wait_s = min(_LONGEST_POSTPONED_S, _FIRST_POSTPONED_S * 2.0 ** min(number, 20))
+        await self._postpone(tenant_id, [episode_id], wait_s)
+        log.warning("episode.not_embedded", episode_id=str(episode_id), error=error.detail)
+        return error
+
+    async def _embed(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+        async with acting_as(self._pool, tenant_id) as connection:
+            rows = await connection.fetch(_READ, tenant_id, ids)
+        found = [_texts(row["id"], Summary(**from_json(row["summary"]))) for row in rows]
+        made = await self._all_made(rows[0]["embedder"], found) if found else {}
+        inserts = [
+            (tenant_id, each.id, name, *(row.tolist() for row in vectors[place]))
+            for name, vectors in made.items()
+            for place, each in enumerate(found)
+        ]
+        async with acting_as(self._pool, tenant_id) as connection:
+            if made:
+                await connection.execute(_FIRST, tenant_id, next(iter(made)))
+                await connection.executemany(_INSERT, inserts)
+                if rows[0]["embedder"] not in (None, *made):
+                    await connection.execute(_LEFT_OVER, tenant_id, True)
+            await connection.execute(_DONE, tenant_id, ids)
+
+    async def _all_made(
+        self, of_queries: str | None, found: Sequence[_Texts]
+    ) -> Mapping[str, Vectors]:
+        """The vectors of episodes by embedder: first the current one, then that of queries."""
+        name, vectors = await self._made(self._embedders.current, found)
+        made = {name: vectors}
+        # Until all have the current ones; then what comes meanwhile is found, too.
+        other = None if of_queries in (None, name) else self._embedders.named(of_queries)
+        if other is not None:
+            try:
+                made |= [await self._made(other, found)]
+            except (ModelError, UnavailableError) as error:
+                log.info("embedder.left", embedder=of_queries, error=error.detail)
+        return made
+
+    async def _made(self, embedder: Embedder, found: Sequence[_Texts]) -> tuple[str, Vectors]:
+        """An embedder's name, and the vectors of episodes by it, shape (n, 3, d)."""
+        texts = [text for each in found for text in (each.task, each.result, each.whole)]
+        vectors = await embedder.embed(texts)
+        if embedder.dimension not in self._indexed:
+            ensure = "SELECT ensure_vector_index($1)"
+            await self._pool.execute(ensure, embedder.dimension, timeout=_INDEX_S)
+            self._indexed.add(embedder.dimension)
+        return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
+
+    async def _postpone(
+        self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float, *, uncounted: int = 0
+    ) -> None:
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
+
+    def _next_pause_s(self) -> float:
+        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+
+    def _rest(self, error: BottegaError) -> float:
+        """Leave the embedder alone for a while, longer each time."""
+        if not self._pause_s:
+            log.warning("embedder.unavailable", error=error.detail)
+        self._pause_s = self._next_pause_s()
+        self._down_until = self._clock() + self._pause_s
+        return self._pause_s
+
+    async def change_over(self) -> float:
+        """Have what is searched embedded by the current embedder, a page at a time; then change
+        the queries of that tenant over, and let the old vectors go."""
+        if self._clock() < self._down_until:
+            return self._down_until - self._clock()
+        if not await self._pool.fetch(_OTHERS, ""):
+            return float("inf")  # nobody has vectors, so that no embedder need be loaded
+        try:
+            await self._embedders.current.embed(["."])  # only then its name is final
+        except (ModelError, UnavailableError) as error:
+            return self._rest(error)
+        name = self._embedders.current.name
+        tenants = await self._pool.fetch(_OTHERS, name)
+        for row in tenants:
+            await self._change_over(row["id"], name)
+        return 0.5 if tenants else float("inf")
+
+    async def _change_over(self, tenant_id: UUID, name: str) -> None:
+        async with acting_as(self._pool, tenant_id) as connection:
+            state = await connection.fetchrow(_STATE, tenant_id)
+            if state is None:
+                return
+            if state["embedder"] == name:
+                await self._clear(connection, tenant_id, name)
+                return
+            await connection.execute(_LEFT_OVER, tenant_id, True)
+            if await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP) >= _PAGE:
+                return
+            if await self._order(connection, tenant_id, name):
+                return
+            if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
+                log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
+
+    async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
+        """Have another page embedded of what that embedder has no vectors of; answers whether
+        there was one."""
+        reached = self._reached.get(tenant_id, UUID(int=0))
+        rows = await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached)
+        ids = [row["episode_id"] for row in rows]
+        if not ids:
+            self._reached.pop(tenant_id, None)  # next time from the beginning
+            return False
+        await connection.execute(_ORDER, tenant_id, ids)
+        self._reached[tenant_id] = ids[-1]
+        return True
+
+    async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
+        """Let vectors of others go. A worker that had another embedder yet, as before or while it
+        was changed, may have made some for what has none of this one's."""
+        status = await connection.execute(_CLEAR, tenant_id, name, 2 * _PAGE)
+        if status == "DELETE 0" and not await self._order(connection, tenant_id, name):
+            await connection.execute(_LEFT_OVER, tenant_id, False)
+
+
+def _texts(episode_id: UUID, summary: Summary) -> _Texts:
+    return _Texts(episode_id, summary.task, summary.result, summary.whole)
+
+
+def _may_be_of_the_text(error: BottegaError) -> bool:
+    """Whether another text might do."""
+    return isinstance(error, ModelError) and error.code in _OF_THE_TEXT
+
+
+def _parts(items: Sequence[UUID], size: int) -> list[Sequence[UUID]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

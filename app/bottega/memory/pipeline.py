@@ -1,0 +1,88 @@
+"""The stages of a look through a tenant's memory (spec page 4, M30)."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from bottega.clock import Clock, utcnow
+from bottega.db.engine import acting_as
+from bottega.memory import evolution
+from bottega.memory.discovery import Discovery
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.indices import Indices
+from bottega.memory.jobs import Job
+from bottega.memory.maintenance import Counts, Stage
+from bottega.memory.patterns import PatternCache
+from bottega.memory.reports import Reports
+
+_WARMED = 100
+
+# Of what is recent, what was read most.
+_MOST_READ = """
+SELECT episode_id FROM (
+    SELECT x.episode_id, x.at, s.access_count
+    FROM (SELECT episode_id, at FROM episode_search WHERE tenant_id = $1
+          ORDER BY at DESC, episode_id DESC LIMIT 5000) x
+    JOIN episode_state s ON s.tenant_id = $1 AND s.episode_id = x.episode_id
+    WHERE s.access_count > 0 AND s.state IN ('active', 'mature')) read
+ORDER BY access_count DESC, at DESC, episode_id LIMIT $2
+"""
+_TELL_MATCHERS = "SELECT pg_notify('bottega_patterns', $1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What the stages are done with.
+
+    Attributes:
+        now: what says how old episodes are.
+    """
+
+    pool: asyncpg.Pool
+    memory: EpisodicMemory
+    patterns: PatternCache
+    discovery: Discovery
+    indices: Indices
+    reports: Reports
+    now: Clock = utcnow
+
+    def stages(self) -> tuple[Stage, ...]:
+        """In order."""
+        return (
+            Stage("episodes", self._tend),
+            Stage("mining", self._mine),
+            Stage("validation", self._validate),
+            Stage("refinement", self._refine),
+            Stage("indices", self._care),
+            Stage("report", self.reports.of),
+        )
+
+    async def _tend(self, job: Job) -> Counts:
+        """Episodes age, become one with others, and go."""
+        return await self.memory.tending.tend(job.tenant_id, self.now())
+
+    async def _mine(self, job: Job) -> Counts:
+        """What recent runs did alike becomes candidates."""
+        return await self.discovery.discover(job.tenant_id)
+
+    async def _validate(self, job: Job) -> Counts:
+        """Patterns are judged by their applications."""
+        return await evolution.validate_all(self.patterns, job.tenant_id)
+
+    async def _refine(self, job: Job) -> Counts:
+        """Reviews end, what says the same becomes one, what is of low value is given up."""
+        return await evolution.refine(self.patterns, job.tenant_id)
+
+    async def _care(self, job: Job) -> Counts:
+        """Indexes are looked after, matchers built anew, and caches filled."""
+        done: dict[str, Any] = await self.indices.care()
+        await self.pool.execute(_TELL_MATCHERS, str(job.tenant_id))
+        return done | {"warmed": await self._warm(job.tenant_id)}
+
+    async def _warm(self, tenant_id: UUID) -> int:
+        """Have the episodes that are read most at hand in this process."""
+        async with acting_as(self.pool, tenant_id) as connection:
+            rows = await connection.fetch(_MOST_READ, tenant_id, _WARMED)
+        return await self.memory.warm(tenant_id, [row["episode_id"] for row in rows])

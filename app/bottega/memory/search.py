@@ -1,0 +1,156 @@
+"""Find episodes: by meaning and words, by what is known of them, by when (spec page 4, M12 to M15).
+
+Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+"""
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from bottega.memory.episode import EpisodeFilter
+from bottega.memory.scope import Scope
+from bottega.memory.scoring import Candidate
+
+if TYPE_CHECKING:  # an API that nobody searches through need not load it
+    import numpy as np
+    from numpy.typing import NDArray
+
+By = Literal["task", "result", "whole"]
+Place = tuple[datetime, UUID]
+"""Where an episode stands in the order of time."""
+
+ANY = EpisodeFilter()
+LONGEST_QUERY = 4_000
+"""Characters of a query that count, for its words."""
+
+_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
+_CANDIDATES = """
+SELECT * FROM episode_candidates($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9)
+"""
+
+# From twenty points in time on, a hundred episodes each: old ones speak of other things than new.
+_REFRESH_COMMON = """
+WITH span AS (
+    SELECT min(at) AS first, max(at) - min(at) AS length, count(*)::integer AS rows
+    FROM episode_search WHERE tenant_id = $1
+), sample AS MATERIALIZED (
+    SELECT DISTINCT ON (s.episode_id) s.terms
+    FROM span, generate_series(0, 19) AS n, LATERAL (
+        SELECT episode_id, terms FROM episode_search
+        WHERE tenant_id = $1 AND at >= span.first + span.length * n / 20
+        ORDER BY at, episode_id LIMIT 100) AS s
+), size AS (
+    SELECT count(*)::real AS rows FROM sample
+), word AS (
+    SELECT lexeme, count(*) / size.rows AS share
+    FROM sample, size, unnest(tsvector_to_array(terms)) AS lexeme
+    WHERE lexeme <> '=' || $1
+    GROUP BY lexeme, size.rows HAVING count(*) >= greatest(2, size.rows / 500)
+    ORDER BY share DESC, lexeme LIMIT 2000
+)
+INSERT INTO memory_indexes (tenant_id, common, shares, sampled_rows, sampled_at)
+SELECT $1, coalesce((SELECT array_agg(lexeme) FROM word), '{}'),
+       coalesce((SELECT array_agg(share) FROM word), '{}'), span.rows, now() FROM span
+ON CONFLICT (tenant_id) DO UPDATE SET
+    common = excluded.common, shares = excluded.shares, sampled_rows = excluded.sampled_rows,
+    sampled_at = excluded.sampled_at
+RETURNING sampled_rows
+"""
+
+
+async def candidates(
+    connection: asyncpg.Connection,
+    scope: Scope,
+    query: str,
+    vector: "NDArray[np.float32] | None",
+    *,
+    embedder: str | None,
+    aged_before: datetime,
+    where: EpisodeFilter = ANY,
+    by: By = "task",
+    limit: int = 20,
+    aged_cosine: float = 0.8,
+) -> list[Candidate]:
+    """Find the candidates for a query among the episodes within the scope, in no order.
+
+    They are the ``limit`` nearest by vector and the ``limit`` that have most of the query's words.
+
+    If that many can be found by meaning, that many are, wherever they lie.
+
+    Args:
+        query: its words; may be empty, and then the nearest alone are found.
+        vector: the query's, shape (d,); ``None`` if it cannot be had: words alone count.
+        embedder: which one it is of; other vectors are not looked at.
+        aged_before: what ended before that must have a cosine of ``aged_cosine`` at least.
+        by: whose cosine is answered. What is near is told by the task's.
+    """
+    rows = await connection.fetch(
+        _CANDIDATES,
+        scope.document,
+        query[:LONGEST_QUERY].replace("\x00", " "),
+        None if vector is None or embedder is None else vector.tolist(),
+        embedder,
+        by,
+        _conditions(where),
+        aged_before,
+        aged_cosine,
+        limit,
+    )
+    return [Candidate(*row) for row in rows]
+
+
+def _conditions(where: EpisodeFilter) -> str:
+    """As the SQL function takes them: those alone that say something."""
+    known: dict[str, Any] = {
+        "domain": where.domain,
+        "task_type": where.task_type,
+        "session_id": where.session_id,
+        "failure_signature": where.failure_signature,
+        "outcomes": list(where.outcomes),
+        "tags": list(where.tags),
+        "after": where.after and where.after.isoformat(),
+        "before": where.before and where.before.isoformat(),
+        "min_trust": where.min_trust if where.min_trust > 1 else None,
+    }
+    return json.dumps({name: value for name, value in known.items() if value})
+
+
+async def structured(
+    connection: asyncpg.Connection,
+    scope: Scope,
+    where: EpisodeFilter,
+    *,
+    limit: int,
+    after: Place | None = None,
+    descending: bool = False,
+) -> list[UUID]:
+    """Ids of the episodes asked for within the scope, by when they ended and then by id; at most
+    ``limit``.
+
+    Only of those that can be found: nothing archived, consolidated or deleted.
+
+    Args:
+        after: go on behind this place.
+        descending: the latest first.
+    """
+    at, episode_id = after or (None, None)
+    rows = await connection.fetch(
+        _LIST, scope.document, _conditions(where), at, episode_id, descending, limit
+    )
+    return [row["episode_id"] for row in rows]
+
+
+async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int:
+    """Learn which words many of the tenant's episodes have, from 2,000 of them at most.
+
+    Searches are right without it, but slow once there are many episodes: they are then found by
+    words that say little. Worth doing again when there are a fifth more of them.
+
+    Returns:
+        how many episodes there are, which ``memory_indexes.sampled_rows`` keeps.
+    """
+    count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
+    return count

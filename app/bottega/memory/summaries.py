@@ -1,0 +1,143 @@
+"""Texts made shorter without a model (spec page 4, M4): what stands in them, not what they mean.
+
+A summary is made of pieces of its text, word for word and in their order: the first and the last
+one, lines that tell of errors, then those with numbers or identifiers, then the earlier ones. The
+same text always has the same summary, so that a resumed run has the same prompts. Pure.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens, size_of
+
+TokenCounter = Callable[[str], int]
+"""How many tokens a text has; never negative, and more for more text."""
+
+MAX_READ = 32_768
+MIN_READ = 2_048
+"""Characters of a text that are looked at, as many as the summary is long but no more and no less:
+half of them from its beginning, half from its end."""
+_READ_PER_TOKEN = 48
+
+GAP = "…"
+_GAP_BYTES = len(GAP.encode())
+_JOINT_BYTES = _GAP_BYTES + 2  # at most what stands between two pieces: a gap on a line of its own
+_PIECE = 200
+_SHORTEST = 20  # bytes; less is not worth looking for
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_TROUBLE = (
+    "error",
+    "exception",
+    "traceback",
+    "fail",
+    "fatal",
+    "denied",
+    "refused",
+    "timeout",
+    "timed out",
+    "invalid",
+    "missing",
+    "not found",
+    "cannot",
+    "unable",
+    "abort",
+    "warning",
+)
+_TELLING = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
+
+
+def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -> str:
+    """The text itself if it has at most ``tokens`` tokens by ``count``, else the most telling
+    pieces of it that fit. Never longer than that. Of a long text only the first and the last
+    :data:`MAX_READ` / 2 characters are looked at.
+    """
+    if count(text) <= tokens:
+        return text
+    pieces = list(_pieces(_ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))))
+    room = tokens * BYTES_PER_TOKEN
+    while room > 0:
+        summary = _extract(pieces, room)
+        if (found := count(summary)) <= tokens:
+            return summary
+        room = min(room * tokens // found, room - 1)
+    return ""
+
+
+def cut(text: str, room: int) -> str:
+    """As much of the beginning of a text as takes ``room`` bytes of UTF-8; marked if it is cut."""
+    if size_of(text) <= room:
+        return text
+    if room < _GAP_BYTES:
+        return ""
+    kept = text[:room].encode("utf-8", "surrogatepass")[: room - _GAP_BYTES]
+    return kept.decode("utf-8", "ignore").rstrip() + GAP
+
+
+def _ends(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n{text[-most // 2 :]}"
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Lines, and of long ones the sentences, or parts of a size; none twice."""
+    seen: set[str] = set()
+    for line in text.splitlines():
+        for part in [line] if len(line) <= _PIECE else _parts(line):
+            piece = part.strip()
+            if piece and piece not in seen:
+                seen.add(piece)
+                yield piece
+
+
+def _parts(line: str) -> Iterator[str]:
+    """The sentences of a long line; what is still long is cut, behind a comma or bracket or at a
+    space if there is one."""
+    for sentence in _SENTENCE_END.split(line):
+        start = 0
+        while len(sentence) - start > _PIECE:
+            most = start + _PIECE
+            end = 1 + max(sentence.rfind(mark, start, most) for mark in ", ;}])")
+            yield sentence[start : end or most]
+            start = end or most
+        yield sentence[start:]
+
+
+def _extract(pieces: list[str], room: int) -> str:
+    """The most telling pieces that fit into so many bytes, in their order."""
+    if not pieces:
+        return ""
+    last = len(pieces) - 1
+    chosen = {0: cut(pieces[0], room // 2 if last else room)}
+    left = room - size_of(chosen[0])
+    if last and (end := cut(pieces[last], left // 2 - _JOINT_BYTES)):
+        chosen[last] = end
+        left -= size_of(end) + _JOINT_BYTES
+    weights = _weights(pieces)
+    for index in sorted(range(1, last), key=weights.__getitem__, reverse=True):
+        if left < _SHORTEST:
+            break
+        size = size_of(pieces[index]) + _JOINT_BYTES
+        if size <= left:
+            chosen[index] = pieces[index]
+            left -= size
+    lines: list[str] = []
+    before = 0
+    for index in sorted(chosen):
+        if index > before + 1:
+            lines.append(GAP)
+        lines.append(chosen[index])
+        before = index
+    return "\n".join(lines)
+
+
+def _weights(pieces: list[str]) -> list[int]:
+    """What each piece is worth: trouble above all, then numbers and names."""
+    weights = [1 if _TELLING.search(piece) else 0 for piece in pieces]
+    whole = "\n".join(pieces).lower()
+    if trouble := [word for word in _TROUBLE if word in whole]:  # few, if any
+        for index, piece in enumerate(pieces):
+            lower = piece.lower()
+            if any(word in lower for word in trouble):
+                weights[index] += 2
+    return weights

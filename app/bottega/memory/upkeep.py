@@ -1,0 +1,151 @@
+"""What else is done for episodes in the background: long bodies move to the object store, objects
+that nothing names any more go, words are counted, and the old are looked after (spec page 4, M10
+to M16)."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import to_json
+
+from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.engine import acting_as
+from bottega.errors import BottegaError, UnavailableError
+from bottega.memory.cold import ALL_PARTS, copied
+from bottega.memory.objects import Objects
+from bottega.memory.search import refresh_common
+from bottega.memory.tending import Tending
+
+_LEASE_S = 300.0
+_MOST = 16
+_EACH = 8
+_TRASH = 500
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+
+_SAMPLE_OLDER_S = 3600.0
+
+log = structlog.get_logger(__name__)
+
+_TRASH_DUE = "SELECT due_trash($1) AS key"
+_CLAIM = "SELECT tenant_id, episode_id FROM due_episode_work('offload', $1, $2, $3)"
+_NEXT = "SELECT next_episode_work_s('offload')"
+_MOVE = "SELECT move_bodies($1, $2::jsonb)"
+_DONE = """
+DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
+"""
+_POSTPONE = """
+UPDATE episode_pending SET next_at = now() + make_interval(secs => $3)
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
+"""
+_TAKE_SAMPLE = """
+UPDATE memory_indexes SET sampled_at = now()
+WHERE tenant_id = $1 AND (sampled_at IS NULL OR sampled_at < now() - make_interval(secs => $2))
+RETURNING true
+"""
+
+
+class Upkeep:
+    """Each method does what is due, and answers the seconds until something else will be; any
+    number of processes may do so at a time.
+
+    Args:
+        now: what says how old episodes are.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        objects: Objects,
+        tending: Tending,
+        *,
+        now: Clock = utcnow,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._objects = objects
+        self._tending = tending
+        self._now = now
+        self._clock = clock
+        self._pause_s = 0.0
+        self._down_until = float("-inf")
+
+    async def offload_due(self) -> float:
+        """Move the bodies of some episodes to the object store."""
+        if self._clock() < self._down_until:
+            return self._down_until - self._clock()
+        rows = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
+        if not rows:
+            seconds: float | None = await self._pool.fetchval(_NEXT)
+            return float("inf") if seconds is None else max(0.0, seconds)
+        of_tenant: dict[UUID, list[UUID]] = defaultdict(list)
+        for row in rows:
+            of_tenant[row["tenant_id"]].append(row["episode_id"])
+        error: BottegaError | None = None
+        for tenant_id, ids in of_tenant.items():
+            error = error or await self._offload(tenant_id, ids)
+            if error is not None:
+                async with acting_as(self._pool, tenant_id) as connection:
+                    await connection.execute(_POSTPONE, tenant_id, ids, self._next_pause_s())
+        if error is not None:
+            return self._rest(error)
+        self._pause_s = 0.0
+        return 0.0
+
+    async def _offload(self, tenant_id: UUID, ids: list[UUID]) -> BottegaError | None:
+        """First the objects, then the rows; answers the error if the store cannot be had."""
+        try:
+            moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
+        except UnavailableError as error:
+            return error
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_MOVE, ids, to_json(moved).decode())
+            await connection.execute(_DONE, tenant_id, ids)
+        return None
+
+    async def empty_trash(self) -> float:
+        """Delete objects that nothing names any more."""
+        if self._clock() < self._down_until:
+            return self._down_until - self._clock()
+        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
+        if not keys:
+            return float("inf")
+        try:
+            await self._objects.delete(keys)
+        except UnavailableError as error:
+            return self._rest(error)
+        await self._pool.execute("SELECT forget_trash($1)", keys)
+        return 0.0
+
+    async def sample_words(self) -> float:
+        """Count the words of tenants whose turn it is."""
+        rows = await self._pool.fetch(
+            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _EACH
+        )
+        for row in rows:
+            async with acting_as(self._pool, row["id"]) as connection:
+                if await connection.fetchval(_TAKE_SAMPLE, row["id"], _SAMPLE_OLDER_S):
+                    await refresh_common(connection, row["id"])
+        return 1.0 if rows else float("inf")
+
+    async def tend(self) -> float:
+        """Age, consolidate and purge the episodes of tenants whose turn it is."""
+        if self._clock() < self._down_until:
+            return self._down_until - self._clock()
+        try:
+            return 0.0 if await self._tending.tend_next(self._now()) else float("inf")
+        except UnavailableError as error:
+            return self._rest(error)
+
+    def _next_pause_s(self) -> float:
+        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+
+    def _rest(self, error: BottegaError) -> float:
+        if not self._pause_s:
+            log.warning("objects.unavailable", error=error.detail)
+        self._pause_s = self._next_pause_s()
+        self._down_until = self._clock() + self._pause_s
+        return self._pause_s

@@ -1,0 +1,219 @@
+"""What memory is made of in a process, put together from the settings: the embedders, the object
+store, the cache of hot episodes, and the work in the background."""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import structlog
+
+from bottega.clock import utcnow
+from bottega.db.embedded import default_data_dir
+from bottega.db.engine import Database, connect
+from bottega.events.feed import background
+from bottega.memory.embedders import Embedders
+from bottega.memory.episodic import EpisodicMemory
+from bottega.memory.hot import HotEpisodes
+from bottega.memory.matchers import Matchers
+from bottega.memory.objects import Objects
+from bottega.memory.patterns import PatternCache
+from bottega.memory.rows import CHANNEL
+from bottega.runs.queue import Execute
+from bottega.settings import Settings
+
+if TYPE_CHECKING:
+    from bottega.llm.openai_embedder import OpenAIEmbedder
+    from bottega.memory.embeddings import BuiltinEmbedder, Embedder
+    from bottega.memory.maintenance import Maintenance
+    from bottega.memory.redis_level import RedisLevel
+    from bottega.memory.reflecting import Analyst
+
+_NO_KEY = "none"
+_HOSTED = "openai:"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembering:
+    """The memory of a process, and what it works with."""
+
+    memory: EpisodicMemory
+    patterns: PatternCache
+    matchers: Matchers
+    embedders: Embedders
+    objects: Objects
+    hot: HotEpisodes
+
+
+@asynccontextmanager
+async def open_remembering(settings: Settings, database: Database) -> AsyncIterator[Remembering]:
+    """Open what memory needs beside the database; close it at the end. Connects to nothing yet.
+
+    Raises:
+        InvalidInputError: a setting cannot be used.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        hosted = functools.cache(functools.partial(_hosted, settings, stack))
+
+        def current() -> "Embedder":
+            return hosted(settings.embedding_model) if settings.embedding_model else builtin()
+
+        def named(name: str) -> "Embedder | None":
+            if not name.startswith(_HOSTED):
+                return builtin() if name == builtin().name else None
+            model, _, dimensions = name.removeprefix(_HOSTED).rpartition(":")
+            if not _has_server(settings) or not dimensions.isdecimal():
+                return None
+            return hosted(model, int(dimensions))
+
+        if settings.embedding_model:
+            current()  # so that a wrong setting is found at the start
+        objects = Objects(settings.objects_url or _folder(settings).as_uri())
+        if settings.objects_url is None and settings.database_url is not None:
+            log.warning(
+                "objects.local",
+                url=objects.url,
+                hint="only this machine sees this folder: with workers or servers on several, "
+                "set BOTTEGA_OBJECTS_URL to a store that all of them reach",
+            )
+        hot = HotEpisodes(_redis(settings))
+        stack.push_async_callback(hot.aclose)
+        embedders = Embedders(database.pool, current, named)
+        memory = EpisodicMemory(
+            database.pool,
+            embedders=embedders,
+            objects=objects,
+            hot=hot,
+            options=settings.memory_options,
+            clock=utcnow,
+        )
+        matchers = Matchers(database.pool, database.connect)
+        patterns = PatternCache(
+            database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
+        )
+        yield Remembering(memory, patterns, matchers, embedders, objects, hot)
+
+
+@asynccontextmanager
+async def keeping(
+    settings: Settings,
+    database: Database,
+    parts: Remembering,
+    execute: Execute,
+    analyst: "Analyst | None" = None,
+) -> AsyncIterator[Execute]:
+    """Do the background work of memory beside the block; answers with what executes runs as
+    ``execute`` does, and begins with that work as soon as one is over.
+
+    Args:
+        analyst: a model that reflects on runs; ``None``: rules do.
+    """
+    from bottega.memory import keeper
+    from bottega.memory.reflection import Learning
+    from bottega.memory.upkeep import Upkeep
+    from bottega.runs.alarms import Alarm, heed
+
+    vectors = keeper.Keeper(database.pool, parts.embedders)
+    upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
+    learning = Learning(database.pool, parts.patterns, analyst=analyst)
+    maintenance = _maintenance(settings, database, parts)
+    stored = [
+        Alarm(CHANNEL, each, poll_s=keeper.POLL_S)
+        for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
+    ]
+    ordered = Alarm(CHANNEL, maintenance.work, poll_s=60.0)
+    by_the_clock = [
+        Alarm(CHANNEL, each, poll_s=60.0)
+        for each in (
+            *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
+            maintenance.begin_nights,
+        )
+    ]
+
+    async def executing(tenant_id: UUID, run_id: UUID) -> None:
+        try:
+            await execute(tenant_id, run_id)
+        finally:
+            for alarm in stored:
+                alarm.ring()
+
+    async with background(
+        lambda: heed(database.connect, *stored, ordered),
+        *(alarm.run for alarm in (*stored, ordered, *by_the_clock)),
+    ):
+        yield executing
+
+
+def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
+    """What looks through memories."""
+    from bottega.memory import indices
+    from bottega.memory.discovery import Discovery
+    from bottega.memory.maintenance import Maintenance, Nights
+    from bottega.memory.pipeline import Pipeline
+    from bottega.memory.reports import Reports
+    from bottega.runs.cron import next_tick, previous_tick
+
+    cron = settings.memory_cron
+    as_maintenance = functools.partial(connect, database.url, role=indices.ROLE, longest_s=None)
+    pipeline = Pipeline(
+        database.pool,
+        parts.memory,
+        parts.patterns,
+        Discovery(database.pool, parts.objects, parts.patterns),
+        indices.Indices(as_maintenance),
+        Reports(database.pool, parts.hot),
+    )
+    nights = Nights(
+        previous=lambda until: previous_tick(cron, until),
+        next=lambda after: next_tick(cron, "UTC", after),
+    )
+    return Maintenance(database.pool, pipeline.stages(), nights=nights)
+
+
+@functools.cache
+def builtin() -> "BuiltinEmbedder":
+    """The built-in embedder of this process, loaded (with numpy) when it is first needed."""
+    from bottega.memory.embeddings import BuiltinEmbedder
+
+    return BuiltinEmbedder()
+
+
+def _hosted(
+    settings: Settings, stack: contextlib.AsyncExitStack, model: str, dimensions: int = 768
+) -> "OpenAIEmbedder":
+    from bottega.llm.openai_embedder import OpenAIEmbedder
+
+    key = settings.embedding_api_key
+    if key is None and settings.embedding_base_url is None:
+        key = settings.openai_api_key  # which is not for other servers to know
+    made = OpenAIEmbedder(
+        model,
+        api_key=key.get_secret_value() if key else _NO_KEY,
+        base_url=settings.embedding_base_url or settings.openai_base_url,
+        dimensions=dimensions,
+    )
+    stack.push_async_callback(made.aclose)
+    return made
+
+
+def _has_server(settings: Settings) -> bool:
+    """Whether a server is configured that may have embedded before."""
+    return settings.embedding_base_url is not None or not settings.uses_demo_model
+
+
+def _folder(settings: Settings) -> Path:
+    return (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
+
+
+def _redis(settings: Settings) -> "RedisLevel | None":
+    if settings.redis_url is None:
+        return None
+    from bottega.memory.redis_level import RedisLevel
+
+    return RedisLevel(settings.redis_url.get_secret_value())

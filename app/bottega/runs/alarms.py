@@ -1,0 +1,67 @@
+"""Work that waits in the database until its time, and is done by whichever worker comes first.
+
+A NOTIFY says that something may be due now, a timer when the next thing will be, and a slow poll
+makes good for what was missed. None of them decides anything: the rows and the database's clock do.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from bottega.db.sessions import Session
+from bottega.events.feed import Connect, keep_connected
+from bottega.events.log import is_transient
+
+_AGAIN_S = 1.0
+_LEAST_S = 0.05  # what is due and not to be had is in another worker's hands
+
+log = structlog.get_logger(__name__)
+
+
+class Alarm:
+    """Calls ``act`` at once, whenever it rings, and when the time has come.
+
+    Args:
+        channel: notifications on it ring the alarm.
+        act: does what is due; answers the seconds until something else will be.
+        poll_s: the longest time between two calls.
+    """
+
+    def __init__(
+        self, channel: str, act: Callable[[], Awaitable[float]], *, poll_s: float = 30.0
+    ) -> None:
+        self.channel = channel
+        self._act = act
+        self._poll_s = poll_s
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def run(self) -> None:
+        """Go on until cancelled, whatever ``act`` raises."""
+        while True:
+            self._rung.clear()
+            pause = _AGAIN_S
+            try:
+                pause = max(_LEAST_S, await self._act())
+            except Exception as error:
+                if not is_transient(error):
+                    log.exception("alarm.failed", channel=self.channel)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, self._poll_s)):
+                    await self._rung.wait()
+
+
+async def heed(connect: Connect, *alarms: Alarm) -> None:
+    """Ring each alarm at notifications on its channel, until cancelled; reconnects by itself."""
+
+    async def listen(connection: Session) -> None:
+        for alarm in alarms:
+            await connection.add_listener(alarm.channel, lambda *_, ring=alarm.ring: ring())
+            alarm.ring()  # notifications may have been missed
+        await connection.until_lost()
+
+    await keep_connected(connect, listen)

@@ -1,0 +1,180 @@
+"""Build a run's agents from the definitions it pinned."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from bottega.agents import (
+    AgentFactory,
+    BaseAgent,
+    Recall,
+    SharedMemoryGraph,
+    ToolBase,
+    ToolRequirement,
+)
+from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
+from bottega.agents.provider import LLMProvider
+from bottega.agents.recall import Embedder
+from bottega.definitions.graphs import to_graph
+from bottega.errors import InvalidInputError
+from bottega.graph.shared_memory import Publication
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.tools import use_async_subagents
+from bottega.tools.builtin import ToolDeps, builtin_tool
+from bottega.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
+
+ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
+"""A plugin's: given an agent that the factory made, and its definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What agents are built with, the same for every run.
+
+    Attributes:
+        provider_for: the provider of an agent's definition.
+        tool_deps: what built-in and HTTP tools work with.
+        secrets: those of a tenant, by its name.
+        embedder: of agents that recall.
+        configure: called in order after the factory, for each agent.
+    """
+
+    provider_for: Callable[[Mapping[str, Any]], LLMProvider]
+    tool_deps: ToolDeps
+    secrets: Callable[[str], Secrets]
+    embedder: Callable[[], Embedder]
+    configure: tuple[ConfigureAgent, ...] = ()
+
+
+@dataclass(slots=True)
+class Team:
+    """A run's agents.
+
+    Attributes:
+        agents: the root alone, or in a DAG one per node of the graph.
+        graph: the run's own copy, or ``None``.
+        warnings: (code, message) of what was odd but no error.
+    """
+
+    agents: dict[str, BaseAgent]
+    graph: SharedMemoryGraph | None
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+
+
+def build(
+    claim: Mapping[str, Any], workshop: Workshop, registry: SubagentRegistry | None = None
+) -> Team:
+    """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+
+    Args:
+        claim: ``tenant`` (its name), ``mode``, ``agent`` (the root's name), ``agents`` (pinned
+            definitions by name), ``graph`` (the pinned graph's definition or ``None``) and
+            ``session_base``.
+        registry: of asynchronous sub-agents, if there can be any.
+
+    Raises:
+        InvalidInputError: ``unknown_secret``, ``tool_outdated``.
+    """
+    tenant = claim["tenant"]
+    definitions: Mapping[str, Mapping[str, Any]] = claim["agents"]
+    factory = AgentFactory()
+    for name, definition in definitions.items():
+        factory.register(
+            name,
+            BaseAgent,
+            subagent_description=definition["description"] or None,
+            stateless=definition["stateless"],
+            defaults=_arguments(tenant, name, definition, workshop),
+        )
+    graph = None if claim["graph"] is None else to_graph(claim["graph"])
+    if graph is not None:
+        _restore(graph, claim["session_base"])
+        factory.with_memory_graph(graph)
+
+    @functools.cache  # a sub-agent of several agents is one agent, with one conversation
+    def subagent(name: str) -> BaseAgent:
+        return create(name)
+
+    def create(name: str) -> BaseAgent:
+        subagents = definitions[name]["subagents"]
+        children = [subagent(child) for child in subagents["names"]] if subagents else []
+        if subagents and subagents["mode"] == "async" and registry is not None:
+            agent = factory.create(name)
+            limits = registry.limits.lowered(**(subagents.get("limits") or {}))
+            use_async_subagents(agent, registry, children, limits=limits)
+        else:
+            agent = factory.create(name, subagents=children)
+        if recall := definitions[name]["recall"]:
+            agent.recall = Recall(workshop.embedder(), recall["k"])
+        for configure in workshop.configure:
+            configure(agent, definitions[name])
+        return agent
+
+    in_dag = claim["mode"] == "dag" and graph is not None
+    names = graph.get_topological_order() if in_dag and graph is not None else [claim["agent"]]
+    return Team({name: create(name) for name in names}, graph, factory.warnings)
+
+
+def _arguments(
+    tenant: str, name: str, definition: Mapping[str, Any], workshop: Workshop
+) -> dict[str, Any]:
+    return {
+        "system_message": definition["system_message"],
+        "description": definition["description"] or None,
+        "agent_name": name,
+        "max_iterations": definition["max_iterations"],
+        "provider": workshop.provider_for(definition),
+        "tools": [_tool(tenant, tool, workshop) for tool in definition["tools"]],
+        "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
+        "exit_on_success": definition["exit_on_success"],
+        "agent_comment": definition["agent_comment"],
+        "on_length": definition.get("on_length", "continue"),
+    }
+
+
+def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
+    deps = replace(workshop.tool_deps, tenant=tenant)
+    if definition["type"] == "builtin":
+        return builtin_tool(definition["name"], deps)
+    try:
+        checked = HttpToolDefinition.model_validate(definition)
+    except ValidationError as error:  # it was stored by a version that took it
+        raise InvalidInputError(
+            f"the tool '{definition['name']}' cannot be used any more: "
+            f"{error.errors()[0]['msg']}; store the agent anew",
+            code="tool_outdated",
+        ) from None
+    secrets = workshop.secrets(tenant)
+    try:  # now, before a model asks for the tool
+        for header in checked.headers.values():
+            if isinstance(header, SecretHeader):
+                secrets(header.secret)
+    except InvalidInputError as error:
+        detail = f"the tool '{checked.name}': {error.detail}"
+        raise InvalidInputError(detail, code=error.code) from None
+    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known, tenant=tenant)
+
+
+def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:
+    """Start from what the session's earlier runs published; other runs' nodes are ignored."""
+    for row in session_base:
+        published = {**row["details"], "content": row["content"], "version": row["version"]}
+        published["timestamp"] = row["published_at"]
+        graph.restore(Publication.from_dict(row["agent"], published))
+
+
+_ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
+    "system": SystemMessage,
+    "user": HumanMessage,
+    "assistant": AssistantMessage,
+}
+
+
+def query_of(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
+    """A run's input as a query."""
+    if isinstance(value, str):
+        return value
+    return [_ROLES[message["role"]](content=message["content"]) for message in value]

@@ -1,0 +1,95 @@
+"""Ending runs and tasks from outside: a durable wish, and a nudge to the run's worker."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from sqlalchemy import text
+
+from bottega.db.engine import Database
+from bottega.db.sessions import Session
+from bottega.errors import NotFoundError
+from bottega.events.feed import Connect, keep_connected
+from bottega.tenants import audit
+
+CHANNEL = "bottega_cancel"
+_SLOW_POLL_S = 5.0
+_WISHES = "SELECT run_id, task_id FROM cancel_wishes($1, $2)"
+
+
+_CANCEL = text("SELECT cancel_run(:tenant, :run)")
+_CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)")
+
+
+async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, actor: str) -> bool:
+    """Store the wish that a run ends, and whose it is; answers whether it was over already.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    async with database.begin(tenant_id) as tx:
+        answer = await tx.scalar(_CANCEL, {"tenant": tenant_id, "run": run_id})
+        if answer is None:
+            raise NotFoundError(f"there is no run {run_id}")
+        if answer != "final":
+            await audit.note(tx, tenant_id, actor, "run.cancel", str(run_id))
+    return bool(answer == "final")
+
+
+async def request_task_cancel(
+    database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
+) -> dict[UUID, bool]:
+    """Store the wish that a task and all below it end, and whose it is; answers which of them were
+    over already.
+
+    Raises:
+        NotFoundError: unknown, another run's, or another tenant's.
+    """
+    wish = {"tenant": tenant_id, "run": run_id, "task": task_id}
+    async with database.begin(tenant_id) as tx:
+        was_over = {row.id: row.was_over for row in await tx.execute(_CANCEL_TASK, wish)}
+        if not was_over:
+            raise NotFoundError(f"run {run_id} has no task {task_id}")
+        if not was_over[task_id]:
+            details = {"run_id": str(run_id)}
+            await audit.note(tx, tenant_id, actor, "task.cancel", str(task_id), details)
+    return was_over
+
+
+class CancelWatch:
+    """Tells a worker which of its runs are to end. A nudge says when to look; the row decides.
+
+    Args:
+        under_way: tenant and id of the runs that this worker executes now.
+        cancel: called with a run of them that is to end, and the task if only that is.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        under_way: Callable[[], Sequence[tuple[UUID, UUID]]],
+        cancel: Callable[[UUID, UUID | None], None],
+    ) -> None:
+        self._connect = connect
+        self._under_way = under_way
+        self._cancel = cancel
+        self._nudge = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled; reconnects by itself."""
+        await keep_connected(self._connect, self._watch)
+
+    async def _watch(self, connection: Session) -> None:
+        within_s = connection.trust.silence.answer_s
+        connection.add_termination_listener(lambda _: self._nudge.set())
+        await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
+        while not connection.is_closed():
+            self._nudge.clear()
+            if runs := self._under_way():
+                tenants, ids = zip(*runs, strict=True)
+                for row in await connection.fetch(_WISHES, tenants, ids, timeout=within_s):
+                    self._cancel(row["run_id"], row["task_id"])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SLOW_POLL_S):
+                    await self._nudge.wait()

@@ -1,0 +1,361 @@
+"""Execute one run: claim it, fold its journal, build its agents, let them work, write the end."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.agents import AssistantResponse
+from bottega.errors import BottegaError, FencedError
+from bottega.events import log
+from bottega.events.types import Event, EventType, RunStatus
+from bottega.memory.telling import Telling
+from bottega.redaction import Redactor
+from bottega.runs.build import Workshop, build, query_of
+from bottega.runs.dag import run_dag
+from bottega.runs.day_budget import DayBudgets
+from bottega.runs.fold import fold
+from bottega.runs.giving import Taught
+from bottega.runs.journal import End, Journal
+from bottega.runs.leases import Held, lease_s
+from bottega.runs.live_text import LiveText
+from bottega.runs.memory import about_of, lot_of, use_memory
+from bottega.runs.recorder import JournalRecorder
+from bottega.runs.subagents import Bench, beside, end_all, uses_subagents
+
+logger = structlog.get_logger(__name__)
+
+_HAND_BACK = "SELECT hand_back($1, $2, $3)"
+_CLAIM = "SELECT claim_run($1, $2, $3, $4)"
+_SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A run that is being executed here.
+
+    Attributes:
+        cancelled: somebody wants it to end.
+        lost: another worker has it.
+        recorder: once it was claimed.
+    """
+
+    tenant_id: UUID
+    task: "asyncio.Task[Any]"
+    cancelled: bool = False
+    lost: bool = False
+    held: Held | None = None
+    recorder: JournalRecorder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """What executing runs needs.
+
+    Attributes:
+        workshop: what agents are built with.
+        wake: told a run's id after each commit to its log.
+        max_crashes: a run whose worker died so often ends as failed.
+        takeover_s: how long a claim holds without a renewal.
+        live_text: shows the models' text while it comes in.
+        known: of secrets that no log may hold.
+        bench: of asynchronous sub-agents; without it runs that use them fail.
+        taught: by earlier runs, to look in for what may help.
+        prompt_tokens: that a root agent's prompt is kept to.
+        day_budgets: what tenants may spend today; ``None``: no limit.
+        stopping: set when this worker is to stop.
+    """
+
+    pool: asyncpg.Pool
+    workshop: Workshop
+    wake: Callable[[UUID], None]
+    max_crashes: int
+    takeover_s: float
+    live_text: LiveText | None = None
+    known: Redactor = Redactor(())
+    bench: Bench | None = None
+    taught: Taught | None = None
+    prompt_tokens: int = 20_000
+    day_budgets: DayBudgets | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
+
+    def held(self) -> list[Held]:
+        """The runs that are being executed here. May be called from another thread."""
+        return [held for entry in list(self._under_way.values()) if (held := entry.held)]
+
+    def under_way(self) -> list[tuple[UUID, UUID]]:
+        """Tenant and id of the runs that are being executed here, or claimed just now."""
+        return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
+
+    def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
+        """End a run that is being executed here, or one task of it, as cancelled. Idempotent."""
+        entry = self._under_way.get(run_id)
+        if entry is None:
+            return
+        if task_id is not None:
+            if entry.recorder is not None:
+                entry.recorder.tasks.cancel(task_id)
+                if self.bench is not None:
+                    self.bench.cancel(run_id, task_id)
+        elif not entry.cancelled and not entry.task.cancelling():
+            # One that is being handed back ends there.
+            entry.cancelled = True
+            entry.task.cancel()
+
+    async def hand_back_waiting(self) -> None:
+        """Once this worker is to stop, hand back the runs that wait for a model that is down."""
+        await self.stopping.wait()
+        for entry in self._under_way.values():
+            self._hand_back_if_waiting(entry)
+
+    def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
+        stopping = self.stopping.is_set() and not entry.task.cancelling()
+        if stopping and entry.recorder is not None and entry.recorder.only_waits:
+            entry.task.cancel()
+
+    def lose(self, run: Held) -> None:
+        """Stop executing a run that is not ours any more; nothing is written of it."""
+        entry = self._under_way.get(run.run_id)
+        if entry is None or entry.held != run or entry.lost:
+            return
+        if entry.recorder is not None and entry.recorder.journal.finishing:
+            return  # it has just ended; if it was lost before that, the database refuses its end
+        entry.lost = True
+        entry.task.cancel()
+
+    async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
+        """Execute a run to its end, or until another worker takes it away.
+
+        Cancelling it hands the run back: its journal stays, and the next worker goes on there.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        entry = self._under_way[run_id] = _UnderWay(tenant_id, task)
+        try:
+            with structlog.contextvars.bound_contextvars(run_id=str(run_id)):
+                await self._execute(tenant_id, run_id, entry)
+        finally:
+            del self._under_way[run_id]
+
+    async def _execute(self, tenant_id: UUID, run_id: UUID, entry: _UnderWay) -> None:
+        claiming = asyncio.ensure_future(self._claim(tenant_id, run_id))
+        try:
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if claim := await claiming:  # it is ours, and we are not to begin
+                await self.pool.execute(_HAND_BACK, tenant_id, run_id, claim["attempt"])
+            raise
+        if claim is None:
+            return  # it is over already, was deleted, or is in good hands
+        self.wake(run_id)
+        remembers = claim["memory"] == "full"
+        telling = Telling(about_of(run_id, claim), self.known.text) if remembers else None
+        journal = Journal(
+            self.pool,
+            tenant_id,
+            run_id,
+            attempt=claim["attempt"],
+            last_seq=claim["last_seq"],
+            carried_seq=claim["carried_seq"],
+            elapsed_s=claim["timeout_s"] - claim["remaining_s"],
+            telling=telling,
+            wake=self.wake,
+            known=self.known,
+        )
+        entry.recorder = JournalRecorder(
+            journal,
+            task_root=UUID(claim["task_root"]),
+            in_session=claim["session_id"] is not None,
+            token_budget=claim["token_budget"],
+            day=None if self.day_budgets is None else self.day_budgets.open(tenant_id),
+            cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
+            live_text=self.live_text,
+            waits=functools.partial(self._hand_back_if_waiting, entry),
+        )
+        entry.held = Held(tenant_id, run_id, journal.attempt)
+        bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
+        try:
+            await self._take_to_its_end(entry.recorder, claim, entry)
+        except FencedError:
+            bound.warning("run.fenced")
+        except asyncio.CancelledError:
+            if not entry.task.cancelling():  # something in the run cancelled itself
+                broken = _broken(entry.recorder, claim, _SELF_CANCELLED, timed_out=False)
+                await self._finish(entry.recorder, broken)
+            elif entry.lost:
+                entry.task.uncancel()
+                bound.warning("run.fenced")
+            elif entry.cancelled:
+                entry.task.uncancel()
+                await self._end_cancelled(entry.recorder, claim)
+            else:
+                entry.held = None  # its lease ends here, which is no loss
+                await self._hand_back(tenant_id, journal)
+                bound.info("run.handed_back")
+                raise
+        finally:
+            entry.held = None
+            await self._settle(entry.recorder)
+            await journal.close()
+
+    async def _claim(self, tenant_id: UUID, run_id: UUID) -> dict[str, Any] | None:
+        claim = (tenant_id, run_id, lease_s(self.takeover_s), uuid4())
+        answer = await log.persist(lambda: self.pool.fetchval(_CLAIM, *claim))
+        return None if answer is None else from_json(answer)
+
+    async def _take_to_its_end(
+        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
+    ) -> None:
+        gives_up = claim["crashes"] >= self.max_crashes
+        if claim["cancel"]:
+            await self._end_cancelled(recorder, claim)
+        elif gives_up:
+            detail = f"its worker died {claim['crashes']} times while executing it"
+            error = {"code": "crashed", "message": detail}
+            await self._end_tasks(recorder, claim)
+            await self._finish(recorder, End(RunStatus.FAILED, error=error))
+        else:
+            await self._go_on(recorder, claim, entry)
+
+    async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
+        """Leave the run to the next worker, with all that is known of it so far."""
+        with contextlib.suppress(Exception):
+            await journal.commit()
+        await journal.close()
+        await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
+
+    async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+        """End the asynchronous tasks of a run that ends before it went on with them."""
+        unended = self.bench is not None and recorder.swarm is None and uses_subagents(claim)
+        if unended or recorder.journal.untold:
+            past = await self._past(recorder.journal)
+            if self.bench is not None and unended:
+                end_all(self.bench, recorder, claim, past)
+
+    async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+        await self._end_tasks(recorder, claim)
+        end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
+        # Fenced: it is another worker's by now, who finds the wish when it claims the run.
+        with contextlib.suppress(FencedError):
+            await self._finish(recorder, end)
+
+    async def _finish(self, recorder: JournalRecorder, end: End) -> None:
+        """Write the run's end, and before that what it spent of its tenant's day."""
+        await self._settle(recorder)
+        await recorder.journal.finish(end)
+
+    async def _settle(self, recorder: JournalRecorder) -> None:
+        day, recorder.day = recorder.day, None
+        if self.day_budgets is not None and day is not None:
+            await self.day_budgets.close(day)
+
+    async def _go_on(
+        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
+    ) -> None:
+        """Take the claimed run to its final event."""
+        journal = recorder.journal
+        limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
+
+        def suspended() -> bool:
+            """Whether what cancels the run now is not its end."""
+            return entry.lost or not (
+                entry.cancelled or limit.expired() or not entry.task.cancelling()
+            )
+
+        try:
+            past = await self._past(journal)
+            journal.folded = fold(past, journal.carried_seq)
+            async with limit:
+                if self.bench is not None and uses_subagents(claim):
+                    async with beside(self.bench, recorder, claim, past, self.pool, suspended):
+                        end = await self._work(recorder, claim)
+                else:
+                    end = await self._work(recorder, claim)
+            await self._finish(recorder, end)
+        except FencedError:
+            raise
+        except Exception as error:
+            broken = _broken(recorder, claim, error, timed_out=limit.expired())
+            await self._finish(recorder, broken)
+
+    async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
+        """Let the run's agents work; answers how it ended."""
+        bench = self.bench
+        team = build(claim, self.workshop, None if bench is None else bench.registry)
+        for code, message in team.warnings:
+            recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
+        question = query_of(claim["input"])
+        if claim["mode"] == "dag" and team.graph is not None:
+            dag = await run_dag(team.graph, team.agents, question, recorder)
+            return End(
+                dag.status,
+                output=dag.output,
+                error=dag.error,
+                usage=dag.usage,
+                stop_reason=dag.stop_reason,
+            )
+        (agent,) = team.agents.values()
+        if claim["memory"] != "off":
+            await use_memory(
+                agent,
+                about_of(recorder.journal.run_id, claim),
+                recorder,
+                self.taught,
+                lot_of(claim),
+                self.prompt_tokens,
+            )
+        response = await agent.execute_query_async(question, recorder=recorder)
+        return end_of(response, recorder.answer_seq)
+
+    async def _past(self, journal: Journal) -> list[Event]:
+        """What earlier attempts wrote down."""
+        if not journal.has_past:
+            return []
+        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+        journal.tell_past(events)
+        return events
+
+
+def _broken(
+    recorder: JournalRecorder, claim: dict[str, Any], error: Exception, *, timed_out: bool
+) -> End:
+    """The end of a run that raised instead of answering."""
+    usage = recorder.spent
+    if timed_out and isinstance(error, TimeoutError):
+        detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
+        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
+    if isinstance(error, BottegaError):
+        failure = {"code": error.code, "message": error.detail}
+        return End(RunStatus.FAILED, error=failure, usage=usage)
+    logger.error("run.broken", run_id=str(recorder.journal.run_id), exc_info=error)
+    detail = "the run broke on an internal error; the worker's log says more"
+    return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
+
+
+def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
+    """The end that the root's response means for the run. Pure."""
+    if not response.is_answer:
+        failure = response.error or ""
+        error = {"code": response.error_code or "agent_failed", "message": failure}
+        return End(
+            RunStatus.FAILED,
+            output=response.content or None,
+            error=error,
+            stop_reason=response.stop_reason,
+            usage=response.usage,
+        )
+    return End(
+        RunStatus.COMPLETED,
+        output=response.content,
+        stop_reason=response.stop_reason,
+        usage=response.usage,
+        answer_seq=answer_seq,
+    )

@@ -1,0 +1,215 @@
+"""What earlier runs taught, as a run is given it (spec page 4, M23, M27 and M28).
+
+What is decided here is written into the run's log and never decided again for that run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from bottega.memory.drawing import arm_of, drawn
+from bottega.memory.episodic import EpisodicMemory, Hit
+from bottega.memory.following import SOURCE
+from bottega.memory.options import LearningOptions
+from bottega.memory.pattern import Arm, Baseline, Features, Pattern
+from bottega.memory.summaries import cut, summary_of
+from bottega.runs.fold import EPISODE
+
+if TYPE_CHECKING:
+    from bottega.memory.matching import Match
+    from bottega.memory.patterns import PatternCache
+    from bottega.memory.reflecting import Analyst
+
+MOST_PATTERNS = 3
+MOST_EPISODES = 5
+TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
+_SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
+_GIVEN = frozenset((Arm.USED, Arm.TRIAL))
+_EPISODE_TOKENS = 300
+_PATTERN_TOKENS = 240
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """What decides by lot what a run is given.
+
+    Attributes:
+        salt: of the tenant.
+        run: the first of the runs that this one repeats, or itself.
+        learns: whether what comes of the run will be remembered; if not, nothing is drawn, and it
+            is given what is validated.
+    """
+
+    salt: UUID
+    run: UUID
+    learns: bool
+
+    def order(self, pattern: Pattern) -> float:
+        """Decides between candidates that are equally promising."""
+        return drawn(self.salt, self.run, pattern.key, pattern.version, "order")
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """Where to look for what earlier runs taught.
+
+    Attributes:
+        analyst: a model that says what tasks ask for; ``None``: rules do.
+        shared: whether agents may read the episodes of all sessions (``memory_scope: tenant``).
+    """
+
+    episodes: EpisodicMemory
+    patterns: "PatternCache"
+    options: LearningOptions = LearningOptions()
+    analyst: "Analyst | None" = None
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A pattern that applies, and the side of its comparison that the run is on."""
+
+    pattern: Pattern
+    arm: Arm
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed.
+
+    Attributes:
+        tool: or the sub-agent.
+        why: code and message of the error that a sub-agent failed with.
+    """
+
+    tool: str
+    error: str
+    why: tuple[str, str] | None = None
+
+
+def choose(
+    matches: "Sequence[Match]", candidates: "Sequence[Match]", lot: Lot, options: LearningOptions
+) -> list[Chosen]:
+    """The three best of the validated patterns, or two and a candidate that is on trial; those that
+    are withheld, and a candidate whose control the run is, besides. Pure.
+
+    Args:
+        matches, candidates: that apply, the best first.
+    """
+
+    def arm(match: "Match") -> Arm:
+        pattern = match.pattern
+        return arm_of(pattern.state, lot.salt, lot.run, pattern.key, pattern.version, options)
+
+    if not lot.learns:
+        return [Chosen(m.pattern, Arm.USED, m.score) for m in matches[:MOST_PATTERNS]]
+    tried = [Chosen(m.pattern, arm(m), m.score) for m in candidates[:1]]
+    places = MOST_PATTERNS - sum(each.arm is Arm.TRIAL for each in tried)
+    return [*(Chosen(m.pattern, arm(m), m.score) for m in matches[:places]), *tried]
+
+
+async def patterns_for(
+    taught: Taught,
+    tenant_id: UUID,
+    features: Features,
+    lot: Lot,
+    *,
+    failure_signature: str | None = None,
+    but: frozenset[UUID] = frozenset(),
+) -> list[dict[str, Any]]:
+    """The patterns that a run is given, or by lot is not, as events tell them.
+
+    Args:
+        failure_signature: of what just failed.
+        but: patterns that it had already.
+    """
+    cache = taught.patterns
+    if failure_signature is not None:
+        features = {**features, "failure_signature": failure_signature}
+    most = MOST_PATTERNS + len(but)
+    found = await cache.find_applicable(tenant_id, features, k=most)
+    tried = await cache.candidates(tenant_id, features, draw=lot.order) if lot.learns else []
+    chosen = choose(
+        [each for each in found if each.pattern.key not in but],
+        [each for each in tried if each.pattern.key not in but],
+        lot,
+        taught.options,
+    )
+    if not chosen:
+        return []
+    of_them = [each.pattern for each in chosen]
+    baselines = await cache.baselines(tenant_id, of_them, features)
+    return [_pattern_event(each, baselines.get(each.pattern.key, Baseline())) for each in chosen]
+
+
+def _pattern_event(chosen: Chosen, baseline: Baseline) -> dict[str, Any]:
+    pattern = chosen.pattern
+    return {
+        "source": f"{SOURCE}{pattern.key}",
+        "version": pattern.version,
+        "score": round(chosen.score, 4),
+        "arm": chosen.arm,
+        "category": pattern.category,
+        "name": pattern.name[:_LONGEST_NAME],
+        "baseline": asdict(baseline),
+        "uses": list(pattern.content.uses),
+        "affects": list(pattern.content.affects),
+        "content": pattern_text(pattern) if chosen.arm in _GIVEN else "",
+    }
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """A pattern as a model reads it: what it is, how sure that is, from where, and what it says.
+
+    Only the first line is ours: those of its texts are indented, whatever they look like.
+    """
+    known = pattern.evidence
+    head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
+    if known.success_rate is not None and known.applications:
+        head += f", {known.success_rate:.0%} of {known.applications} went well"
+    head += f", {_SOURCES.get(pattern.trust, 'from own runs')}"
+    parts = [f"[{head}]", " ".join(pattern.name[:_LONGEST_NAME].split())]
+    said = pattern.summary or pattern.description
+    parts += [said, _steps(pattern), "" if pattern.guide.how in said else pattern.guide.how]
+    told = "\n".join(part for part in parts if part)
+    return "\n  ".join(summary_of(told, _PATTERN_TOKENS).splitlines())
+
+
+def _steps(pattern: Pattern) -> str:
+    """What it says to do, in one line."""
+    said = pattern.content.fields
+    steps = said.get("steps")
+    if isinstance(steps, list | tuple):
+        named = [step.get("do") or step.get("uses") for step in steps if isinstance(step, Mapping)]
+        return "Steps: " + " → ".join(str(name) for name in named if name)
+    for name in ("approach", "action"):
+        if isinstance(said.get(name), str):
+            return f"{name.capitalize()}: {cut(said[name], 600)}"
+    return ""
+
+
+def episode_event(hit: Hit) -> dict[str, Any]:
+    """An episode that was found, as an event tells it."""
+    return {
+        "source": f"{EPISODE}{hit.episode.id}",
+        "version": 1,
+        "score": round(hit.score, 4),
+        "content": told(hit.episode),
+    }
+
+
+def told(episode: Any) -> str:
+    """An episode as a model reads it: what it was, how it ended, whose word that is.
+
+    Only the first line is ours: those of its texts are indented, whatever they look like.
+    """
+    summary = episode.summary
+    head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
+    if episode.instances > 1:
+        head += f", {episode.instances} times"
+    said = {"Task": summary.task, "Result": summary.result, "Errors": summary.errors}
+    parts = [f"[{head}]", *(f"{name}: {text}" for name, text in said.items() if text)]
+    return "\n  ".join(summary_of("\n".join(parts), _EPISODE_TOKENS).splitlines())

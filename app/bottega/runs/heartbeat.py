@@ -1,0 +1,111 @@
+"""Heartbeats: a worker says that it is alive, and how busy, on the whole and with each tenant."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import structlog
+from pydantic_core import to_json
+from sqlalchemy import RowMapping, and_, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.clock import monotonic
+from bottega.db.tables import worker_tenants, workers
+from bottega.events.feed import background
+from bottega.events.log import is_transient
+
+EVERY_S = 2.0
+GONE_AFTER = timedelta(seconds=30)
+"""Of whom nothing was heard for so long is not shown; the sweep removes what it said."""
+_PATIENCE_S = 10.0
+_MOST = 1000
+_BEAT = "SELECT beat($1, $2, $3, $4, $5)"
+_LEAVE = "SELECT leave($1)"
+_ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE seen_at > now() - $1::interval)"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a worker does at a moment.
+
+    Attributes:
+        pool: sums over all tenants, for everybody to see: ``size``, ``min`` and ``max`` of the
+            pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by priority),
+            and ``runs`` that are under way.
+        tenants: for each tenant that has any, its own part: ``running``, ``parked`` and ``queued``
+            tasks, ``queue``, and ``breakers`` that are not closed and clean: ``kind``, ``agent``,
+            ``state``, ``failures``, ``retry_after_ms``.
+    """
+
+    pool: Mapping[str, Any]
+    tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def heartbeats(
+    pool: asyncpg.Pool, snapshot: Callable[[], Snapshot], every_s: float = EVERY_S
+) -> AsyncIterator[None]:
+    """Let the others know of this worker while the block runs; then it has left.
+
+    Args:
+        snapshot: asked before each heartbeat.
+    """
+    worker_id, began = uuid4(), monotonic()
+
+    async def beat() -> None:
+        try:
+            now = snapshot()
+            states = [to_json(state).decode() for state in now.tenants.values()]
+            about = (to_json(now.pool).decode(), list(now.tenants), states)
+            async with asyncio.timeout(_PATIENCE_S):
+                await pool.execute(_BEAT, worker_id, monotonic() - began, *about)
+        except Exception as error:
+            if not is_transient(error):
+                log.exception("heartbeat.failed")
+
+    async def beat_regularly() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await beat()
+
+    await beat()
+    async with background(beat_regularly):
+        yield
+    with contextlib.suppress(Exception):  # then it counts as gone a little later
+        async with asyncio.timeout(1.0):
+            await pool.execute(_LEAVE, worker_id)
+
+
+async def any_alive(pool: asyncpg.Pool) -> bool:
+    """Whether some worker is."""
+    alive: bool = await pool.fetchval(_ANY_ALIVE, GONE_AFTER)
+    return alive
+
+
+async def alive(connection: AsyncConnection, tenant_id: UUID) -> Sequence[RowMapping]:
+    """The workers that are, oldest first: each one's row, and as ``state`` the tenant's own part,
+    ``None`` if it has none there."""
+    query = (
+        select(workers, worker_tenants.c.state)
+        .join_from(
+            workers,
+            worker_tenants,
+            and_(
+                worker_tenants.c.tenant_id == tenant_id,
+                worker_tenants.c.worker_id == workers.c.id,
+            ),
+            isouter=True,
+        )
+        .where(workers.c.seen_at > func.now() - GONE_AFTER)
+        .order_by(workers.c.started_at, workers.c.id)
+        .limit(_MOST)
+    )
+    return (await connection.execute(query)).mappings().all()

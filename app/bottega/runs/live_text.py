@@ -1,0 +1,174 @@
+"""The text of model calls while it comes in, on its way to those who watch.
+
+It is only for show: the answer itself comes with ``llm.completed``. So it costs next to nothing.
+A piece is appended to a list; every 50 ms what came since goes into the table ``live_text``, one
+insert for all calls of this worker, with one wake-up. Where a model answers faster than that,
+nothing is written at all.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.agents.provider import OnDelta
+from bottega.clock import monotonic
+from bottega.events.log import is_transient, storable
+from bottega.runs.journal import Journal
+
+FLUSH_S = 0.05
+KEEP_S = 1.0
+MAX_CHARACTERS = 200_000
+"""Of one call; what comes behind is not shown before its end."""
+
+_WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5)"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Speech:
+    """What one model call has said.
+
+    Attributes:
+        started: ``seq`` of its ``llm.started``, which must be seen first.
+        has_rows: something of it was written.
+    """
+
+    journal: Journal
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str
+    call: int
+    started: int
+    has_rows: bool = False
+    _at: int = 0
+    _void: bool = False
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def listener(self) -> OnDelta:
+        """Takes the pieces."""
+        return self._pieces.append
+
+    def restart(self) -> None:
+        """The try failed, and what it said is void."""
+        self._pieces.clear()
+        self._at = 0
+        self._void = self.has_rows
+
+    def take(self) -> tuple[int, str] | None:
+        """What is to be written: from which character on, and the text."""
+        if not (self._pieces or self._void) or not self.journal.is_stored(self.started):
+            return None
+        at, text = self._at, storable("".join(self._pieces))
+        self._pieces.clear()
+        if at >= MAX_CHARACTERS:
+            return None
+        self._at += len(text)
+        self._void = False
+        self.has_rows = True
+        return at, text
+
+    def give_back(self, at: int, text: str) -> None:
+        """It was not written after all."""
+        if self._at == at + len(text):  # and the try did not fail meanwhile
+            self._at = at
+            self._pieces.insert(0, text)
+            self._void |= not text
+
+
+class LiveText:
+    """Writes the live text of all runs that this worker executes.
+
+    Args:
+        wake: told the run's id whenever there is more text of it.
+        keep_s: how long text stays after its call has ended; nobody is shown it any more.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool, wake: Callable[[UUID], None], *, keep_s: float = KEEP_S
+    ) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._keep_s = keep_s
+        self._open: dict[Speech, None] = {}
+        self._ended: deque[tuple[float, Speech]] = deque()
+        self._any = asyncio.Event()
+
+    def begin(self, speech: Speech) -> None:
+        """A model call begins."""
+        self._open[speech] = None
+        self._any.set()
+
+    def end(self, speech: Speech) -> None:
+        """A model call is over, well or not."""
+        del self._open[speech]
+        if speech.has_rows:
+            self._ended.append((monotonic() + self._keep_s, speech))
+
+    async def run(self) -> None:
+        """Write until cancelled. What cannot be written goes with the next."""
+        while True:
+            await self._any.wait()
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self._write()
+                await self._clear()
+            except Exception as error:
+                if not is_transient(error):
+                    log.exception("live_text.failed")
+            if not (self._open or self._ended):
+                self._any.clear()
+
+    async def _write(self) -> None:
+        said = [(speech, *taken) for speech in self._open if (taken := speech.take())]
+        if not said:
+            return
+        rows = [
+            (
+                speech.journal.tenant_id,
+                speech.journal.run_id,
+                speech.task_id,
+                speech.parent_task_id,
+                speech.agent,
+                speech.call,
+                speech.journal.attempt,
+                at,
+                text,
+            )
+            for speech, at, text in said
+        ]
+        try:
+            await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
+        except Exception:
+            for speech, at, text in said:
+                speech.give_back(at, text)
+            raise
+        for speech, *_ in said:
+            self._wake(speech.journal.run_id)
+
+    async def _clear(self) -> None:
+        """Delete the text of calls that ended a while ago."""
+        now = monotonic()
+        gone = [speech for due, speech in self._ended if due <= now]
+        if not gone:
+            return
+        rows = [
+            (
+                speech.journal.tenant_id,
+                speech.journal.run_id,
+                speech.task_id,
+                speech.call,
+                speech.journal.attempt,
+            )
+            for speech in gone
+        ]
+        await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
+        for _ in gone:
+            self._ended.popleft()

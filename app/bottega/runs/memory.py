@@ -1,0 +1,323 @@
+"""What a run's root agent is given of earlier runs, at its start and when something fails (spec
+page 4, M3, M12, M27 and M28).
+
+It is written into the run's log as ``context.recalled``, so that a run that is resumed, or repeated
+from its last step, has the same again and asks nobody.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import structlog
+from pydantic_core import from_json, to_json
+
+from bottega.agents.base import BaseAgent
+from bottega.errors import BottegaError, UnavailableError
+from bottega.events.types import EventType
+from bottega.memory.episode import Episode, EpisodeFilter, Outcome
+from bottega.memory.episodic import Hit
+from bottega.memory.following import SOURCE
+from bottega.memory.goals import Goals, analyse, refined
+from bottega.memory.prompts import RunMemory
+from bottega.memory.scope import Scope, scope_of_run
+from bottega.memory.signature import failure_signature
+from bottega.memory.telling import TOOL_ERROR, About
+from bottega.memory.tools import SearchMemory, SetPlan
+from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.runs.fold import ANALYSIS, EPISODE
+from bottega.runs.giving import (
+    MOST_EPISODES,
+    Failure,
+    Lot,
+    Taught,
+    episode_event,
+    patterns_for,
+    told,
+)
+from bottega.runs.journal import Journal
+from bottega.runs.recorder import JournalRecorder
+
+_PATIENCE_S = 2.0
+_ANALYSIS_S = 30.0
+_NEAR = 0.3  # the cosine from which texts may be of the same though they share no word
+_HELPS = 8  # in a run
+_ALIKE = 3  # failures
+
+logger = structlog.get_logger(__name__)
+
+
+def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
+    """What is known of a claimed run before it begins."""
+    return About(
+        run_id,
+        claim["session_id"],
+        claim["principal"],
+        claim["input"],
+        claim["agent"] or claim["graph_name"],
+        claim["agents"],
+        claim["metadata"],
+        claim["user"],
+        claim["agent"],
+    )
+
+
+def lot_of(claim: Mapping[str, Any]) -> Lot:
+    """What decides by lot what a claimed run is given."""
+    return Lot(UUID(claim["salt"]), UUID(claim["drawn_as"]), claim["memory"] == "full")
+
+
+async def use_memory(
+    agent: BaseAgent,
+    about: About,
+    recorder: JournalRecorder,
+    taught: Taught | None,
+    lot: Lot,
+    limit: int,
+) -> None:
+    """Give a run's root agent a working memory, and in it what earlier runs of its tenant taught.
+
+    Args:
+        taught: where to look; ``None``: nowhere.
+        limit: tokens of a prompt.
+    """
+    goals = await _goals(about, recorder.journal, taught)
+    working = WorkingMemory()
+    lessons = Lessons(about, recorder.journal, taught, lot, goals, working)
+    tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
+    agent.memory = RunMemory(working, limit=limit, tools=tools)
+    if recorder.journal.telling is not None:
+        recorder.journal.telling.goals = goals
+    if len(goals.goals) > 1 or goals.constraints or goals.criteria:
+        working.load_task_context(
+            goals=goals.goals, constraints=goals.constraints, criteria=goals.criteria
+        )
+    folded = recorder.journal.folded
+    given: Sequence[Mapping[str, Any]] = folded.recalled
+    if not given and not folded.asked:
+        given = await lessons.found()
+        for data in given:
+            recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
+    lessons.take(given)
+    recorder.lessons = lessons
+
+
+async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals:
+    """What the task asks for: by rules, and as a model said it if there is one."""
+    goals = analyse(
+        about.question,
+        domain=about.said("domain"),
+        task_type=about.task_type,
+        capabilities=about.capabilities,
+    )
+    folded = journal.folded
+    if folded.analysis is not None:
+        return refined(goals, from_json(folded.analysis))
+    if taught is None or taught.analyst is None or folded.asked:
+        return goals
+    try:
+        async with asyncio.timeout(_ANALYSIS_S):
+            said = await taught.analyst.analyse(about.question)
+    except (BottegaError, TimeoutError) as error:
+        text = f"rules said what the task asks for, not the model: {type(error).__name__}: {error}"
+        about_it = {"code": "analysis_unavailable", "message": text[:500]}
+        journal.add(EventType.WARNING, about_it)
+        return goals
+    data = {
+        "source": f"{ANALYSIS}{taught.analyst.name}",
+        "version": 1,
+        "score": 0.0,
+        "content": to_json(said).decode(),
+    }
+    journal.add(EventType.CONTEXT_RECALLED, data, agent=about.first)
+    return refined(goals, said)
+
+
+class Lessons:
+    """What one run's root agent may look for in what earlier runs taught."""
+
+    def __init__(
+        self,
+        about: About,
+        journal: Journal,
+        taught: Taught | None,
+        lot: Lot,
+        goals: Goals,
+        working: WorkingMemory,
+    ) -> None:
+        self._about = about
+        self._scope = _scope(about, shared=taught is not None and taught.shared)
+        self._journal = journal
+        self._taught = taught
+        self._lot = lot
+        self._features = goals.features
+        self._working = working
+        self._patterns: set[UUID] = set()
+        self._helps = sum(map(len, journal.folded.helped.values()))
+        self._replayed = 0
+
+    def take(self, given: Iterable[Mapping[str, Any]]) -> None:
+        """Put what was given into the working memory."""
+        items = list(given)
+        self._know(items)
+        shown = [Retrieved(data["source"], data["content"]) for data in items if data["content"]]
+        if shown:
+            self._working.retrieve_from_episodic(shown)
+
+    def _know(self, given: Iterable[Mapping[str, Any]]) -> None:
+        """No pattern is given, or drawn, twice."""
+        self._patterns.update(
+            UUID(data["source"].removeprefix(SOURCE))
+            for data in given
+            if data["source"].startswith(SOURCE)
+        )
+
+    async def found(self) -> list[dict[str, Any]]:
+        """What earlier runs taught that may help with this one, as events tell it: patterns, then
+        episodes, each the best first."""
+        if self._taught is None:
+            return []
+        patterns = patterns_for(self._taught, self._journal.tenant_id, self._features, self._lot)
+        return await self._both(patterns, self._episodes(self._taught))
+
+    async def _episodes(self, taught: Taught) -> list[dict[str, Any]]:
+        found = await taught.episodes.search(
+            self._journal.tenant_id,
+            self._scope,
+            self._about.question,
+            k=MOST_EPISODES,
+            domain=self._about.said("domain"),
+        )
+        return [episode_event(hit) for hit in found.hits if may_help(hit)]
+
+    async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """What can be had of these in time, in order."""
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(each, _PATIENCE_S) for each in asked), return_exceptions=True
+        )
+        found: list[dict[str, Any]] = []
+        for answer in answers:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, Exception):
+                raise answer
+            else:
+                logger.warning("memory.unavailable", error=str(answer))
+                text = f"{type(answer).__name__}: {answer}"
+                text = f"the run was not given all that earlier ones taught: {text}"
+                self._journal.add(
+                    EventType.WARNING, {"code": "memory_unavailable", "message": text[:500]}
+                )
+        return found
+
+    async def search(self, query: str, in_session: bool) -> str:
+        """What the tool ``search_memory`` answers."""
+        if self._taught is None:
+            return "There is no memory of earlier tasks."
+        session_id = self._about.session_id
+        if in_session and session_id is None:
+            return "This task belongs to no session: look without session."
+        where = EpisodeFilter(session_id=session_id if in_session else None)
+        try:
+            found = await self._taught.episodes.search(
+                self._journal.tenant_id,
+                self._scope,
+                query,
+                k=MOST_EPISODES,
+                where=where,
+                domain=self._about.said("domain"),
+            )
+        except Exception as error:  # what the database says of it is no model's to read
+            logger.warning("memory.unavailable", error=str(error))
+            raise UnavailableError("the memory cannot be read now: go on without it") from error
+        texts = [told(hit.episode) for hit in found.hits if may_help(hit)]
+        return "\n\n".join(texts) or "No earlier task was like that."
+
+    # What helps when something failed
+
+    def replay(self, call: int) -> None:
+        """A tool call of a step behind which the root's model was asked more: give it again what
+        it was given then, in that order."""
+        if call != self._replayed:
+            self._replayed = call
+            for group in self._journal.folded.helped.get(call, {}).values():
+                self.take(group)
+
+    async def failed(self, call: int, tool_call_id: str, failures: Sequence[Failure]) -> None:
+        """A call of the root's is over: look for what to do about what failed, if anything did.
+
+        Args:
+            failures: of the call, and of tasks that ran beside the root.
+        """
+        helped = self._journal.folded.helped.get(call, {})
+        given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
+        if not given and failures and self._taught is not None and self._helps < _HELPS:
+            self._helps += 1
+            about = {"call": call, "tool_call_id": tool_call_id}
+            found = await self._looked_up(self._taught, failures)
+            given = [{**about, **data} for data in found]
+            for data in given:
+                self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
+        self.take(given)
+
+    async def _looked_up(
+        self, taught: Taught, failures: Sequence[Failure]
+    ) -> list[Mapping[str, Any]]:
+        """What helps with several failures, once."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for failure in failures:
+            some = await self._helpful(taught, failure)
+            self._know(some)
+            for data in some:
+                found.setdefault(data["source"], data)
+        return [*found.values()]
+
+    async def _helpful(self, taught: Taught, failure: Failure) -> list[dict[str, Any]]:
+        tool, why = failure.tool, failure.why
+        signature = failure_signature(TOOL_ERROR, failure.error, tool)
+        signatures = [signature] if why is None else [failure_signature(*why), signature]
+        patterns = patterns_for(
+            taught,
+            self._journal.tenant_id,
+            {**self._features, "error_type": TOOL_ERROR, "tool": tool},
+            self._lot,
+            failure_signature=signature,
+            but=frozenset(self._patterns),
+        )
+        return await self._both(patterns, self._alike(taught, signatures))
+
+    async def _alike(self, taught: Taught, signatures: Sequence[str]) -> list[dict[str, Any]]:
+        """Episodes that failed alike, those first that went well in the end."""
+        tenant_id = self._journal.tenant_id
+        found: list[Episode] = []
+        for signature in signatures:
+            found += await taught.episodes.similar_failures(
+                tenant_id, self._scope, signature, _ALIKE
+            )
+        found.sort(key=lambda episode: episode.judged is not Outcome.SUCCESS)
+        return [
+            {
+                "source": f"{EPISODE}{episode.id}",
+                "version": 1,
+                "score": 0.0,
+                "content": told(episode),
+            }
+            for episode in found[:_ALIKE]
+        ]
+
+
+def _scope(about: About, *, shared: bool) -> Scope:
+    """The scope of the agent that the run begins with."""
+    return scope_of_run(
+        about.definitions.get(about.first, {}).get("memory_scope"),
+        user=about.user,
+        session_id=about.session_id,
+        agent=about.agent,
+        shared=shared,
+    )
+
+
+def may_help(hit: Hit) -> bool:
+    """Whether an episode is about the same at all; the best of many may still be about nothing."""
+    return hit.parts.telling or (hit.parts.cosine or 0.0) >= _NEAR

@@ -1,0 +1,222 @@
+"""A run's conversations as messages, told from its log.
+
+What stands in the log is what was said: a run's (or task's) input, what other agents passed on, the
+model's answers, and what its tools answered. The agent's own system message is in its definition.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, select, true
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.messages import AssistantMessage, ToolResult
+from bottega.agents.recording import task_id_at
+from bottega.agents.subagent import question_of
+from bottega.db.pages import PAGE_BYTES, Part, fetch_page
+from bottega.db.tables import run_events, tasks
+from bottega.errors import NotFoundError
+from bottega.events.types import EventType
+from bottega.runs import read
+from bottega.subagents.children import first_message
+
+_TOLD = (
+    EventType.LLM_COMPLETED,
+    EventType.TOOL_COMPLETED,
+    EventType.TOOL_FAILED,
+    EventType.MEMORY_INJECTED,
+    EventType.CONTEXT_RECALLED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event of a conversation.
+
+    Attributes:
+        text: of the answer that ``data`` refers to by ``answer_seq``, if it does.
+    """
+
+    seq: int
+    type: str
+    at: datetime
+    data: Mapping[str, Any]
+    text: str | None = None
+
+
+def messages_of(entry: Entry, question: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The messages that an event stands for, in order. Pure.
+
+    Args:
+        question: what the conversation begins with: ``role`` and ``content`` of each message.
+    """
+    data = entry.data
+    match entry.type:
+        case EventType.LLM_COMPLETED:
+            message = AssistantMessage.model_validate(data["message"])
+            calls = [call.model_dump() for call in message.tool_calls]
+            said = {"content": message.content, "tool_calls": calls, "usage": data["usage"]}
+            found: list[dict[str, Any]] = [{"role": "assistant", **said}]
+        case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
+            result = ToolResult(
+                tool_call_id=data["tool_call_id"],
+                tool_name=data["name"],
+                status=data["status"],
+                result=entry.text if "answer_seq" in data else data["result"],
+                error=data["error"],
+            )
+            about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
+            found = [{"role": "tool", "content": result.text, "status": result.status, **about}]
+        case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
+            content = entry.text if "answer_seq" in data else data["content"]
+            source = {"source": data["source"], "version": data["version"]}
+            found = [{"role": "system", "content": content, **source}]
+        case _:
+            found = [dict(message) for message in question]
+    about_all = {"seq": entry.seq, "at": entry.at}
+    return [{**message, **about_all, "part": part} for part, message in enumerate(found)]
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    task_id: UUID | None,
+    *,
+    after: tuple[int, int] | None,
+    descending: bool,
+    limit: int,
+) -> Part[dict[str, Any]]:
+    """List messages of a task, or of the run's own agent, in the order of the log: a page.
+
+    Args:
+        after: (``seq``, ``part``) of the message before the page.
+
+    Raises:
+        NotFoundError: an unknown run or task.
+    """
+    run = await read.get(connection, tenant_id, run_id)
+    parent: UUID | None = None
+    if task_id is not None:
+        parent = await _parent_of(connection, tenant_id, run_id, task_id)
+    first = EventType.RUN_QUEUED if task_id is None else EventType.AGENT_STARTED
+    seq = run_events.c.seq
+    query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
+    query = query.order_by(seq.desc() if descending else seq)
+    question: Sequence[Mapping[str, str]] = _input(run)
+    asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
+    found: list[dict[str, Any]] = []
+    more = True
+    while more and not found:  # the event that holds the place may hold nothing more
+        rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
+        if asked_by_agent and task_id is not None:
+            begins = any(row["type"] == first for row in rows)
+            question = await _asked(connection, run, parent, task_id) if begins else ()
+        for row in rows:
+            entry = Entry(row["seq"], row["type"], row["at"], row["data"], row["output"])
+            messages = messages_of(entry, question)
+            for message in reversed(messages) if descending else messages:
+                place = (message["seq"], message["part"])
+                if after is None or (place < after if descending else place > after):
+                    found.append(message)
+        more = rows.more
+        if rows:
+            after = (rows[-1]["seq"], -1 if descending else _LAST)
+    return _fitting(found, limit, more=more)
+
+
+_LAST = 2**31 - 1
+
+
+def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
+    """The events that hold messages behind a place; its own may hold more."""
+    if after is None:
+        return true()
+    seq, part = after
+    if part in (-1, _LAST):
+        return run_events.c.seq < seq if descending else run_events.c.seq > seq
+    return run_events.c.seq <= seq if descending else run_events.c.seq >= seq
+
+
+def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> Part[dict[str, Any]]:
+    """Cut messages to a page: those of a run's input are not measured by the database."""
+    size = 0
+    for number, message in enumerate(found):
+        size += len((message["content"] or "").encode(errors="replace"))
+        if number == limit or (number and size > PAGE_BYTES):
+            return Part(found[:number], more=True)
+    return Part(found, more=more)
+
+
+def _conversation(
+    tenant_id: UUID, run_id: UUID, task_id: UUID | None, types: Sequence[str]
+) -> Select[Any]:
+    """A conversation's events, each with the text of the answer that it refers to."""
+    columns = (run_events.c.seq, run_events.c.type, run_events.c.at, run_events.c.data)
+    return read.with_answers(*columns).where(
+        *_events_of(tenant_id, run_id, task_id), run_events.c.type.in_(types)
+    )
+
+
+def _events_of(
+    tenant_id: UUID, run_id: UUID, task_id: UUID | None
+) -> tuple[ColumnElement[bool], ...]:
+    return (
+        run_events.c.tenant_id == tenant_id,
+        run_events.c.run_id == run_id,
+        run_events.c.task_id.is_not_distinct_from(task_id),
+    )
+
+
+async def _parent_of(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, task_id: UUID
+) -> UUID | None:
+    """The task that a task was called by; ``None`` is the run itself."""
+    query = select(tasks.c.parent_id).where(
+        tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id, tasks.c.id == task_id
+    )
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"run {run_id} has no task {task_id}")
+    parent: UUID | None = row.parent_id
+    return parent
+
+
+def _input(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    asked = run["input"]
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+
+
+async def _asked(
+    connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
+) -> list[Mapping[str, str]]:
+    """What the caller's model asked a sub-agent: the prompt that a task was dispatched with, or the
+    arguments of the call that became the task."""
+    dispatched = select(run_events.c.data["prompt"].astext).where(
+        *_events_of(run["tenant_id"], run["id"], task_id),
+        run_events.c.type == EventType.SUBAGENT_DISPATCHED,
+    )
+    if prompt := await connection.scalar(dispatched.limit(1)):
+        return [{"role": "user", "content": first_message(task_id, prompt)}]
+    calls = _events_of(run["tenant_id"], run["id"], parent)
+    answers = select(
+        run_events.c.data["call"].as_integer(), run_events.c.data["message"]["tool_calls"]
+    ).where(*calls, run_events.c.type == EventType.LLM_COMPLETED)
+    namespace = parent or run["task_root"] or run["id"]
+    for call, made in await connection.execute(answers):
+        for index, tool_call in enumerate(made or ()):
+            if task_id_at(namespace, ((call, index),)) != task_id:
+                continue
+            # As it was carried out: a hook may have changed what the model wrote.
+            started = select(run_events.c.data["arguments"]).where(
+                *calls,
+                run_events.c.type == EventType.TOOL_STARTED,
+                run_events.c.data["call"].as_integer() == call,
+                run_events.c.data["tool_call_id"].astext == tool_call["id"],
+            )
+            if arguments := await connection.scalar(started.limit(1)):
+                return [{"role": "user", "content": question_of(arguments)}]
+    return []

@@ -1,0 +1,260 @@
+"""What a run's log says of its asynchronous tasks, for a worker that goes on with them. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    HumanMessage,
+    StandardMessage,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
+from bottega.events.types import Event, EventType
+from bottega.graph.shared_memory import Publication
+from bottega.runs.fold import answer_of, usage_of
+from bottega.subagents.children import ANONYMOUS, first_message
+from bottega.subagents.handle import DispatchParams, Outcome, Past
+from bottega.subagents.states import SubagentStatus
+
+ENDS = {
+    EventType.SUBAGENT_COMPLETED: SubagentStatus.COMPLETED,
+    EventType.SUBAGENT_FAILED: SubagentStatus.FAILED,
+    EventType.SUBAGENT_TIMEOUT: SubagentStatus.TIMEOUT,
+    EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
+}
+"""What each last event of a task says of it."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """The events of one task of whatever sort that count.
+
+    Attributes:
+        dispatched: if it is an asynchronous one.
+        paid: tokens that this run, not the one that it repeats, paid for.
+    """
+
+    dispatched: Event | None = None
+    dequeued: Event | None = None
+    ended: Event | None = None
+    resumed: int = 0
+    output: str | None = None
+    published: Event | None = None
+    said: list[AssistantMessage | ToolMessage] = field(default_factory=list)
+    usage: AgentUsage = AgentUsage()
+    paid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What there is to go on from.
+
+    Attributes:
+        tasks: by id, in the order of their dispatch.
+        parents: of each task of whatever sort; the root is ``None``.
+        over: tasks of whatever sort that do not run again: they finished, or one above did.
+        usage: what those spent together.
+        paid: tokens of it that this run, not the one that it repeats, paid for.
+        writes: (task or ``None``, path, content) of files, in order.
+        waits: by (task, call, tool call) of a wait, seconds that are over.
+    """
+
+    tasks: dict[UUID, Past]
+    parents: dict[UUID, UUID | None]
+    over: frozenset[UUID]
+    usage: AgentUsage
+    paid: int
+    writes: list[tuple[UUID | None, str, str]]
+    waits: dict[tuple[Any, ...], float]
+
+    def unfinished(self) -> list[UUID]:
+        """Tasks to go on with."""
+        return [task_id for task_id in self.tasks if task_id not in self.over]
+
+    def line(self, task_id: UUID | None) -> list[UUID]:
+        """A task and those above it."""
+        return _line(self.parents, task_id)
+
+
+def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Memory:
+    """Fold a run's log.
+
+    Args:
+        now: by the clock that the events' times are of.
+        carried_seq: up to here the log was carried over from the run that this one repeats.
+    """
+    parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
+    tasks = {task_id: _Task() for task_id in parents}
+    writes: list[tuple[UUID | None, str, str]] = []
+    started: dict[tuple[Any, ...], Event] = {}
+    waits: dict[tuple[Any, ...], float] = {}
+    for event in events:
+        task_id, data = event.task_id, event.data
+        if event.type in (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED):
+            key = (task_id, data["call"], data["tool_call_id"])
+            if event.type == EventType.TOOL_STARTED:
+                started.setdefault(key, event)
+                if data["name"] == "await_subagent":
+                    waits.setdefault(key, _seconds(event.at, now))
+            elif key in started and _is_write(data):
+                asked = started[key].data["arguments"]
+                writes.append((task_id, asked["path"], asked["content"]))
+        if task_id is not None:
+            _note(tasks[task_id], event, is_paid=event.seq > carried_seq)
+    finished = _finished(tasks, parents)
+    over = frozenset(each for below in finished.values() for each in below)
+    return Memory(
+        tasks={
+            task_id: _past(task.dispatched, task, finished.get(task_id, {}).values(), now)
+            for task_id, task in tasks.items()
+            if task.dispatched is not None
+        },
+        parents=parents,
+        over=over,
+        usage=sum((tasks[each].usage for each in over), AgentUsage()),
+        paid=sum(tasks[each].paid for each in over),
+        writes=writes,
+        waits=waits,
+    )
+
+
+def _is_write(completed: Mapping[str, Any]) -> bool:
+    """Whether a call wrote a file; a tool of an agent's own may have the same name."""
+    result = completed["result"]
+    return (
+        completed["name"] == "write_file" and isinstance(result, dict) and "written_chars" in result
+    )
+
+
+def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUID]:
+    line = []
+    while task_id is not None:
+        line.append(task_id)
+        task_id = parents.get(task_id)
+    return line
+
+
+def _finished(
+    tasks: Mapping[UUID, _Task], parents: Mapping[UUID, UUID | None]
+) -> dict[UUID, dict[UUID, _Task]]:
+    """The finished tasks that an unfinished one dispatched: for each, it and all below it."""
+    below: dict[UUID, dict[UUID, _Task]] = {}
+    for task_id, task in tasks.items():
+        over = [each for each in _line(parents, task_id) if tasks[each].ended is not None]
+        if over:
+            below.setdefault(over[-1], {})[task_id] = task
+    return below
+
+
+def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
+    data = event.data
+    match event.type:
+        case EventType.SUBAGENT_DISPATCHED:
+            task.dispatched = event
+        case EventType.SUBAGENT_RESUMED:
+            task.resumed += 1
+        case EventType.SUBAGENT_DEQUEUED:
+            task.dequeued = task.dequeued or event
+        case EventType.AGENT_COMPLETED:
+            task.output = data["output"]
+        case EventType.MEMORY_PUBLISHED:
+            task.published = event
+        case EventType.LLM_COMPLETED:
+            message = answer_of(data)
+            task.said.append(message)
+            task.usage += usage_of(message)
+            task.paid += message.usage.total_tokens if is_paid else 0
+        case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED if "answer_seq" not in data:
+            result = ToolResult(
+                tool_call_id=data["tool_call_id"],
+                tool_name=data["name"],
+                status=data["status"],
+                result=data["result"],
+                error=data["error"],
+            )
+            task.said.append(ToolMessage(content=result.text, tool_results=(result,)))
+        case kind if kind in ENDS:
+            task.ended = event
+
+
+def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> Past:
+    """
+    Args:
+        finished: it and all below it, if it is over.
+    """
+    data = dispatched.data
+    params = DispatchParams(
+        prompt=data["prompt"],
+        agent=data["agent"] or ANONYMOUS,
+        named=data["agent"] is not None,
+        instructions=data["instructions"],
+        priority=data["priority"],
+        timeout=data["timeout_ms"] / 1000,
+        token_budget=data["token_budget"],
+        metadata=data["metadata"],
+    )
+    remaining = None
+    if task.dequeued is not None:
+        ran = _seconds(task.dequeued.at, now)
+        remaining = task.dequeued.data["timeout_ms"] / 1000 - ran
+    spent = task.usage.tokens
+    if task.ended is not None:
+        spent = _spent(task.ended)  # by agents that it called, too
+    return Past(
+        params,
+        attempt=1 + task.resumed + (task.ended is None),
+        waited=_seconds(dispatched.at, now),
+        remaining=remaining,
+        outcome=None if task.ended is None else _outcome(task, task.ended),
+        duration_ms=None if task.ended is None else task.ended.data["duration_ms"],
+        spent=spent,
+        usage=sum((each.usage for each in finished), AgentUsage()),
+        publications=tuple(
+            _publication(each, each.published) for each in finished if each.published is not None
+        ),
+    )
+
+
+def _outcome(task: _Task, ended: Event) -> Outcome:
+    error = ended.data.get("error") or {}
+    return Outcome(
+        ENDS[EventType(ended.type)],
+        output=ended.data.get("output", task.output),
+        error=error.get("message"),
+        error_code=error.get("code"),
+        stop_reason=ended.data.get("stop_reason"),
+    )
+
+
+def _spent(ended: Event) -> Usage:
+    return Usage.model_validate(ended.data["token_usage"])
+
+
+def _publication(task: _Task, published: Event) -> Publication:
+    """What a task published, as far as the log tells: not what hooks made of its messages."""
+    said = task.said
+    if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
+        said = said[:-1]  # the answer
+    messages: tuple[StandardMessage, ...] = tuple(said)
+    results = [m.tool_results[0] for m in said if isinstance(m, ToolMessage)]
+    if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
+        asked = first_message(dispatched.task_id, dispatched.data["prompt"])
+        messages = (HumanMessage(content=asked), *said)
+    return Publication(
+        agent_id=published.agent or "",
+        content=published.data.get("content", task.output or ""),
+        version=published.data["version"],
+        timestamp=published.at,
+        tool_results=tuple(results),
+        messages=messages,
+    )
+
+
+def _seconds(since: datetime, until: datetime) -> float:
+    return max(0.0, (until - since).total_seconds())

@@ -1,0 +1,96 @@
+"""Plugins: Python that an operator installs beside the service, found by its entry points.
+
+A distribution registers an object in the group ``bottega.plugins``; what it defines of the known
+functions is called: ``configure_agent(agent, definition)``, in the worker, for every agent that
+the factory made, so that hooks written in Python reach agents of the service; and
+``before_dispatch`` and ``after_subagent_complete`` around the tasks of asynchronous sub-agents
+(:mod:`bottega.subagents.plugins`).
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import structlog
+
+from bottega.agents import BaseAgent
+from bottega.errors import InvalidInputError, PluginError
+from bottega.subagents.plugins import SubagentPlugin, is_guard
+
+GROUP = "bottega.plugins"
+
+log = structlog.get_logger(__name__)
+
+
+Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
+
+
+def configure_agent() -> tuple[Configure, ...]:
+    """The ``configure_agent`` functions of all plugins, by name of their entry point.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded; better at start than a run without its hooks.
+    """
+    plugins = _defining("configure_agent")
+    return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
+
+
+def _named(name: str, configure: Configure) -> Configure:
+    """Wrap ``configure`` so that its errors, and those of its hooks, name the plugin."""
+
+    def configured(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
+        before = {id(hook) for hooks in agent.hooks.values() for hook in hooks}
+        try:
+            configure(agent, definition)
+        except Exception as error:
+            log.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
+            raise PluginError(
+                f"the plugin '{name}' broke while it configured the agent '{agent.agent_name}' "
+                f"({type(error).__name__}); the worker's log says more"
+            ) from error
+        for hooks in agent.hooks.values():
+            for hook in hooks:
+                if id(hook) not in before:
+                    hook.plugin = name
+
+    return configured
+
+
+def subagent_plugins() -> tuple[SubagentPlugin, ...]:
+    """The plugins around tasks of sub-agents, by name of their entry point.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
+    """
+    plugins = [
+        SubagentPlugin(
+            name,
+            getattr(plugin, "before_dispatch", None),
+            getattr(plugin, "after_subagent_complete", None),
+            is_guard(plugin),
+        )
+        for name, plugin in _defining("before_dispatch", "after_subagent_complete", "guard")
+    ]
+    for plugin in plugins:
+        if plugin.guard and plugin.before_dispatch is None:
+            raise InvalidInputError(
+                f"the plugin '{plugin.name}' is a guard without before_dispatch"
+            )
+    return tuple(plugins)
+
+
+def _defining(*names: str) -> list[tuple[str, Any]]:
+    """The plugins that define one of ``names``, each with the name of its entry point."""
+    found = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            plugin = entry.load()
+        except Exception as error:
+            raise InvalidInputError(
+                f"the plugin '{entry.name}' ({entry.value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if defined := [name for name in names if getattr(plugin, name, None) is not None]:
+            log.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
+            found.append((entry.name, plugin))
+    return found

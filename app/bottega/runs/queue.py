@@ -1,0 +1,182 @@
+"""The queue: which worker executes which run, and when again. It never holds the run's state.
+
+The engine is pgqueuer: its table, and its statements to put rows in and to take them (by priority,
+one worker per row, stale ones again). What becomes of a row is decided in the statement that
+decides what becomes of its run (``claim_run``, ``append_step``, ``hand_back``), so the two never
+disagree for long; and whatever befalls a row, the sweep finds a run that has none.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import asyncpg
+import structlog
+from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
+from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment, QueryQueueBuilder
+from pgqueuer.adapters.persistence.queries import Queries
+from pgqueuer.domain.models import Job
+from pgqueuer.domain.settings import DBSettings, Durability
+from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
+from pgqueuer.ports.repository import EntrypointExecutionParameter
+from pydantic_core import from_json
+
+from bottega.events.feed import Connect, background
+from bottega.events.log import is_transient
+
+ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
+ENTRYPOINT = "run"
+_BATCH = 10
+_DEQUEUE_S = 5.0
+"""Longest time of one look into the queue: then the connection is half dead, or rows it took are
+taken again."""
+_ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
+
+log = structlog.get_logger(__name__)
+
+Execute = Callable[[UUID, UUID], Awaitable[None]]
+"""Executes one run, given its tenant and its id."""
+
+
+def _queries(connection: asyncpg.Connection) -> Queries:
+    return Queries(
+        AsyncpgDriver(connection), QueryBuilderEnvironment(ENGINE), QueryQueueBuilder(ENGINE)
+    )
+
+
+async def sweep(pool: asyncpg.Pool) -> int:
+    """Put right what nobody else does (the SQL function says what).
+
+    Answers how many unfinished runs the engine had no row of. One process at a time: whoever comes
+    second has nothing to do.
+    """
+    lost: int = await pool.fetchval("SELECT sweep()") or 0
+    if lost:
+        log.warning("queue.swept", runs=lost)
+    return lost
+
+
+async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
+    """Sweep at once and then every ``every_s`` seconds, until cancelled."""
+    while True:
+        try:
+            await sweep(pool)
+        except Exception as error:
+            if not is_transient(error):
+                log.exception("queue.sweep_failed")
+        await asyncio.sleep(every_s)
+
+
+async def work(
+    connect: Connect,
+    execute: Execute,
+    *,
+    concurrency: int,
+    takeover_s: float,
+    grace_s: float,
+    stop: asyncio.Event,
+) -> None:
+    """Take runs from the queue and execute them until ``stop`` is set.
+
+    Then nothing new is taken; what is being executed may go on for ``grace_s`` seconds, and what
+    is not done by then is cancelled, which hands it back. When the connection is lost, what is
+    being executed goes on, and a new connection takes more meanwhile: the run's own fence decides
+    who may write.
+
+    Args:
+        execute: what it raises is logged; the run's row goes stale and is taken again.
+        takeover_s: a dead worker's runs are taken up within about this time.
+    """
+    taker = _Taker(execute, concurrency, takeover_s, stop)
+    async with background(taker.stop_waiting):
+        while not stop.is_set():
+            try:
+                connection = await connect()
+                try:
+                    await taker.take(connection)
+                finally:
+                    await connection.close()
+            except Exception as error:
+                log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await stop.wait()
+    if taker.executing:
+        await asyncio.wait(taker.executing.values(), timeout=grace_s)
+    if left := list(taker.executing.values()):
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+
+
+class _Taker:
+    """Takes runs from the queue while there is room for them.
+
+    Attributes:
+        executing: the runs that are being executed here.
+    """
+
+    def __init__(
+        self, execute: Execute, concurrency: int, takeover_s: float, stop: asyncio.Event
+    ) -> None:
+        self.executing: dict[UUID, asyncio.Task[None]] = {}
+        self._execute = execute
+        self._concurrency = concurrency
+        self._batch = max(1, min(_BATCH, concurrency // 2))  # a small one spreads the runs evenly
+        # Half of the time for a heartbeat to go stale, a third for somebody to look again.
+        self._stale_after = timedelta(seconds=takeover_s / 2)
+        self._poll_s = takeover_s / 3
+        self._me = QueueManagerId(uuid4())
+        self._stop = stop
+        self._wake = asyncio.Event()
+
+    async def stop_waiting(self) -> None:
+        """Let :meth:`take` see that it is to stop."""
+        await self._stop.wait()
+        self._wake.set()
+
+    async def take(self, connection: asyncpg.Connection) -> None:
+        """Take runs until the connection is lost, or until it is to stop."""
+        connection.add_termination_listener(lambda _: self._wake.set())
+        await connection.add_listener(ENGINE.channel, lambda *_: self._wake.set())
+        queries = _queries(connection)
+        while not (self._stop.is_set() or connection.is_closed()):
+            self._wake.clear()
+            wanted = min(self._batch, self._concurrency - len(self.executing))
+            if wanted > 0:
+                async with asyncio.timeout(_DEQUEUE_S):
+                    jobs = await queries.dequeue(
+                        wanted, _ENTRYPOINTS, self._me, None, self._stale_after
+                    )
+                for job in jobs:
+                    self._begin(job)
+                if len(jobs) == wanted:
+                    continue  # there may be more
+            with contextlib.suppress(TimeoutError):
+                # Not in step with other workers: sooner or later, as one of them looks.
+                async with asyncio.timeout(self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
+                    await self._wake.wait()
+
+    def _begin(self, job: Job) -> None:
+        """Execute a run, unless it is being executed here already: its heartbeat was late."""
+        ids = from_json(job.payload or b"")
+        run_id = UUID(ids["run"])
+        if run_id in self.executing:
+            return
+        task = asyncio.ensure_future(self._execute(UUID(ids["tenant"]), run_id))
+        self.executing[run_id] = task
+        task.add_done_callback(lambda done: self._ended(run_id, done))
+
+    def _ended(self, run_id: UUID, task: asyncio.Task[None]) -> None:
+        if len(self.executing) == self._concurrency:
+            self._wake.set()
+        del self.executing[run_id]
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, Exception) and is_transient(error):
+            log.warning("run.abandoned", run_id=str(run_id), error=str(error))
+        else:
+            log.error("run.abandoned", run_id=str(run_id), exc_info=error)

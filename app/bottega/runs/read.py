@@ -1,0 +1,367 @@
+"""Runs as clients read them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    DateTime,
+    Select,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    func,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.pages import Part, fetch_page
+from bottega.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
+from bottega.definitions import store
+from bottega.errors import NotFoundError
+from bottega.events.types import EventType
+
+_OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
+_BODIES = ("input", "output")
+_HIDDEN = ("pinned", "session_base")
+"""Columns that no list shows, some of them large."""
+
+
+def _runs(*but: str) -> Select[Any]:
+    """Select runs with what lies beside them, without the columns ``but``."""
+    return (
+        select(
+            *(column for column in runs.c if column.name not in but),
+            *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
+            run_learning.c.status.label("learning"),
+        )
+        .join_from(
+            runs,
+            webhooks,
+            and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
+            isouter=True,
+        )
+        .outerjoin(
+            run_learning,
+            and_(run_learning.c.tenant_id == runs.c.tenant_id, run_learning.c.run_id == runs.c.id),
+        )
+    )
+
+
+_BY_METADATA = text("""
+SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
+    :user, :after, :before, :first, :last, :descending, :most)
+""").bindparams(
+    bindparam("conditions", type_=ARRAY(Text)),
+    *(bindparam(name, type_=Text) for name in ("status", "agent", "session", "user")),
+    *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
+    *(bindparam(name, type_=Uuid) for name in ("first", "last")),
+)
+_MOST_SKEW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are asked for; ``None`` and nothing is any.
+
+    Attributes:
+        created_after, created_before: neither moment itself.
+        metadata: (key, value) pairs that all must be in the run's metadata: the value as a text,
+            or as the number, truth value or null that is spelled so.
+    """
+
+    status: str | None = None
+    agent: str | None = None
+    session_id: str | None = None
+    user: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    metadata: Sequence[tuple[str, str]] = ()
+
+
+async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """One run: its row, and as ``webhook`` what became of telling somebody of its end.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    query = _runs().where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id}")
+    return shown(dict(row))
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's row as clients see it."""
+    webhook = None
+    if row["webhook_url"] is not None:
+        webhook = {name: row.get(f"webhook_{name}") for name in _OF_WEBHOOK}
+        webhook["url"] = row["webhook_url"].split("?")[0]
+        if webhook["status"] is None:  # it is ordered when the run ends
+            webhook |= {"status": "pending", "tries": 0}
+    return {"learning": None, **row, "user": row["user_id"], "webhook": webhook}
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    wanted: RunFilter,
+    *,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+    full: bool,
+) -> Part[dict[str, Any]]:
+    """List runs by age: a page behind the run ``after``.
+
+    Args:
+        full: with input and output.
+    """
+    query = _runs(*_HIDDEN, *(() if full else _BODIES)).where(runs.c.tenant_id == tenant_id)
+    if wanted.metadata:
+        found = await _with_metadata(connection, wanted, after, descending, limit + 1)
+        query = query.where(runs.c.id.in_(found))
+    else:
+        query = query.where(*_conditions(wanted))
+        if after is not None:
+            query = query.where(runs.c.id < after if descending else runs.c.id > after)
+    query = query.order_by(runs.c.id.desc() if descending else runs.c.id)
+    rows = await fetch_page(connection, query, limit)
+    return Part((shown(dict(row)) for row in rows), more=rows.more)
+
+
+def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+    for column, value in (
+        (runs.c.status, wanted.status),
+        (runs.c.agent, wanted.agent),
+        (runs.c.session_id, wanted.session_id),
+        (runs.c.user_id, wanted.user),
+    ):
+        if value is not None:
+            yield column == value
+    # A run's id begins with the time at which it was made, within its transaction, whose begin
+    # is created_at: so the primary key serves as the index of both bounds.
+    if (moment := wanted.created_after) is not None:
+        yield and_(runs.c.created_at > moment, runs.c.id >= _first_id(moment))
+    if (moment := wanted.created_before) is not None:
+        yield and_(runs.c.created_at < moment, runs.c.id < _first_id(moment + _MOST_SKEW))
+
+
+async def _with_metadata(
+    connection: AsyncConnection,
+    wanted: RunFilter,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> Sequence[UUID]:
+    """The ids of a page of runs, found by their metadata.
+
+    Under row-level security ``@>`` may not be looked up in its index, except by this function,
+    which keeps to the tenant of the transaction by itself.
+    """
+    first = [] if after is None or descending else [after]
+    last = [after] if after is not None and descending else []
+    if wanted.created_after is not None:  # see _conditions; the bound itself has no run's id
+        first.append(_first_id(wanted.created_after))
+    if wanted.created_before is not None:
+        last.append(_first_id(wanted.created_before + _MOST_SKEW))
+    values = {
+        "conditions": [
+            to_json([{key: spelled} for spelled in _spelled(value)]).decode()
+            for key, value in wanted.metadata
+        ],
+        "status": wanted.status,
+        "agent": wanted.agent,
+        "session": wanted.session_id,
+        "user": wanted.user,
+        "after": wanted.created_after,
+        "before": wanted.created_before,
+        "first": max(first, default=None),
+        "last": min(last, default=None),
+        "descending": descending,
+        "most": limit,
+    }
+    return (await connection.scalars(_BY_METADATA, values)).all()
+
+
+def _first_id(moment: datetime) -> UUID:
+    """What no UUIDv7 of that time, or later, comes before."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+
+def _spelled(value: str) -> list[Any]:
+    """What a text may stand for in JSON."""
+    try:
+        parsed = from_json(value)
+    except ValueError:
+        return [value]
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        return [value]
+    return [value] if isinstance(parsed, str | list | dict) else [value, parsed]
+
+
+async def tasks_page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    *,
+    after: tuple[Any, ...] | None,
+    descending: bool,
+    limit: int,
+) -> Part[dict[str, Any]]:
+    """List the tasks of a run in the order they were asked for, each with its accepted answer."""
+    await require(connection, tenant_id, run_id)
+    answer = run_events.alias("answer")
+    query = (
+        select(tasks, answer.c.data["output"].astext.label("output"))
+        .join_from(
+            tasks,
+            answer,
+            and_(
+                answer.c.tenant_id == tasks.c.tenant_id,
+                answer.c.run_id == tasks.c.run_id,
+                answer.c.seq == tasks.c.answer_seq,
+            ),
+            isouter=True,
+        )
+        .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
+    )
+    columns = (tasks.c.created_at, tasks.c.id)
+    if after is not None:
+        place = tuple_(*columns)
+        query = query.where(place < after if descending else place > after)
+    query = query.order_by(*(column.desc() if descending else column for column in columns))
+    return await fetch_page(connection, query, limit)
+
+
+async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
+    """Check that there is a run.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    query = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    if await connection.scalar(query) is None:
+        raise NotFoundError(f"there is no run {run_id}")
+
+
+async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """The graph a run works on, with what its agents have published so far.
+
+    Raises:
+        NotFoundError: unknown run, or (code ``no_graph``) one without a graph.
+    """
+    run = await get(connection, tenant_id, run_id)
+    pinned = run["pinned"]["graph"]
+    if pinned is None:
+        raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
+    definition = (
+        await connection.execute(
+            select(store.GRAPHS.versions.c.definition).where(
+                store.GRAPHS.versions.c.tenant_id == tenant_id,
+                store.GRAPHS.versions.c.name == pinned["name"],
+                store.GRAPHS.versions.c.version == pinned["version"],
+            )
+        )
+    ).scalar_one()
+    published = (
+        select(
+            *(column for column in graph_snapshots.c if column.name != "content"),
+            func.coalesce(graph_snapshots.c.content, run_events.c.data["output"].astext).label(
+                "content"
+            ),
+        )
+        .join_from(
+            graph_snapshots,
+            run_events,
+            and_(
+                run_events.c.tenant_id == graph_snapshots.c.tenant_id,
+                run_events.c.run_id == graph_snapshots.c.run_id,
+                run_events.c.seq == graph_snapshots.c.answer_seq,
+            ),
+            isouter=True,
+        )
+        .where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
+    )
+    rows: dict[str, Any] = {
+        item["agent"]: {**item, "task_id": None} for item in run["session_base"] or ()
+    }
+    rows |= {row["agent"]: row for row in (await connection.execute(published)).mappings()}
+    nodes = [{**node, "published": rows.get(node["agent"])} for node in definition["nodes"]]
+    return {**pinned, "nodes": nodes, "edges": definition["edges"]}
+
+
+async def published_graph(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The graph of a run, as a definition, and the versions that its agents have published.
+
+    Raises:
+        NotFoundError: unknown run, or one that works on no graph of this name.
+    """
+    found = await graph(connection, tenant_id, run_id)
+    if found["name"] != name:
+        raise NotFoundError(f"run {run_id} works on the graph '{found['name']}', not '{name}'")
+    nodes = [{"agent": node["agent"], "ttl_s": node["ttl_s"]} for node in found["nodes"]]
+    versions = {
+        node["agent"]: node["published"]["version"] for node in found["nodes"] if node["published"]
+    }
+    return {"nodes": nodes, "edges": found["edges"], "ttl_s": None}, versions
+
+
+def with_answers(*columns: Column[Any]) -> Select[Any]:
+    """Events, each with the ``output`` of the answer that it refers to."""
+    answer = run_events.alias("answer")
+    return select(*columns, answer.c.data["output"].astext.label("output")).join_from(
+        run_events,
+        answer,
+        and_(
+            answer.c.tenant_id == run_events.c.tenant_id,
+            answer.c.run_id == run_events.c.run_id,
+            answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
+        ),
+        isouter=True,
+    )
+
+
+async def context(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
+) -> list[dict[str, Any]]:
+    """What an agent received from others in a run, in the order it did.
+
+    Raises:
+        NotFoundError: unknown run, or an agent that is not in it.
+    """
+    run = await get(connection, tenant_id, run_id)
+    if agent not in run["pinned"]["agents"]:
+        raise NotFoundError(f"run {run_id} has no agent '{agent}'")
+    query = (
+        with_answers(run_events.c.seq, run_events.c.task_id, run_events.c.data)
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.run_id == run_id,
+            run_events.c.type.in_((EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)),
+            run_events.c.agent == agent,
+        )
+        .order_by(run_events.c.seq)
+    )
+    return [
+        {
+            **row.data,
+            "seq": row.seq,
+            "task_id": row.task_id,
+            "content": row.data.get("content", row.output),
+        }
+        for row in await connection.execute(query)
+    ]

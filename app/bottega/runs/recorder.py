@@ -1,0 +1,389 @@
+"""Between a running agent and its run's journal: the agent core's port, filled in."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from bottega.agents.current import current_call
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
+from bottega.agents.provider import FailedTry, OnDelta
+from bottega.agents.recording import Invoke, Query, Recorder
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.tools import ToolBase, error_result
+from bottega.clock import monotonic
+from bottega.errors import ModelError
+from bottega.events.types import STATE, EventType, RunStatus
+from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
+from bottega.runs.day_budget import DayAccount
+from bottega.runs.fold import Key, usage_of
+from bottega.runs.giving import Failure
+from bottega.runs.journal import Journal
+from bottega.runs.live_text import LiveText, Speech
+from bottega.runs.tasks import CANCELLED, Tasks, name_of
+from bottega.subagents.ledger import Account, estimate, reserved
+
+if TYPE_CHECKING:
+    from bottega.runs.memory import Lessons
+
+_MOST_FAILURES = 3
+"""Failures that come together for which what earlier runs know is looked for."""
+
+
+class JournalRecorder(Recorder):
+    """Writes what the agents of a run do into its journal, and answers from it what was done.
+
+    Args:
+        task_root, cancelled: as :class:`Tasks` has them.
+        in_session: publications go into the run's session too.
+        token_budget: tokens that the run may spend; ``None``: no limit.
+        day: what its tenant may spend today; ``None``: no limit.
+        live_text: who shows the models' text while it comes in.
+        waits: called when a model call begins to wait for its next try, or a tool has ended.
+
+    Attributes:
+        tasks: of the run.
+        answer_seq: of the root's accepted answer, once there is one.
+        answered: of tasks that run beside their parent, by id, where the answer is in the log.
+        accounts: what the run, and its tenant today, may spend.
+        day: the latter, until the run is over.
+        spent: by all agents of the run, in all its attempts.
+        lessons: what helps the root when something failed, if there is a memory.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        task_root: UUID,
+        in_session: bool = False,
+        token_budget: int | None = None,
+        day: DayAccount | None = None,
+        cancelled: Collection[UUID] = (),
+        live_text: LiveText | None = None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.journal = journal
+        self.answer_seq: int | None = None
+        self.spent = AgentUsage()
+        self.lessons: Lessons | None = None
+        self._whys: dict[str, tuple[str, str]] = {}  # of sub-agents' failures, by tool call
+        self.answered: dict[UUID | None, int] = {}
+        self.day = day
+        self._of_run = Account("the run's token_budget", token_budget)
+        self.accounts = (self._of_run,) if day is None else (self._of_run, day)
+        self.tasks = Tasks(journal, task_root, cancelled)
+        self._live_text = live_text
+        self._speeches: dict[Query, Speech] = {}
+        self._failed_tries: dict[Query, int] = {}
+        self._pauses: dict[Query, float] = {}  # of each model call: when its last one ends
+        self._acting = 0  # calls of tools that act outside of the run
+        self._waits = waits
+        self._in_session = in_session
+        self._published: dict[Query, Publication] = {}
+        self._publications: dict[tuple[str, int], int] = {}
+        self._answers: dict[Key, int] = {}
+
+    def query_started(self, query: Query) -> None:
+        self.tasks.open[query] = None
+        seq = self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+        self.tasks.set(query, seq, RunStatus.RUNNING)
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        self.tasks.open.pop(query, None)
+        usage = response.usage.model_dump()
+        published = self._published.pop(query, None)
+        if response.error is not None:
+            error = {"code": response.error_code or "agent_failed", "message": response.error}
+            if query.tool_call is not None and query.depth == 1:
+                self._whys[query.tool_call.id] = (error["code"], error["message"])
+            seq = self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            self.tasks.set(query, seq, RunStatus.FAILED, error=error, usage=usage)
+            if published is not None:
+                self._show(query, published, None)
+            return
+        seq = self.tasks.add(
+            query, EventType.AGENT_COMPLETED, {"output": response.content, "usage": usage}
+        )
+        if query.parent is None:
+            self.answer_seq = seq
+        elif query.tool_call is None:  # it runs beside its parent
+            self.answered[self.tasks.id_at(query.path)] = seq
+        else:
+            call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
+            self._answers[call] = seq
+        self.tasks.set(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
+        if published is not None:
+            self._show(query, published, seq if published.content == response.content else None)
+
+    def _show(self, query: Query, published: Publication, answer_seq: int | None) -> None:
+        """Write what others can read now: by reference to the answer if that is the same text.
+
+        It is not if a hook on QUERY_END changed the answer, or took it back, after that.
+        """
+        text: dict[str, Any] = {"content": published.content}
+        if answer_seq is not None:
+            text = {"answer_seq": answer_seq}
+            self._publications[published.agent_id, published.version] = answer_seq
+        seq = self.tasks.add(
+            query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text}
+        )
+        if not self.journal.is_new(seq):
+            return  # a resumed run says it again; others may have published since
+        if self._in_session:
+            kept = published.to_dict()
+            details = {key: kept[key] for key in ("tool_results", "messages")}
+            text |= {"content": published.content, "details": details}
+        self.journal.publication(
+            agent=published.agent_id,
+            version=published.version,
+            task_id=self.tasks.id_of(query),
+            **text,
+        )
+
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+        call = query.model_calls
+        key = (self.tasks.id_of(query), call)
+        if recorded := self.journal.folded.answers.get(key):
+            if key not in self.journal.folded.carried:  # else another run paid for it
+                self._pay(recorded.usage.total_tokens)
+            self.spent += usage_of(recorded)
+            return recorded
+        if failure := self.journal.folded.failures.get(key):
+            raise failure
+        async with self._admission(query) as most:
+            return await self._ask(query, partial(invoke, most))
+
+    def _admission(self, query: Query) -> AbstractAsyncContextManager[int | None]:
+        """Reserve the call's tokens; a task does so itself, from its own budget too."""
+        if query.task is not None:
+            return query.admission()
+        return reserved(self.accounts, estimate(query))
+
+    async def _ask(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        call = query.model_calls
+        await self.journal.settle()
+        about = {"call": call, "attempt": self.journal.attempt}
+        # The text of a task that runs beside its parent is that task's output.
+        beside = {"beside": True} if query.task and not query.tool_call else {}
+        memory = {"memory": dict(query.composed)} if query.composed else {}
+        started = self.tasks.add(query, EventType.LLM_STARTED, about | beside | memory)
+        began = self._pauses[query] = monotonic()
+        try:
+            with self._overheard(query, started):
+                message = await invoke()
+        except ModelError as error:
+            data = {**about, "error": {"code": error.code, "message": error.detail}}
+            self.tasks.add(query, EventType.LLM_FAILED, data)
+            raise
+        finally:
+            tries = self._failed_tries.pop(query, 0) + 1
+            del self._pauses[query]
+        self.tasks.add(
+            query,
+            EventType.LLM_COMPLETED,
+            {
+                **about,
+                "try": tries,
+                "message": message.model_dump(
+                    mode="json", exclude_defaults=True, exclude={"usage", "timestamp", "state"}
+                ),
+                # As text: what goes back to the server keeps the order of its keys.
+                **({STATE: to_json(message.state).decode()} if message.state else {}),
+                "usage": message.usage.model_dump(),
+                "duration_ms": round((monotonic() - began) * 1000),
+            },
+        )
+        self._pay(message.usage.total_tokens)
+        if self.day is not None:
+            self.day.spent += message.usage.total_tokens
+        self.spent += usage_of(message)
+        return message
+
+    @contextlib.contextmanager
+    def _overheard(self, query: Query, started: int) -> Iterator[None]:
+        """Show the text of a model call while it comes in."""
+        if self._live_text is None:
+            yield
+            return
+        task = self.tasks.id_of(query)
+        parent = None if query.parent is None else self.tasks.id_of(query.parent)
+        speech = Speech(
+            self.journal, task, parent, name_of(query.agent), query.model_calls, started
+        )
+        self._live_text.begin(speech)
+        self._speeches[query] = speech
+        try:
+            yield
+        finally:
+            del self._speeches[query]
+            self._live_text.end(speech)
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        speech = self._speeches.get(query)
+        return None if speech is None else speech.listener
+
+    def _pay(self, tokens: int) -> None:
+        """Count tokens that the run spent, in whichever attempt."""
+        self._of_run.spent += tokens
+        self.journal.tokens += tokens
+
+    def repeat(self, usage: AgentUsage, paid: int) -> None:
+        """Count what tasks spent that do not run again; this run paid for so many tokens of it."""
+        self._pay(paid)
+        self.spent += usage
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        self._failed_tries[query] = failed.number
+        if query in self._speeches:
+            self._speeches[query].restart()
+        self.tasks.add(
+            query,
+            EventType.LLM_FAILED,
+            {
+                "call": query.model_calls,
+                "attempt": self.journal.attempt,
+                "try": failed.number,
+                "error": {"code": failed.error.code, "message": failed.error.detail},
+                "retry_in_ms": round(failed.delay_s * 1000),
+            },
+        )
+        self._pauses[query] = monotonic() + failed.delay_s
+        self._waits()
+
+    @property
+    def only_waits(self) -> bool:
+        """True if all model calls of the run, at least one, are between two tries, and no tool
+        that acts outside of it is at work."""
+        now = monotonic()
+        waiting = bool(self._pauses) and all(now < ends for ends in self._pauses.values())
+        return waiting and not self._acting
+
+    async def tool_call(
+        self,
+        query: Query,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        about = {
+            "call": query.model_calls,
+            "tool_call_id": tool_call.id,
+            "name": tool_call.name,
+        }
+        key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
+        recorded = self.journal.folded.results.get(key)
+        if recorded is not None and not isinstance(tool, SubAgentWrapper):
+            if tool is not None:
+                tool.replayed(tool_call)
+            await self._learn_from(query, tool_call, recorded)
+            return recorded
+        self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
+        if isinstance(tool, SubAgentWrapper):
+            # Never answered from the journal: its own calls are, and so it publishes again.
+            call = current_call.get()
+            assert call is not None
+            path = (*query.path, (query.model_calls, call.index))
+            answered = await self.tasks.stoppable(path, tool.agent, execute)
+            result = answered or error_result(tool_call, CANCELLED["message"])
+        elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
+            text = "interrupted by a restart; whether it took effect is unknown"
+            result = error_result(tool_call, text)
+        else:
+            result = await self._execute(tool, execute)
+        self._tool_ended(query, about, result)
+        self._waits()
+        await self._learn_from(query, tool_call, result)
+        return result
+
+    async def _execute(
+        self, tool: ToolBase | None, execute: Callable[[], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        if tool is not None and tool.local:
+            return await execute()
+        await self.journal.commit()
+        self._acting += 1
+        try:
+            return await execute()
+        finally:
+            self._acting -= 1
+
+    async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
+        """Give the root what earlier runs know of what failed."""
+        if self.lessons is None or query.parent is not None or query.task is not None:
+            return
+        if query.model_calls < self.journal.folded.asked:
+            self.lessons.replay(query.model_calls)
+            return
+        broken, self.journal.broken = dict(self.journal.broken), []
+        failures = [Failure(name, error) for name, error in broken.items()]
+        error, why = result.error or "", self._whys.pop(tool_call.id, None)
+        if result.status is ToolStatus.ERROR and error != CANCELLED["message"]:
+            failures.insert(0, Failure(tool_call.name, error, why))
+        await self.lessons.failed(query.model_calls, tool_call.id, failures[:_MOST_FAILURES])
+
+    def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
+        failed = result.status is ToolStatus.ERROR
+        data = {**about, "status": result.status, "result": result.result, "error": result.error}
+        call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
+        if (answer := self._answers.pop(call, None)) and not failed:
+            data |= {"result": None, "answer_seq": answer}
+        self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
+
+    def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
+        for item in items:
+            data = {
+                "source": item.source_id,
+                "version": item.version,
+                "edge": [item.source_id, name_of(query.agent)],
+                "policy": item.policy,
+            }
+            self.tasks.add(query, EventType.MEMORY_INJECTED, data | self._text_of(item))
+
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
+        for item, score in items:
+            data = {"source": item.source_id, "version": item.version, "score": score}
+            self.tasks.add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
+
+    def _text_of(self, item: MemoryItem) -> dict[str, Any]:
+        """What an agent was given, by reference where the log has it."""
+        answer = self._publications.get((item.source_id, item.version))
+        if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
+            return {"answer_seq": answer}
+        # It is more than that answer, or comes from an earlier run of the session.
+        return {"content": item.content}
+
+    def sources_of(self, query: Query) -> Collection[str] | None:
+        return self.journal.folded.sources.get(self.tasks.id_of(query))
+
+    def published_at(self, query: Query) -> datetime | None:
+        return self.journal.folded.published_at.get(self.tasks.id_of(query))
+
+    def version_of(self, query: Query) -> int | None:
+        """As it was in an earlier attempt, whichever of an agent's queries ends first this time."""
+        known = self.journal.folded.versions.get(name_of(query.agent))
+        if known is None or (graph := query.agent.memory_graph) is None:
+            return None
+        last = graph.publication(name_of(query.agent))
+        newest = max(*known.values(), last.version if last else 0)
+        return known.get(self.tasks.id_of(query), newest + 1)
+
+    def published(self, query: Query, publication: Publication) -> None:
+        self._published[query] = publication
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        self.tasks.add(query, EventType.WARNING, {"code": code, "message": message})

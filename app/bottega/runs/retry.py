@@ -1,0 +1,366 @@
+"""Repeat a finished run: as a new run, from the start or from its last good step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import and_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.endings import ending_of
+from bottega.agents.recording import task_id_at
+from bottega.db.tables import runs
+from bottega.errors import ConflictError
+from bottega.events import log
+from bottega.events.types import Event, EventType, RunStatus
+from bottega.runs import read
+from bottega.runs.fold import answer_of
+from bottega.runs.journal import EPISODE_NOT_STORED
+from bottega.runs.past import ENDS
+from bottega.runs.submit import Carried, accept, stricter
+from bottega.runs.tasks import CANCELLED
+from bottega.subagents.states import SubagentStatus
+
+Parents = Mapping[UUID | None, UUID | None]
+"""Of each task the one that asked for it; none: the root."""
+
+_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
+_GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
+_TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+_LOOKS = ("poll_subagent", "await_subagent")
+_KEPT = (
+    "mode",
+    "agent",
+    "graph",
+    "session_id",
+    "user",
+    "input",
+    "pinned",
+    "priority",
+    "timeout_s",
+    "queue_timeout_s",
+    "token_budget",
+    "webhook_url",
+    "metadata",
+    "memory",
+)
+
+
+async def retry(
+    connection: AsyncConnection,
+    pool: asyncpg.Pool,
+    tenant_id: UUID,
+    run_id: UUID,
+    *,
+    from_last_step: bool,
+    memory: str = "full",
+    principal: str | None = None,
+) -> dict[str, Any]:
+    """Submit a run that repeats a finished one, with the versions that one pinned.
+
+    Args:
+        from_last_step: its log begins with what the finished one did and need not be done again:
+            those model calls and tools are not paid for a second time.
+        memory: the server's; what it repeats may have been allowed less.
+        principal: who asks for it.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+        ConflictError: ``not_final``.
+    """
+    # Who deletes it waits, to delete its repetition too.
+    same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
+    await connection.execute(held)
+    old = await read.get(connection, tenant_id, run_id)
+    if old["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
+        raise ConflictError(
+            f"run {run_id} is not over (it is {old['status']}): wait for its end, or cancel it",
+            code="not_final",
+        )
+    new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
+    new["memory"] = stricter(memory, old["memory"])
+    if not from_last_step:
+        return await accept(connection, tenant_id, new)
+    task_root = old["task_root"] or run_id
+    carried = carry_over(await log.read_all(pool, tenant_id, run_id), task_root)
+    # What is repeated must see what the first one saw, and name its tasks as that did.
+    new |= {"session_base": old["session_base"], "task_root": task_root}
+    return await accept(connection, tenant_id, new, carried)
+
+
+def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
+    """What the repetition of a finished run need not do again. Pure.
+
+    That is its log without the failures that nothing was built upon and without what came of
+    them, and without what was begun and not done, renumbered from 2 on (1 says that the new run
+    is queued).
+
+    Args:
+        task_root: what the ids of its tasks were derived from.
+    """
+    parents = {event.task_id: event.parent_task_id for event in events}
+    undone = _undone(events, parents, task_root)
+    good = [event for index, event in enumerate(events) if index not in undone]
+    answered = {
+        (event.task_id, event.data["call"])
+        for event in good
+        if event.type == EventType.LLM_COMPLETED or _is_final_failure(event)
+    }
+    kept = [
+        event
+        for event in good
+        if not _is_of_run(event)
+        and not (
+            event.type in (EventType.LLM_STARTED, EventType.LLM_FAILED)
+            and (event.task_id, event.data["call"]) not in answered
+        )
+    ]
+    numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
+    rows = [_row(event, numbers, parents) for event in kept]
+    return Carried(rows, _tasks(kept, rows), _publications(rows))
+
+
+def _is_of_run(event: Event) -> bool:
+    """Whether it tells how the run itself began or ended, and not what its agents did."""
+    unstored = event.type == EventType.WARNING and event.data["code"] == EPISODE_NOT_STORED
+    return event.type.startswith("run.") or event.type == EventType.EPISODE_STORED or unstored
+
+
+def _is_final_failure(event: Event) -> bool:
+    """Whether a model call failed for good (not just a try of it)."""
+    return event.type == EventType.LLM_FAILED and "try" not in event.data
+
+
+def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
+    """Indexes of the failures that nothing was built upon, and of what came of them.
+
+    A failure that a model was told of, and answered, is part of what was done. A task that is done
+    again is as it was when it was dispatched, but for the steps that it made; so is one that came
+    to no end. What an agent learnt of its tasks and did not answer, it asks again.
+    """
+    log = _Log(events, parents)
+    failed: dict[UUID | None, int] = {}  # from when on nothing of a task counts
+    again: set[UUID | None] = set()  # their ends do not
+    for index, event in enumerate(events):
+        failure = _is_failure(event) or log.is_no_answer(event, index)
+        if failure and not log.built_upon(event.task_id, index):
+            failed.setdefault(event.task_id, index)
+            again |= {event.task_id, *_above(event.task_id, parents)}
+    asked = _asked(events, task_root)
+    calls = {asked[task] for task in again - log.beside if task in asked}
+    done = log.ended.keys() - again
+    never = len(events)
+    return {
+        index
+        for index, event in enumerate(events)
+        if index >= failed.get(event.task_id, never)
+        or (event.type in _ENDS and event.task_id in again)
+        or (_is_of_attempt(event) and event.task_id not in done)
+        or (_came_of_call(event) and _call_of(event) in calls)
+        or (_is_look(event) and log.is_last(event.task_id, index) and event.task_id not in done)
+        or (event.type == EventType.AGENT_FAILED and _code(event) == "predecessor_failed")
+    }
+
+
+class _Log:
+    """A log by its tasks.
+
+    Attributes:
+        beside: tasks that run beside their parent.
+        ended: indexes of the tasks' last events.
+    """
+
+    def __init__(self, events: Sequence[Event], parents: Parents) -> None:
+        self._events = events
+        self._parents = parents
+        self._answered: dict[UUID | None, int] = {}
+        self._told: dict[UUID, list[tuple[UUID | None, int]]] = {}
+        self.beside: set[UUID | None] = set()
+        self.ended: dict[UUID | None, int] = {}
+        for index, event in enumerate(events):
+            if event.type == EventType.LLM_COMPLETED:
+                self._answered[event.task_id] = index
+            elif event.type == EventType.SUBAGENT_DISPATCHED:
+                self.beside.add(event.task_id)
+            elif event.type in ENDS or event.type in _ENDS[:2]:
+                self.ended[event.task_id] = index
+            elif event.type in _TOOL_ENDS and _is_look(event):
+                for task in _ends_told(event):
+                    self._told.setdefault(task, []).append((event.task_id, index))
+
+    def is_last(self, task: UUID | None, index: int) -> bool:
+        """Whether the model of a task made no step after this."""
+        return self._answered.get(task, -1) < index
+
+    def is_no_answer(self, event: Event, index: int) -> bool:
+        """Check if a task failed because its model's answer was cut off, refused or empty."""
+        task = event.task_id
+        if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
+            return False
+        end = self.ended.get(task)
+        failed = end is not None and self._events[end].type not in _GOOD_ENDS
+        return failed and ending_of(answer_of(event.data)) is not None
+
+    def built_upon(self, task: UUID | None, index: int) -> bool:
+        """Whether an agent above made a step that knew of a task's failure, or ended well after it.
+
+        Who waits for a task knows of its end; of one that runs beside it, when it has looked.
+        """
+        while task is not None:
+            index = max(index, self.ended.get(task, index))
+            parent = self._parents[task]
+            known = self._told.get(task, []) if task in self.beside else [(parent, index)]
+            if any(not self.is_last(agent, since) for agent, since in known):
+                return True
+            if parent not in self.ended:
+                return False
+            if self._events[self.ended[parent]].type in _GOOD_ENDS:
+                return True
+            task = parent
+        return False
+
+
+def _ends_told(look: Event) -> Iterator[UUID]:
+    """The tasks of which somebody was told, by a look at them, that they are over."""
+    result = look.data["result"]
+    for told in result.get("tasks", ()) if isinstance(result, Mapping) else ():
+        if told["status"] in ENDS.values():
+            yield UUID(told["task_id"])
+
+
+def _is_failure(event: Event) -> bool:
+    """Whether a task came to a bad end by this."""
+    beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
+    return beside or _is_final_failure(event) or _was_cancelled(event)
+
+
+def _is_of_attempt(event: Event) -> bool:
+    """Whether it tells how an attempt at a task went."""
+    return event.type.startswith("subagent.") and event.type not in (
+        EventType.SUBAGENT_DISPATCHED,
+        EventType.SUBAGENT_BACKPRESSURE,  # of its own dispatches
+    )
+
+
+def _is_look(event: Event) -> bool:
+    """Whether an agent looks at its tasks, or is told of them."""
+    is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
+    return is_call and event.data["name"] in _LOOKS
+
+
+def _came_of_call(event: Event) -> bool:
+    """Whether it is the end of a call, or what helped when that failed."""
+    helped = event.type == EventType.CONTEXT_RECALLED and "tool_call_id" in event.data
+    return helped or event.type in _TOOL_ENDS
+
+
+def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
+    """Of each task that a model asked for, the call by which it did."""
+    return {
+        task_id_at(event.task_id or task_root, ((event.data["call"], index),)): (
+            event.task_id,
+            event.data["call"],
+            call["id"],
+        )
+        for event in events
+        if event.type == EventType.LLM_COMPLETED
+        for index, call in enumerate(event.data["message"].get("tool_calls", ()))
+    }
+
+
+def _call_of(event: Event) -> tuple[Any, ...]:
+    return (event.task_id, event.data["call"], event.data["tool_call_id"])
+
+
+def _code(event: Event) -> str:
+    code: str = event.data["error"]["code"]
+    return code
+
+
+def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
+    """The tasks above one, up to the root, which is none."""
+    while task is not None:
+        task = parents[task]
+        yield task
+
+
+def _was_cancelled(event: Event) -> bool:
+    return event.type == EventType.AGENT_FAILED and _code(event) == CANCELLED["code"]
+
+
+def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:
+    """The event as it is stored anew."""
+    data = dict(event.data)
+    if data.get("answer_seq") is not None:
+        data["answer_seq"] = numbers[data["answer_seq"]]
+    above = len(list(_above(event.task_id, parents)))
+    return {
+        "type": event.type,
+        "task_id": event.task_id,
+        "parent_task_id": event.parent_task_id,
+        "agent": event.agent,
+        "depth": above - 1 if above else None,
+        "data": data,
+    }
+
+
+def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the events make of the tasks, in the order in which those began.
+
+    Args:
+        rows: the events as they are stored anew.
+    """
+    tasks: dict[UUID, dict[str, Any]] = {}
+    for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
+        if event.task_id is None:
+            continue
+        task = tasks.setdefault(
+            event.task_id,
+            {
+                "id": event.task_id,
+                "parent_id": event.parent_task_id,
+                "agent": event.agent,
+                "depth": row["depth"],
+                "status": RunStatus.RUNNING,
+            },
+        )
+        task |= _changed(event, seq, row["data"])
+    return list(tasks.values())
+
+
+def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event changes of its task's row."""
+    match event.type:
+        case EventType.AGENT_STARTED:
+            return {"began": True}
+        case EventType.AGENT_COMPLETED:
+            return {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": data["usage"]}
+        case EventType.AGENT_FAILED:
+            status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
+            return {"status": status, **data}
+        case EventType.SUBAGENT_DISPATCHED:
+            kept = {name: data[name] for name in ("priority", "timeout_ms")}
+            about = {"mode": "async", "attempt": 1, "metadata": data["metadata"] or None}
+            return {"status": SubagentStatus.QUEUED, **kept, **about}
+        case EventType.SUBAGENT_RESUMED:
+            return {"attempt": data["attempt"]}
+        case EventType.SUBAGENT_COMPLETED:
+            answer = data.get("answer_seq", seq)
+            end = {"answer_seq": answer, "duration_ms": data["duration_ms"]}
+            return {"status": SubagentStatus.COMPLETED, **end}
+        case kind if kind in ENDS:
+            end = {name: data[name] for name in ("error", "duration_ms")}
+            return {"status": ENDS[EventType(kind)], **end}
+    return {}
+
+
+def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each agent of the graph published last."""
+    published = [row for row in rows if row["type"] == EventType.MEMORY_PUBLISHED]
+    published.sort(key=lambda row: row["data"]["version"])
+    last = {row["agent"]: row for row in published}
+    return [
+        {"agent": agent, "task_id": row["task_id"], **row["data"]} for agent, row in last.items()
+    ]

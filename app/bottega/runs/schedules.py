@@ -1,0 +1,249 @@
+"""Runs that start by the clock.
+
+Whichever worker is first locks a schedule that is due, starts its run and moves its time on, in one
+transaction: so each tick starts one run, whatever dies. The database's clock says what is due.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import structlog
+from sqlalchemy import RowMapping, and_, delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from bottega.db.engine import act_as
+from bottega.db.pages import Part, fetch_page
+from bottega.db.tables import schedules
+from bottega.errors import BottegaError, ConflictError, NotFoundError
+from bottega.events.log import is_transient
+from bottega.runs.alarms import Alarm
+from bottega.runs.cron import next_tick
+from bottega.runs.submit import NewRun, submit
+
+CHANNEL = "bottega_schedules"
+MARK = "schedule"
+"""The key in a run's metadata that names the schedule which started it."""
+
+log = structlog.get_logger(__name__)
+
+MOST_SCHEDULES = 1000
+
+_columns = schedules.c
+_DUE = text("SELECT tenant_id, name FROM due_schedules(:after, :most)")
+_AT_ONCE = 16
+
+
+def _named(tenant_id: UUID, name: str) -> Any:
+    return and_(_columns.tenant_id == tenant_id, _columns.name == name)
+
+
+async def create(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    name: str,
+    cron: str,
+    timezone: str,
+    run: Mapping[str, Any],
+    paused: bool,
+) -> dict[str, Any]:
+    """Store a schedule; it is first due at its first time from now on.
+
+    Args:
+        run: a checked body of ``POST /v1/runs``.
+
+    Raises:
+        ConflictError: ``exists``, or ``too_many``.
+    """
+    stored = select(func.count()).where(_columns.tenant_id == tenant_id)
+    if (await connection.scalar(stored) or 0) >= MOST_SCHEDULES:
+        raise ConflictError(
+            f"a tenant has {MOST_SCHEDULES} schedules at most: delete one first", code="too_many"
+        )
+    next_at = next_tick(cron, timezone, await _now(connection))
+    query = (
+        insert(schedules)
+        .values(
+            tenant_id=tenant_id,
+            name=name,
+            cron=cron,
+            timezone=timezone,
+            run=run,
+            paused=paused,
+            next_at=next_at,
+        )
+        .on_conflict_do_nothing()
+        .returning(schedules)
+    )
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise ConflictError(
+            f"schedule '{name}' exists already: delete it first, or take another name",
+            code="exists",
+        )
+    await _tell(connection)
+    return dict(row)
+
+
+async def get(
+    connection: AsyncConnection, tenant_id: UUID, name: str, *, lock: bool = False
+) -> dict[str, Any]:
+    """One schedule.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    query = select(schedules).where(_named(tenant_id, name))
+    if lock:
+        query = query.with_for_update()
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no schedule '{name}'")
+    return dict(row)
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    after: str | None,
+    descending: bool,
+    limit: int,
+    full: bool,
+) -> Part[dict[str, Any]]:
+    """List schedules by name: a page behind the name ``after``.
+
+    Args:
+        full: with the input of their runs.
+    """
+    column = _columns.name
+    run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
+    columns = [each for each in _columns if each.name != "run"]
+    query = select(*columns, run).where(_columns.tenant_id == tenant_id)
+    if after is not None:
+        query = query.where(column < after if descending else column > after)
+    query = query.order_by(column.desc() if descending else column)
+    rows = await fetch_page(connection, query, limit)
+    return Part(map(dict, rows), more=rows.more)
+
+
+async def pause(
+    connection: AsyncConnection, tenant_id: UUID, name: str, paused: bool
+) -> dict[str, Any]:
+    """Pause a schedule, or let it go on with its first time from now on.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    row = await get(connection, tenant_id, name, lock=True)
+    changes: dict[str, Any] = {"paused": paused}
+    if row["paused"] and not paused:
+        changes["next_at"] = next_tick(row["cron"], row["timezone"], await _now(connection))
+    query = update(schedules).where(_named(tenant_id, name)).values(changes).returning(schedules)
+    await _tell(connection)
+    return dict((await connection.execute(query)).mappings().one())
+
+
+async def remove(connection: AsyncConnection, tenant_id: UUID, name: str) -> None:
+    """Forget a schedule; the runs that it started stay.
+
+    Raises:
+        NotFoundError: there is no such name.
+    """
+    query = delete(schedules).where(_named(tenant_id, name)).returning(_columns.name)
+    if await connection.scalar(query) is None:
+        raise NotFoundError(f"there is no schedule '{name}'")
+
+
+async def _now(connection: AsyncConnection) -> datetime:
+    now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+    return now
+
+
+async def _tell(connection: AsyncConnection) -> None:
+    await connection.execute(select(func.pg_notify(CHANNEL, "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What runs get that ask for none of their own; see :meth:`NewRun.of`."""
+
+    timeout_s: float
+    queue_timeout_s: float
+    memory: str
+
+
+class Ticker:
+    """Starts the runs that are due.
+
+    Ticks that nobody was there for are made good by one start, not by one for each.
+    """
+
+    def __init__(self, engine: AsyncEngine, limits: Limits) -> None:
+        self.alarm = Alarm(CHANNEL, self._start_due)
+        self._engine = engine
+        self._limits = limits
+        self._after = UUID(int=0)  # whose turn was last
+
+    async def run(self) -> None:
+        """Start what is due until cancelled."""
+        await self.alarm.run()
+
+    async def _start_due(self) -> float:
+        """Start all that is due; answers the seconds until the next will be."""
+        started = True
+        while started:
+            async with self._engine.begin() as tx:
+                values = {"after": self._after, "most": _AT_ONCE}
+                due = (await tx.execute(_DUE, values)).all()
+            started = False
+            for tenant_id, name in due:
+                self._after = tenant_id
+                started |= await self._start_one(tenant_id, name)
+        async with self._engine.begin() as tx:
+            seconds = await tx.scalar(select(func.next_schedule_s()))
+        return float("inf") if seconds is None else float(seconds)
+
+    async def _start_one(self, tenant_id: UUID, name: str) -> bool:
+        """Start a schedule; false if it is not due any more, or another worker starts it."""
+        async with self._engine.begin() as tx:
+            await act_as(tx, tenant_id)
+            mine = _named(tenant_id, name)
+            due = and_(mine, ~_columns.paused, _columns.next_at <= func.now())
+            query = select(schedules, func.now().label("now")).where(due)
+            found = await tx.execute(query.with_for_update(skip_locked=True))
+            row = found.mappings().one_or_none()
+            if row is None:
+                return False
+            await tx.execute(update(schedules).where(mine).values(await self._start(tx, row)))
+        return True
+
+    async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:
+        """Start a schedule's run; answers what changes about the schedule."""
+        wanted = {**row["run"], "metadata": {**row["run"]["metadata"], MARK: row["name"]}}
+        changes: dict[str, Any] = {"last_at": row["now"], "last_error": None}
+        try:
+            changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])
+            async with tx.begin_nested():
+                new = NewRun.of(
+                    wanted,
+                    timeout_s=self._limits.timeout_s,
+                    queue_timeout_s=self._limits.queue_timeout_s,
+                    memory=self._limits.memory,
+                    principal=f"schedule:{row['name']}",
+                )
+                changes["last_run_id"] = (await submit(tx, row["tenant_id"], new))["id"]
+        except BottegaError as error:
+            changes["last_error"] = {"code": error.code, "message": error.detail}
+        except Exception as error:
+            if is_transient(error):
+                raise
+            log.exception("schedule.broken", schedule=row["name"])
+            detail = "an internal error kept its run from starting; the worker's log says more"
+            changes["last_error"] = {"code": "internal", "message": detail}
+            changes["paused"] = "next_at" not in changes  # else it would be due for ever
+        return changes

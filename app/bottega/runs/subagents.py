@@ -1,0 +1,316 @@
+"""The asynchronous sub-agents of a run of the service: journalled, and taken up again."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json
+
+from bottega.agents.current import current_call
+from bottega.agents.messages import AgentUsage
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.events.types import Event, EventType
+from bottega.runs.heartbeat import Snapshot
+from bottega.runs.journal import Journal
+from bottega.runs.past import ENDS, remember
+from bottega.runs.recorder import JournalRecorder
+from bottega.runs.takeup import TakenUp
+from bottega.runs.tasks import CANCELLED
+from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm
+from bottega.subagents.telemetry import Totals
+
+# A task counts that is below the one that asks; below the root all are.
+_LOOK_UP = """
+WITH RECURSIVE up AS (
+    SELECT t.id AS task, t.parent_id FROM tasks t
+    WHERE t.tenant_id = $1 AND t.run_id = $2 AND t.id = ANY($3) AND t.mode = 'async'
+    UNION ALL
+    SELECT up.task, t.parent_id FROM up JOIN tasks t ON t.id = up.parent_id
+    WHERE t.tenant_id = $1 AND t.run_id = $2
+)
+SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
+       e.data ->> 'stop_reason' AS stop_reason,
+       coalesce(t.usage, '{}') AS usage
+FROM tasks t LEFT JOIN run_events e
+  ON e.tenant_id = t.tenant_id AND e.run_id = t.run_id AND e.seq = t.answer_seq
+WHERE t.tenant_id = $1 AND t.run_id = $2
+  AND t.id IN (SELECT up.task FROM up WHERE up.parent_id IS NOT DISTINCT FROM $4)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs of this worker share for their asynchronous sub-agents.
+
+    Attributes:
+        plugins: asked before each dispatch, and told of each end.
+        totals: what was counted since the worker began.
+    """
+
+    registry: SubagentRegistry
+    plugins: Sequence[object]
+    totals: Totals
+
+    def snapshot(self, runs: int) -> Snapshot:
+        """What this worker does now; ``runs`` are under way."""
+        registry, scheduler = self.registry, self.registry.scheduler
+        counts, options = registry.counts, scheduler.options
+        tenants: dict[UUID, dict[str, Any]] = {}
+        total: Counter[int] = Counter()
+        for tenant in counts.tenants():
+            queue, running = counts.queued_by_priority(tenant), counts.active_of_tenant(tenant)
+            total.update(queue)
+            if tenant is not None:
+                tenants[tenant] = {
+                    "running": running,
+                    "parked": max(0, running - scheduler.busy_for(tenant)),
+                    "queued": counts.queued_of_tenant(tenant),
+                    "queue": queue,
+                    "breakers": [],
+                }
+        for tenant, breaker in scheduler.circuits.open():
+            if tenant is not None:
+                idle = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
+                tenants.setdefault(tenant, idle)["breakers"].append(breaker)
+        pool = {
+            "size": scheduler.capacity,
+            "min": options.min_workers,
+            "max": options.max_workers,
+            "busy": scheduler.busy,
+            "parked": scheduler.parked,
+            "queued": registry.queued_count,
+            "queue": dict(total),
+            "runs": runs,
+            "totals": self.totals.shown(),
+        }
+        return Snapshot(pool, tenants)
+
+    def cancel(self, run_id: UUID, task_id: UUID) -> None:
+        """End a task, and all below it, if it is one of these."""
+        handle = self.registry.get(task_id)
+        if handle is not None and handle.run_id == run_id:
+            self.registry.cancel(task_id, CANCELLED["message"])
+
+
+def uses_subagents(claim: Mapping[str, Any]) -> bool:
+    """Whether an agent of a claimed run dispatches asynchronous sub-agents."""
+    return any(
+        (definition["subagents"] or {}).get("mode") == "async"
+        for definition in claim["agents"].values()
+    )
+
+
+@asynccontextmanager
+async def beside(
+    bench: Bench,
+    recorder: JournalRecorder,
+    claim: Mapping[str, Any],
+    events: Sequence[Event],
+    pool: asyncpg.Pool,
+    is_suspended: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Run the asynchronous sub-agents of a run beside the block; none outlives it.
+
+    Args:
+        events: of the run's earlier attempts.
+        is_suspended: whether what ends the block is not the end of the run.
+
+    Raises:
+        Exception: what broke in a sub-agent and must end the run.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    journal = recorder.journal
+    memory = remember(events, database_now(claim), journal.carried_seq)
+    taken = TakenUp(recorder, memory, bench.registry)
+    began, left = monotonic(), float(claim["remaining_s"])
+    swarm = Swarm(
+        bench.registry,
+        journal.run_id,
+        tenant_id=journal.tenant_id,
+        task_root=recorder.tasks.root,
+        listener=JournalListener(recorder, taken),
+        remaining=lambda: left - (monotonic() - began),
+        outer=recorder.accounts,
+        plugins=bench.plugins,
+        past=memory.tasks,
+        waits=memory.waits,
+        cancelled=recorder.tasks.cancelled,
+        lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
+        is_suspended=is_suspended,
+        broke=lambda error: me.cancel(),
+    )
+    for write in memory.writes:
+        swarm.restore_file(*write)
+    for each in memory.over:
+        swarm.forget_files(each)
+    recorder.swarm = swarm
+    recorder.repeat(memory.usage, memory.paid)
+    taken.resume()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if swarm.broken is None:
+            raise
+        me.uncancel()
+        raise swarm.broken from None
+    finally:
+        try:
+            await swarm.close()
+        finally:
+            if not swarm.suspended:
+                taken.close()
+
+
+def end_all(
+    bench: Bench, recorder: JournalRecorder, claim: Mapping[str, Any], events: Sequence[Event]
+) -> None:
+    """End the unfinished tasks of a run that is over before it could go on."""
+    memory = remember(events, database_now(claim))
+    taken = TakenUp(recorder, memory, bench.registry)
+    taken.resume()
+    taken.close()
+
+
+def database_now(claim: Mapping[str, Any]) -> datetime:
+    """When the run was claimed, by the clock of the database, whose times events have."""
+    ran = claim["timeout_s"] - claim["remaining_s"]
+    return datetime.fromisoformat(claim["started_at"]) + timedelta(seconds=ran)
+
+
+class JournalListener:
+    """Writes what happens to tasks into the run's journal, and into their rows."""
+
+    def __init__(self, recorder: JournalRecorder, taken: TakenUp) -> None:
+        self._recorder = recorder
+        self._taken = taken
+        self._journal = recorder.journal
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        if event == "output_chunk":
+            return  # shown as llm.delta
+        final = handle.status.is_final
+        if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
+            self._stopped(handle)
+        kind = EventType.WARNING if event == "warning" else EventType(f"subagent.{event}")
+        fields: dict[str, Any] = {}
+        match kind:
+            case EventType.SUBAGENT_DISPATCHED:
+                data = _dispatched(handle) | data
+                fields = _first_row(handle)
+            case EventType.SUBAGENT_STATUS_CHANGED:
+                fields = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
+            case kind if kind in ENDS:
+                data, fields = self._ended(handle, data)
+            case _:
+                self._add(handle, kind, data)
+                return
+        seq = self._add(handle, kind, data)
+        if "output" in data:
+            fields["answer_seq"] = seq
+        if self._journal.is_new(seq):
+            self._row(handle, **fields)
+        if kind in ENDS:
+            self._taken.ended(handle.task_id)
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        call = current_call.get()
+        assert call is not None
+        about = {"call": call.query.model_calls, "tool_call_id": call.id}
+        self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
+
+    def _ended(
+        self, handle: SubagentHandle, data: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The answer is in the log, in agent.completed, unless the query had none of its own."""
+        fields = {"duration_ms": data["duration_ms"], "error": data.get("error")}
+        if handle.status is not SubagentStatus.COMPLETED:
+            return data, fields
+        answer = self._recorder.answered.pop(handle.task_id, None)
+        if answer is not None:
+            return data | {"answer_seq": answer}, fields
+        return data | {"output": handle.final_output}, fields
+
+    def _stopped(self, handle: SubagentHandle) -> None:
+        """Whatever of the task is under way comes to no end of its own."""
+        error = {"code": handle.error_code or "failed", "message": handle.error or ""}
+        self._recorder.tasks.stopped(handle.path, error)
+
+    def _add(self, handle: SubagentHandle, kind: EventType, data: dict[str, Any]) -> int:
+        path = handle.path
+        return self._journal.add(
+            kind,
+            data,
+            task_id=handle.task_id,
+            parent_task_id=self._recorder.tasks.id_at(path[:-1]),
+            agent=handle.agent,
+            depth=len(path) - 1,
+        )
+
+    def _row(self, handle: SubagentHandle, **fields: Any) -> None:
+        self._journal.task(
+            handle.task_id,
+            parent_id=self._recorder.tasks.id_at(handle.path[:-1]),
+            agent=handle.agent,
+            depth=len(handle.path) - 1,
+            status=handle.status,
+            **fields,
+        )
+
+
+def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
+    """All that it takes to dispatch the task again."""
+    call = current_call.get()
+    return {
+        "call": handle.path[-1][0],
+        "tool_call_id": call.id if call else None,
+        "agent": handle.agent if handle.named else None,
+        "prompt": handle.prompt,
+        "instructions": handle.instructions,
+        "priority": handle.priority,
+        "timeout_ms": round(handle.timeout * 1000),
+        "token_budget": handle.token_budget,
+        "metadata": dict(handle.metadata),
+    }
+
+
+def _first_row(handle: SubagentHandle) -> dict[str, Any]:
+    return {
+        "mode": "async",
+        "priority": handle.priority,
+        "timeout_ms": round(handle.timeout * 1000),
+        "attempt": handle.attempt,
+        "metadata": dict(handle.metadata) or None,
+    }
+
+
+async def _look_up(
+    pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
+) -> dict[UUID, dict[str, Any]]:
+    """What ``poll_subagent`` says of tasks that are not in memory any more, by their rows."""
+    tenant_id = journal.tenant_id
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
+    found: dict[UUID, dict[str, Any]] = {}
+    for row in rows:
+        view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
+        if row["output"] is not None:
+            view["final_output"] = row["output"]
+        if row["stop_reason"] is not None:  # of one that was cut short
+            view["stop_reason"] = row["stop_reason"]
+        if row["error"] is not None:
+            view["error"] = from_json(row["error"])["message"]
+        view["duration_ms"] = row["duration_ms"] or 0
+        view["token_usage"] = AgentUsage.model_validate_json(row["usage"]).tokens.model_dump()
+        found[row["id"]] = view
+    return found

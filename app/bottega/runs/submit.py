@@ -1,0 +1,240 @@
+"""Accept a run: its row, its pinned versions, its first event and its place in the queue.
+
+All in the caller's transaction: a run that was answered for is queued, and one that was not is
+nowhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.definitions import store
+from bottega.definitions.agents import Reached
+from bottega.errors import InvalidInputError, LimitedError, UnknownAgentError
+from bottega.runs.read import shown
+from bottega.runs.sessions import session_user
+
+_MAX_CHAIN = 20
+_MODES = ("off", "read", "full")
+
+# All that the versions to pin depend on, in one answer: the graph, and every agent in reach.
+_PINS = text("""
+WITH RECURSIVE wanted AS (
+    SELECT v.version, ARRAY(
+        SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node) AS nodes
+    FROM graphs g JOIN graph_versions v
+      ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = g.version
+    WHERE g.tenant_id = :tenant AND g.name = CAST(:graph AS text) AND g.deleted_at IS NULL
+), reached(name, version, definition) AS (
+    SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+    WHERE a.tenant_id = :tenant AND a.deleted_at IS NULL AND (
+        a.name = CAST(:agent AS text) OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
+    UNION
+    SELECT a.name, v.version, v.definition FROM reached
+    CROSS JOIN jsonb_array_elements_text(reached.definition #> '{subagents,names}') AS child(name)
+    JOIN agents a ON a.tenant_id = :tenant AND a.name = child.name AND a.deleted_at IS NULL
+    JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+)
+SELECT CAST(jsonb_build_object(
+    'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
+    'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
+        'version', version, 'undescribed', definition ->> 'description' = '',
+        'memory', coalesce(definition ->> 'memory', 'full'),
+        'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))), '{}')
+        FROM reached)) AS text)
+""")
+_REFUSALS = {
+    "queued_runs": "{limit} runs are waiting already: start more when some have ended",
+    "tokens_per_day": "the {limit} tokens of this day (UTC) are spent: start more runs tomorrow",
+}
+_ACCEPT = text("""
+SELECT CAST(accept_run(
+    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb),
+    CAST(:publications AS jsonb)) AS text)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What a client asks for.
+
+    Attributes:
+        user: the integrator's name for its end user; ``None``: the session's, if that has one.
+        timeout_s: wall time from the first start on.
+        queue_timeout_s: how long it may wait for that start.
+        token_budget: input and output tokens of all its model calls; ``None`` is no limit.
+        webhook_url: told when the run has ended.
+        memory: ``off``, ``read`` or ``full``; its agents may make it stricter.
+        principal: who starts it.
+    """
+
+    mode: str
+    agent: str | None
+    graph: str | None
+    session_id: str | None
+    user: str | None
+    input: str | list[dict[str, Any]]
+    priority: int
+    timeout_s: float
+    queue_timeout_s: float
+    token_budget: int | None
+    webhook_url: str | None
+    metadata: dict[str, Any]
+    memory: str
+    principal: str | None
+
+    @classmethod
+    def of(
+        cls,
+        asked: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        queue_timeout_s: float,
+        memory: str,
+        principal: str | None,
+    ) -> "NewRun":
+        """What a checked body of ``POST /v1/runs`` asks for.
+
+        Args:
+            timeout_s, queue_timeout_s: the server's, where it asks for none of its own.
+            memory: the server's; it may ask for less.
+        """
+        limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
+        asked = {**asked, "memory": stricter(memory, asked.get("memory") or memory)}
+        known = [field.name for field in fields(cls)]  # an older version may have stored it
+        given = {name: asked[name] for name in known if asked.get(name) is not None}
+        return cls(**{**dict.fromkeys(known), **limits, **given, "principal": principal})
+
+
+def stricter(*modes: str) -> str:
+    """Of modes of memory the one that allows least."""
+    return min(modes, key=_MODES.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a run that repeats another from its last step need not do again.
+
+    Attributes:
+        events: of its log, from the second on.
+        tasks, publications: what they made of its tasks and its graph, as rows.
+    """
+
+    events: Sequence[Mapping[str, Any]] = ()
+    tasks: Sequence[Mapping[str, Any]] = ()
+    publications: Sequence[Mapping[str, Any]] = ()
+
+
+async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
+    """Store and queue a run; answers it as :func:`bottega.runs.read.get` would.
+
+    Raises:
+        UnknownAgentError: an agent that it needs does not exist.
+        InvalidInputError: its graph does not exist (``unknown_graph``), or a sub-agent says
+            nothing of itself (``missing_description``).
+        LimitedError, ConflictError: see :func:`accept`.
+    """
+    pinned, memory = await _pin(connection, tenant_id, new)
+    return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned, "memory": memory})
+
+
+async def accept(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    new: Mapping[str, Any],
+    carried: Carried = Carried(),
+) -> dict[str, Any]:
+    """Store and queue a run of which everything is known and checked.
+
+    Args:
+        new: columns of its row, with ``pinned``.
+        carried: what it need not do again.
+
+    Raises:
+        LimitedError: ``queued_runs`` or ``tokens_per_day``.
+        ConflictError: ``session_user``.
+    """
+    values = {
+        "tenant": tenant_id,
+        "new": to_json(new).decode(),
+        "carried": to_json(carried.events).decode(),
+        "tasks": to_json(carried.tasks).decode(),
+        "publications": to_json(carried.publications).decode(),
+    }
+    answer = from_json(await connection.scalar(_ACCEPT, values))
+    if (reason := answer.get("refused")) == "session_user":
+        raise session_user(new["session_id"])
+    if reason is not None:
+        what = _REFUSALS[reason].format(limit=answer["limit"])
+        raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
+    return shown(answer)
+
+
+async def _pin(
+    connection: AsyncConnection, tenant_id: UUID, new: NewRun
+) -> tuple[dict[str, Any], str]:
+    """The versions that the run keeps, whatever happens to the names later; and what it may do
+    with memory, which is what the agents allow that it begins with."""
+    found = from_json(
+        await connection.scalar(
+            _PINS, {"tenant": tenant_id, "agent": new.agent, "graph": new.graph}
+        )
+    )
+    nodes: list[str] = []
+    graph: dict[str, Any] | None = None
+    if new.graph is not None:
+        if found["graph"] is None:
+            raise InvalidInputError(
+                f"there is no graph '{new.graph}'", code="unknown_graph", pointer="/graph"
+            )
+        nodes = found["graph"]["nodes"]
+        graph = {"name": new.graph, "version": found["graph"]["version"]}
+    named_by = dict.fromkeys(nodes, "/graph")
+    if new.agent is not None:
+        named_by = {new.agent: "/agent"} | named_by
+    agents = {
+        name: Reached(agent["version"], tuple(agent["children"]), agent["undescribed"])
+        for name, agent in found["agents"].items()
+    }
+    for name, agent in agents.items():
+        named_by |= {
+            child: f"sub-agent of {name}" for child in agent.children if child not in named_by
+        }
+    if unknown := store.missing(list(named_by), list(agents)):
+        listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
+        raise UnknownAgentError(
+            f"no such agent: {listed}. Create it, or correct the name",
+            pointer=next((place for name in unknown if (place := named_by[name])[0] == "/"), None),
+        )
+    _refuse_depth(new.agent, agents)
+    called = {child for agent in agents.values() for child in agent.children}
+    if undescribed := sorted(name for name in called if agents[name].undescribed):
+        raise InvalidInputError(
+            f"sub-agents need a description, so that a model knows when to call them: "
+            f"{', '.join(undescribed)}",
+            code="missing_description",
+        )
+    first = [new.agent] if new.agent is not None else nodes
+    memory = stricter(new.memory, *(found["agents"][name]["memory"] for name in first))
+    pinned = {name: agent.version for name, agent in agents.items()}
+    return {"agents": pinned, "graph": graph}, memory
+
+
+def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
+    """Refuse a chain of sub-agents that nobody could build, let alone call to its end."""
+    level = set(agents) if root is None else {root}
+    for _ in range(_MAX_CHAIN):
+        level = {child for name in level if name in agents for child in agents[name].children}
+        if not level:
+            return
+    raise InvalidInputError(
+        f"its sub-agents have sub-agents more than {_MAX_CHAIN} deep: make the chain shorter",
+        code="too_deep",
+    )

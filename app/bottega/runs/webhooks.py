@@ -1,0 +1,250 @@
+"""Tell whoever asked for it that a run has ended (Standard Webhooks).
+
+A trigger orders the delivery in the transaction that ends the run. A worker takes it by pushing
+the time of the next try into the future, sends without holding a transaction, and stores what came
+of it: if it dies meanwhile, the next one sends again when that time has come, under the same id.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json, to_json
+from standardwebhooks import Webhook
+
+from bottega.db.engine import acting_as
+from bottega.errors import BottegaError, ConflictError
+from bottega.events.log import is_transient
+from bottega.runs.alarms import Alarm
+from bottega.tenants import webhook_secrets
+from bottega.tools.egress import Egress, EgressRefusedError
+
+CHANNEL = "bottega_webhooks"
+RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
+"""Seconds from each failed try to the next; together about a day."""
+
+_TIMEOUT_S = 15.0
+_LEASE_S = 60.0
+_AT_ONCE = 16
+_OF_ONE_TENANT = 8
+_MAX_REPLY = 4096
+_MAX_OUTPUT = 102_400
+_GONE = 410
+
+log = structlog.get_logger(__name__)
+
+_CLAIM = "SELECT tenant_id, run_id, tries, at FROM due_webhooks($1, $2, $3, $4)"
+_NEXT = "SELECT next_webhook_s($1)"
+_TO = """
+SELECT w.url, t.name AS tenant FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
+WHERE w.tenant_id = $1 AND w.run_id = $2
+"""
+_RUN = f"""
+SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
+       created_at, started_at, ended_at, octet_length(output::text) > {_MAX_OUTPUT} AS long,
+       CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output END AS output
+FROM runs WHERE tenant_id = $1 AND id = $2
+"""  # noqa: S608
+_STORE = """
+UPDATE webhooks SET status = $4, answer = $5, error = $6,
+    next_at = CASE WHEN $4 = 'pending' THEN now() + make_interval(secs => $7) END,
+    ended_at = CASE WHEN $4 <> 'pending' THEN now() END
+WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a try.
+
+    Attributes:
+        status: ``delivered``, ``failed``, or ``pending``: it is tried again in ``wait_s``.
+        answer: the HTTP status that was answered, if one was.
+        error: why it is not delivered.
+    """
+
+    status: str
+    answer: int | None = None
+    error: str | None = None
+    wait_s: float = 0.0
+
+
+def outcome(
+    answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
+) -> Outcome:
+    """What a try means, given the status that was answered or else the error. Pure.
+
+    Args:
+        tries: how many there were, this one included.
+    """
+    if answer is not None and 200 <= answer < 300:
+        return Outcome("delivered", answer)
+    if error is not None:
+        why = error.detail
+    elif answer is not None and 300 <= answer < 400:
+        why = f"the receiver answered {answer}: redirects are not followed"
+    else:
+        why = f"the receiver answered {answer}"
+    if answer == _GONE or isinstance(error, EgressRefusedError) or tries > len(retries_s):
+        return Outcome("failed", answer, why)
+    return Outcome("pending", answer, why, retries_s[tries - 1])
+
+
+def message(tenant: str, run: Mapping[str, Any]) -> bytes:
+    """The body that tells of the end of a tenant's run. Pure; the same at every try."""
+    data = {name: run[name] for name in _FIELDS}
+    data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
+    data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
+    about = {"type": f"run.{run['status']}", "timestamp": run["ended_at"], "tenant": tenant}
+    return to_json({**about, "data": data})
+
+
+_FIELDS = (
+    *("id", "status", "mode", "agent", "graph", "session_id", "stop_reason", "retry_of"),
+    *("created_at", "started_at", "ended_at"),
+)
+_JSON = ("output", "error", "usage", "metadata")
+
+
+def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:
+    """The headers under which a body is sent, with a signature by each secret. Pure.
+
+    The id is the run's at every try.
+    """
+    signatures = [Webhook(secret).sign(str(run_id), at, body.decode()) for secret in secrets]
+    return {
+        "content-type": "application/json",
+        "webhook-id": str(run_id),
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }
+
+
+class Webhooks:
+    """Delivers what is due, a few at a time.
+
+    Args:
+        secret: the first one of the tenant ``default``.
+        retries_s: seconds from each failed try to the next.
+        timeout_s: for reading the run, and again for the answer.
+        lease_s: how long a try belongs to the worker that began it; more than both together.
+        jitter: a factor to the time until the next try.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        egress: Egress,
+        secret: str | None,
+        *,
+        retries_s: tuple[float, ...] = RETRIES_S,
+        timeout_s: float = _TIMEOUT_S,
+        lease_s: float = _LEASE_S,
+        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
+    ) -> None:
+        self.alarm = Alarm(CHANNEL, self._send_due)
+        self._pool = pool
+        self._egress = egress
+        self._secret = secret
+        self._retries_s = retries_s
+        self._timeout_s = timeout_s
+        self._lease_s = lease_s
+        self._jitter = jitter
+        self._sending: dict[asyncio.Task[None], UUID] = {}
+
+    async def run(self) -> None:
+        """Deliver until cancelled. What is being sent then is sent again after its lease."""
+        try:
+            await self.alarm.run()
+        finally:
+            sending = list(self._sending)
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+
+    async def _send_due(self) -> float:
+        """Begin what is due and has room; answers the seconds until more may be."""
+        room = _AT_ONCE - len(self._sending)
+        if not room:
+            return float("inf")  # the end of a try rings
+        due = await self._pool.fetch(
+            _CLAIM, self._lease_s, room, min(room, _OF_ONE_TENANT // 2), self._busy()
+        )
+        for row in due:
+            task = asyncio.ensure_future(self._send(*row))
+            self._sending[task] = row["tenant_id"]
+            task.add_done_callback(self._ended)
+        if len(due) == room:
+            return float("inf")
+        seconds: float | None = await self._pool.fetchval(_NEXT, self._busy())
+        return float("inf") if seconds is None else seconds
+
+    def _busy(self) -> list[UUID]:
+        """The tenants for which so much is being sent that it is others' turn."""
+        sending = Counter(self._sending.values())
+        return [tenant for tenant, number in sending.items() if number > _OF_ONE_TENANT // 2]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._sending[task]
+        self.alarm.ring()
+        if not task.cancelled() and (error := task.exception()):
+            # Nothing is lost: it is sent again when the lease is over.
+            if isinstance(error, Exception) and is_transient(error):
+                log.warning("webhook.not_stored", error=str(error))
+            else:
+                log.error("webhook.broken", exc_info=error)
+
+    async def _send(self, tenant_id: UUID, run_id: UUID, tries: int, at: datetime) -> None:
+        """Send once, and store what came of it."""
+        async with (
+            asyncio.timeout(self._timeout_s),
+            acting_as(self._pool, tenant_id) as connection,
+        ):
+            to = await connection.fetchrow(_TO, tenant_id, run_id)
+            run = await connection.fetchrow(_RUN, tenant_id, run_id)
+            secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
+        if to is None or run is None:
+            return  # both were deleted
+        answer, failure = None, None
+        try:
+            answer = await self._post(to, run_id, at, message(to["tenant"], run), secrets)
+        except BottegaError as error:
+            failure = error
+        what = outcome(answer, failure, tries, self._retries_s)
+        wait_s = what.wait_s * self._jitter()
+        stored = (what.status, what.answer, what.error, wait_s)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_STORE, tenant_id, run_id, tries, *stored)
+        if what.error is not None:
+            log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
+
+    async def _post(
+        self, to: Mapping[str, Any], run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
+    ) -> int:
+        """Post a body; the status that was answered.
+
+        Raises:
+            BottegaError: it was not sent, or not answered.
+        """
+        if not secrets:
+            raise ConflictError(
+                "the tenant has no webhook secret: make one with POST /v1/webhook-secret",
+                code="no_webhook_secret",
+            )
+        reply = await self._egress.request(
+            "POST",
+            to["url"],
+            headers=signed(secrets, run_id, at, body),
+            content=body,
+            timeout_s=self._timeout_s,
+            max_bytes=_MAX_REPLY,
+            tenant=to["tenant"],
+        )
+        return reply.status

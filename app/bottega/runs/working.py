@@ -1,0 +1,282 @@
+"""A run's working memory, folded from its log (spec page 4, M7): while it runs, and after its end.
+
+What the root agent's tools and sub-agents answered (in a DAG, what its agents did) are the
+intermediate results, under the references by which the agent can recall them. Long runs cost no
+more than short ones: only the newest results are read whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.history import with_distinct_ids
+from bottega.agents.messages import AssistantMessage, ToolCall
+from bottega.agents.tokens import tokens_in
+from bottega.definitions import store
+from bottega.events.types import EventType
+from bottega.memory.following import SOURCE
+from bottega.memory.goals import analyse
+from bottega.memory.prompts import RECALL
+from bottega.memory.sections import Budgets, Part
+from bottega.memory.summaries import summary_of
+from bottega.memory.tools import SET_PLAN, plan_of
+from bottega.memory.variables import Scope
+from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.runs import read
+from bottega.runs.fold import EPISODE
+
+NEWEST = 50
+"""So many results are read, and listed."""
+_LONGEST = 40_000  # characters of a result; more than its section has room for
+_EXCERPT_TOKENS = 60
+
+_TEXT = """
+    coalesce(a.data ->> 'output', e.data ->> 'output',
+             'Error: ' || coalesce(e.data #>> '{error,message}', e.data ->> 'error'),
+             e.data ->> 'result', '')
+"""
+_OF_RUN = """
+FROM run_events e LEFT JOIN run_events a
+  ON a.tenant_id = e.tenant_id AND a.run_id = e.run_id
+ AND a.seq = CAST(e.data ->> 'answer_seq' AS bigint)
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id
+"""
+_ROOT = text(f"""
+SELECT e.seq, e.type, CAST(e.data ->> 'call' AS integer) AS call, e.data ->> 'tool_call_id' AS id,
+       e.data ->> 'name' AS name, octet_length({_TEXT}) AS size,
+       jsonb_path_query_array(e.data, '$.message.tool_calls[*].id') AS ids
+{_OF_RUN} AND e.task_id IS NULL AND e.type IN ('llm.completed', 'tool.completed', 'tool.failed')
+ORDER BY e.seq
+""")
+_NODES = text(f"""
+SELECT e.seq, e.type, 0 AS call, e.agent AS id, e.agent AS name, octet_length({_TEXT}) AS size
+{_OF_RUN} AND e.depth = 0 AND e.type IN ('agent.completed', 'agent.failed')
+ORDER BY e.seq
+""")
+_TEXTS = text(f"""
+SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
+{_OF_RUN} AND e.seq = ANY(CAST(:seqs AS bigint[]))
+""")
+_RECALLED = text("""
+SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
+  AND e.type = 'context.recalled' AND e.data ->> 'content' <> ''
+  AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern))
+ORDER BY e.seq
+""")
+_PLAN = text("""
+SELECT e.data -> 'arguments' FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
+  AND e.type = 'tool.started' AND e.data ->> 'name' = :name
+ORDER BY e.seq DESC LIMIT 1
+""").columns(arguments=JSONB)
+_SPENT = text("""
+SELECT count(*) AS calls, CAST(coalesce(sum(
+    CAST(e.data #>> '{usage,input}' AS bigint)
+  + CAST(e.data #>> '{usage,output}' AS bigint)), 0) AS bigint) AS tokens
+FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.completed'
+""")
+_PROMPT = text("""
+SELECT e.data -> 'memory' FROM run_events e
+WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
+  AND e.type = 'llm.started'
+ORDER BY e.seq DESC LIMIT 1
+""").columns(memory=JSONB)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An intermediate result.
+
+    Attributes:
+        seq: of the event that has it.
+        name: of the tool or agent.
+        size: in bytes.
+        text: its beginning; ``None`` if it was not read.
+    """
+
+    seq: int
+    name: str
+    failed: bool
+    size: int
+    text: str | None = None
+
+
+def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]) -> list[Result]:
+    """Results in the order in which the agent's history has them. Pure.
+
+    Args:
+        results: by (model call, id of the tool call).
+        calls: by model call, the ids of its tool calls as the model gave them.
+    """
+    found: list[Result] = []
+    for call, ids in sorted(calls.items()):
+        made = tuple(ToolCall(id=each, name="") for each in ids or ())
+        distinct = with_distinct_ids(AssistantMessage(tool_calls=made)).tool_calls
+        found += [results[call, each.id] for each in distinct if (call, each.id) in results]
+    return found
+
+
+def fold_working(
+    run: Mapping[str, Any],
+    definition: Mapping[str, Any] | None,
+    results: Sequence[Result],
+    spent: tuple[int, int],
+    retrieved: Sequence[Retrieved] = (),
+    prompt: Mapping[str, int] | None = None,
+    plan: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The working memory of a run as clients see it. Pure.
+
+    Args:
+        definition: of its agent; ``None`` in a DAG.
+        results: all; the newest with their texts.
+        retrieved: what it was given of earlier runs.
+        spent: tokens and model calls.
+        prompt: what the last model call was given, if that was not everything.
+        plan: of its agent, if that wrote one.
+    """
+    memory = _filled(run, definition, results, spent)
+    memory.load_task_context(plan=plan)
+    memory.retrieve_from_episodic(retrieved)
+    first = len(results) - NEWEST
+    return {
+        "run_id": run["id"],
+        "limit": memory.budgets.total,
+        "tokens": memory.tokens,
+        "sections": [
+            {
+                "name": part,
+                "budget": memory.budgets.of(part),
+                "tokens": memory.tokens_of(part),
+                "content": memory.compose(part).partition("\n")[2],  # without its title
+            }
+            for part in Part
+        ],
+        "variables": {scope.value: memory.variables(scope) for scope in Scope},
+        "results": len(results),
+        "references": [
+            {
+                "reference": f"m{number}",
+                "name": each.name,
+                "seq": each.seq,
+                "tokens": tokens_in(each.size),
+                "failed": each.failed,
+                "excerpt": summary_of(each.text or "", _EXCERPT_TOKENS),
+            }
+            for number, each in enumerate(results, 1)
+            if number > first
+        ][::-1],
+        "prompt": prompt,
+    }
+
+
+def _filled(
+    run: Mapping[str, Any],
+    definition: Mapping[str, Any] | None,
+    results: Sequence[Result],
+    spent: tuple[int, int],
+) -> WorkingMemory:
+    """The working memory with what the run's own log says."""
+    memory = WorkingMemory(Budgets())
+    system = definition["system_message"] if definition else ""
+    names = ", ".join(_tool_names(definition)) if definition else ""
+    memory.initialize(f"{system}\nTools: {names}" if names else system)
+    question = question_of(run["input"])
+    goals = analyse(question)
+    memory.load_task_context(
+        question, goals=goals.goals, criteria=goals.criteria, constraints=goals.constraints
+    )
+    for name in ("agent", "session_id"):
+        if run[name] is not None:
+            memory.set(name, run[name], Scope.GLOBAL)
+    tokens, calls = spent
+    started = run["started_at"] and run["started_at"].isoformat()
+    about = {"started_at": started, "tokens": tokens, "model_calls": calls, "results": len(results)}
+    for name, value in about.items():
+        memory.set(name, value, Scope.METADATA)
+    unread = next((i for i, each in enumerate(results) if each.text is not None), len(results))
+    memory.skip(unread)
+    for result in results[unread:]:
+        reference = memory.add_intermediate(result.name, result.text)
+        state = {reference: f"{result.name}: {(result.text or '')[:200]}"} if result.failed else {}
+        ended = [] if result.failed else [f"{reference} {result.name}"]
+        memory.push_state(run["status"], completed=ended, failed=state)
+    memory.push_state(run["status"])
+    return memory
+
+
+def _tool_names(definition: Mapping[str, Any]) -> list[str]:
+    subagents: list[str] = (definition["subagents"] or {}).get("names", [])
+    return [*(tool["name"] for tool in definition["tools"]), *subagents]
+
+
+def question_of(asked: str | Sequence[Mapping[str, str]]) -> str:
+    """What a run was asked, of all that its input holds."""
+    if isinstance(asked, str):
+        return asked
+    return next(message["content"] for message in asked if message["role"] == "user")
+
+
+async def working_memory(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID
+) -> dict[str, Any]:
+    """A run's working memory: see :func:`fold_working`.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    run = await read.get(connection, tenant_id, run_id)
+    of_run = {"tenant_id": tenant_id, "run_id": run_id}
+    spent = (await connection.execute(_SPENT, of_run)).one()
+    rows = await connection.execute(_NODES if run["mode"] == "dag" else _ROOT, of_run)
+    definition = None if run["mode"] == "dag" else await _definition(connection, tenant_id, run)
+    results = _results(rows.all(), definition)
+    newest = {"seqs": [result.seq for result in results[-NEWEST:]]}
+    rows = await connection.execute(_TEXTS, of_run | newest)
+    texts = {row.seq: row.text for row in rows}
+    results = [replace(result, text=texts.get(result.seq)) for result in results]
+    given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE, "pattern": SOURCE})
+    retrieved = [Retrieved(row.source, row.content) for row in given]
+    prompt = await connection.scalar(_PROMPT, of_run)
+    plan = plan_of(await connection.scalar(_PLAN, of_run | {"name": SET_PLAN})) or []
+    return fold_working(
+        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt, plan
+    )
+
+
+def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
+    """The results among a log's rows, in the order of their references.
+
+    Args:
+        definition: of the run's agent; ``None`` in a DAG.
+    """
+    own = definition is None or RECALL in _tool_names(definition)
+    found: dict[tuple[int, str], Result] = {}
+    calls: dict[int, list[str]] = {}
+    for row in rows:
+        if row.type == EventType.LLM_COMPLETED:
+            calls[row.call] = row.ids
+        elif own or row.name != RECALL:
+            failed = row.type in (EventType.TOOL_FAILED, EventType.AGENT_FAILED)
+            found[row.call, row.id] = Result(row.seq, row.name, failed, row.size)
+    return list(found.values()) if definition is None else in_order(found, calls)
+
+
+async def _definition(
+    connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    versions = store.AGENTS.versions
+    query = select(versions.c.definition).where(
+        versions.c.tenant_id == tenant_id,
+        versions.c.name == run["agent"],
+        versions.c.version == run["pinned"]["agents"][run["agent"]],
+    )
+    definition: Mapping[str, Any] = (await connection.execute(query)).scalar_one()
+    return definition

@@ -1,0 +1,350 @@
+"""Settings: read once, at the three entry points, and passed down from there."""
+
+import ipaddress
+import os
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import unquote
+
+from dotenv import dotenv_values
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from bottega.errors import InvalidInputError
+from bottega.redaction import Redactor
+from bottega.settings.episodes import EpisodeSettings
+from bottega.settings.learning import LearningSettings
+from bottega.settings.memory import MemorySettings
+from bottega.settings.subagents import SubagentSettings
+from bottega.tools.secrets import TenantSecrets
+
+DEMO_MODEL_NAME = "demo"
+_LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
+"""User and password, in a URL."""
+_OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
+"""The same among a URL's options, or among libpq's pairs."""
+_ESCAPED = re.compile(r"\\(.)")
+_OF_OBJECT_STORES = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
+)
+"""Variables with secrets that the library of object stores reads itself."""
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
+
+
+class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
+    """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
+
+    Names that other tools already share keep theirs: ``DATABASE_URL``, ``OPENAI_API_KEY``,
+    ``OPENAI_BASE_URL``. ``bottega settings`` prints them all, secrets masked.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="BOTTEGA_",
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+    )
+
+    database_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="DATABASE_URL",
+            description="PostgreSQL of your own (URL or key=value form). Unset: embedded.",
+        ),
+    ] = None
+    openai_api_key: Annotated[
+        SecretStr | None,
+        Field(validation_alias="OPENAI_API_KEY", description="Key for the model's API."),
+    ] = None
+    openai_base_url: Annotated[
+        str | None,
+        Field(validation_alias="OPENAI_BASE_URL", description="Base URL of the model's API."),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        Field(description="Folder of the embedded database. Unset: the platform's own place."),
+    ] = None
+    host: Annotated[str, Field(description="Address the API listens on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port of the API; 0 picks one.")] = 8400
+    bootstrap_key: Annotated[
+        SecretStr | None,
+        Field(description="Key that `bottega migrate` stores: admin of the tenant default."),
+    ] = None
+    model: Annotated[str, Field(description="Model of agents that name none.")] = "gpt-5-mini"
+    model_api: Annotated[
+        Literal["chat_completions", "responses"],
+        Field(description="Which API of the model's server agents speak that do not say."),
+    ] = "chat_completions"
+    model_timeout_s: Annotated[
+        float, Field(gt=0, description="Longest silence on a model's stream, in seconds.")
+    ] = 120.0
+    model_patience_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=604800,
+            description="Seconds that a run waits for a model that is down, from a call's first "
+            "failure; 0: not at all. Agents may have their own.",
+        ),
+    ] = 600.0
+    demo_latency_ms: Annotated[
+        float, Field(ge=0, le=60_000, description="How long the demo model takes to answer.")
+    ] = 250.0
+    worker_concurrency: Annotated[
+        int, Field(ge=2, le=1000, description="Runs that one worker process executes at a time.")
+    ] = 50
+    takeover_s: Annotated[
+        float,
+        Field(ge=1, le=300, description="Seconds until a dead worker's runs are taken up."),
+    ] = 15.0
+    drain_grace_s: Annotated[
+        float,
+        Field(ge=0, le=600, description="Seconds that runs get to end when a worker stops."),
+    ] = 5.0
+    max_crashes: Annotated[
+        int, Field(ge=1, le=100, description="A run whose worker died so often ends as failed.")
+    ] = 5
+    run_timeout_s: Annotated[
+        float, Field(gt=0, le=604800, description="Default time limit of a run, in seconds.")
+    ] = 3600.0
+    queue_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=604800, description="How long a run may wait for a worker, in seconds."),
+    ] = 86_400.0
+    webhook_secret: Annotated[
+        SecretStr | None,
+        Field(
+            description=(
+                "Signs the default tenant's webhooks until it makes a secret of its own: whsec_ "
+                "and base64 of 24 to 64 bytes."
+            )
+        ),
+    ] = None
+    heartbeat_s: Annotated[
+        float,
+        Field(gt=0, le=300, description="Longest silence on a stream of events, in seconds."),
+    ] = 15.0
+    slow_reader_s: Annotated[
+        float,
+        Field(gt=0, le=300, description="Who reads nothing of an answer for so long is dropped."),
+    ] = 10.0
+    concurrent_runs: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="Runs of a tenant under way at a time; others wait."),
+    ] = 100
+    queued_runs: Annotated[
+        int,
+        Field(ge=1, le=1_000_000, description="Runs of a tenant that may wait beyond those."),
+    ] = 10_000
+    tokens_per_day: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Tokens of a tenant's runs per day (UTC). Unset: no limit.",
+        ),
+    ] = None
+    max_body_bytes: Annotated[
+        int, Field(ge=1024, description="Largest request body, in bytes.")
+    ] = 1_048_576
+    request_timeout_s: Annotated[
+        float,
+        Field(gt=0, le=3600, description="Time for a request's head to arrive, and for its body."),
+    ] = 20.0
+    max_connections: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Connections of all clients at a time; at most half of the file "
+            "descriptors (ulimit -Hn). A quarter of them for each address.",
+        ),
+    ] = 10_000
+    trusted_proxies: Annotated[
+        list[str],
+        NoDecode,
+        Field(
+            default_factory=list,
+            description="Addresses, CIDRs that may have more than a quarter of the connections.",
+        ),
+    ]
+    requests_per_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Requests of a tenant with keys per second, to each API process; "
+            "what two seconds are worth may come at once.",
+        ),
+    ] = 100.0
+    max_streams: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Streams, and requests that wait for a run, of a tenant with keys at a "
+            "time, of each API process.",
+        ),
+    ] = 1000
+    cors_origins: Annotated[
+        list[str],
+        NoDecode,
+        Field(
+            default_factory=list,
+            description="Origins whose web pages may use the API: https://app.example.com",
+        ),
+    ]
+    egress_allow: Annotated[
+        list[str],
+        NoDecode,
+        Field(
+            default_factory=list,
+            description="Hosts, addresses, CIDRs that tools may reach though not public.",
+        ),
+    ]
+    log_level: Annotated[
+        str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
+    ] = "info"
+
+    @field_validator("egress_allow", "cors_origins", "trusted_proxies", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [entry.strip() for entry in value.split(",") if entry.strip()]
+        return value
+
+    @field_validator("egress_allow")
+    @classmethod
+    def _addresses(cls, entries: list[str]) -> list[str]:
+        from bottega.tools.addresses import AllowList
+
+        try:
+            AllowList.parse(entries)
+        except InvalidInputError as error:
+            raise ValueError(error.detail) from None
+        return entries
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, entries: list[str]) -> list[str]:
+        for entry in entries:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError as error:
+                raise ValueError(f"no address or CIDR: {error}") from None
+        return entries
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"'{origin}' is no origin: write it as browsers do, scheme://host or "
+                    "scheme://host:port, in lower case; '*' is not allowed"
+                )
+        return origins
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _a_key(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            try:
+                key = b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
+            except ValueError:
+                key = b""
+            if not 24 <= len(key) <= 64:
+                raise ValueError(
+                    "BOTTEGA_WEBHOOK_SECRET must be whsec_ and 24 to 64 random bytes in base64: "
+                    "echo whsec_$(openssl rand -base64 32)"
+                )
+        return secret
+
+    @field_validator("bootstrap_key")
+    @classmethod
+    def _a_good_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not re.fullmatch(r"[!-~]{32,256}", key.get_secret_value()):
+            raise ValueError(
+                "BOTTEGA_BOOTSTRAP_KEY must be 32 to 256 visible ASCII characters without spaces: "
+                "openssl rand -hex 32"
+            )
+        return key
+
+    @field_validator("host")
+    @classmethod
+    def _known_host(cls, host: str) -> str:
+        try:
+            return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+        except ValueError:
+            raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
+
+    @model_validator(mode="after")
+    def _somebody_embeds(self) -> Self:
+        own = self.embedding_base_url is not None or self.embedding_api_key is not None
+        if self.embedding_model is not None and self.uses_demo_model and not own:
+            raise ValueError(
+                "BOTTEGA_EMBEDDING_MODEL needs a server: set OPENAI_API_KEY, OPENAI_BASE_URL or "
+                "BOTTEGA_EMBEDDING_BASE_URL"
+            )
+        return self
+
+    @property
+    def on_loopback(self) -> bool:
+        """Only this machine can reach the API."""
+        return ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def run_limits(self) -> dict[str, int | None]:
+        """What the database keeps each tenant's runs to."""
+        return {
+            "concurrent_runs": self.concurrent_runs,
+            "queued_runs": self.queued_runs,
+            "tokens_per_day": self.tokens_per_day,
+            "memory_inline_bytes": self.memory_inline_bytes,
+        }
+
+    @property
+    def uses_demo_model(self) -> bool:
+        """Neither a key nor an address of a model is set: the built-in demo model answers."""
+        return self.openai_api_key is None and self.openai_base_url is None
+
+    @property
+    def default_model(self) -> str:
+        """Model of agents that name none."""
+        return DEMO_MODEL_NAME if self.uses_demo_model else self.model
+
+
+def secrets() -> TenantSecrets:
+    """What definitions may refer to by name: the environment's, and those of a ``.env`` file."""
+    return TenantSecrets({**dotenv_values(".env"), **os.environ})
+
+
+def redactor(settings: Settings) -> Redactor:
+    """Knows every secret of this process: those of tenants, and those among its settings.
+
+    Raises:
+        InvalidInputError: as :class:`TenantSecrets`.
+    """
+    addresses = ("database_url", "redis_url")  # of which not all is secret
+    values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
+    hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    hidden += [value.removeprefix("whsec_") for value in hidden]
+    hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
+    urls = [getattr(settings, name) for name in addresses]
+    known = [url.get_secret_value() for url in urls if url is not None]
+    known += [settings.openai_base_url or "", settings.embedding_base_url or ""]
+    passwords = {password for address in known for password in _passwords(address)}
+    return Redactor([*secrets().values(), *hidden, *passwords])
+
+
+def _passwords(address: str) -> set[str]:
+    """As they stand in an address, and as they are meant. The rest of it is no secret."""
+    options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
+    users = {user for user, _ in _LOGIN.findall(address)}
+    users |= {value for name, value in options if name == "user"}
+    found = {password for _, password in _LOGIN.findall(address)}
+    found |= {value for name, value in options if name != "user"}
+    found -= users  # postgres:postgres is no secret, and a word of many texts
+    return found | {unquote(each) for each in found} | {_ESCAPED.sub(r"\1", each) for each in found}

@@ -1,0 +1,115 @@
+"""Settings of how episodes are found, and of how they grow old."""
+
+from dataclasses import fields
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings
+
+from bottega.errors import InvalidInputError
+from bottega.memory.options import MemoryOptions
+from bottega.memory.scoring import Normalisation, ScoringOptions
+from bottega.memory.stages import Ages
+
+_Weight = Annotated[float, Field(ge=0, le=100)]
+_Days = Annotated[float, Field(ge=0, le=36_500)]
+_Cosine = Annotated[float, Field(ge=-1, le=1)]
+
+
+class EpisodeSettings(BaseSettings):
+    """A group of :class:`bottega.settings.Settings`."""
+
+    memory_candidates: Annotated[
+        int, Field(ge=1, le=1000, description="Episodes that are scored for a query, at least.")
+    ] = 20
+    memory_vector_deadline_ms: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=60_000,
+            description="Longest wait for a query's vector, in ms; after it words alone count. A "
+            "run's start waits 2 s for all of its memory.",
+        ),
+    ] = 300.0
+    # What each term of a hit's score weighs; together they need not be 1.
+    memory_similarity: Annotated[
+        _Weight, Field(description="Weight of how near an episode is to the query.")
+    ] = 0.5
+    memory_recency: Annotated[
+        _Weight, Field(description="Weight of how recent it is: exp(-days / recency days).")
+    ] = 0.2
+    memory_success: Annotated[_Weight, Field(description="Weight of its having succeeded.")] = 0.15
+    memory_accesses: Annotated[
+        _Weight, Field(description="Weight of how often it is read: min(ln(1 + n) / 10, 1).")
+    ] = 0.1
+    memory_domain: Annotated[
+        _Weight, Field(description="Weight of its being of the domain of the task at hand.")
+    ] = 0.05
+    memory_recency_days: Annotated[
+        float, Field(gt=0, le=36_500, description="Age at which recency has fallen to 1/e.")
+    ] = 30.0
+    memory_normalisation: Annotated[
+        Normalisation,
+        Field(
+            description="How cosines and ranks of words become a similarity from 0 to 1; raw: the "
+            "plain cosine."
+        ),
+    ] = ScoringOptions().normalisation
+    memory_normalise_recency: Annotated[
+        bool, Field(description="Whether recency goes from 0 to 1 among a query's candidates.")
+    ] = ScoringOptions().normalise_recency
+    memory_active_days: Annotated[
+        _Days, Field(description="Age from which an episode is mature: those alike become one.")
+    ] = 30.0
+    memory_mature_days: Annotated[
+        _Days, Field(description="Age from which it is aged: its trace moves to the object store.")
+    ] = 180.0
+    memory_aged_days: Annotated[
+        _Days, Field(description="Age from which it is archived: read by its id only.")
+    ] = 365.0
+    memory_deleted_days: Annotated[
+        _Days, Field(description="How long one that was deleted is kept before it goes for good.")
+    ] = 30.0
+    memory_aged_cosine: Annotated[
+        _Cosine, Field(description="How near an aged episode must be to be found.")
+    ] = 0.8
+    memory_consolidate_cosine: Annotated[
+        _Cosine, Field(description="How near episodes must be, each to each, to become one.")
+    ] = 0.95
+    memory_consolidate_days: Annotated[
+        _Days, Field(description="Within how many days those that become one have ended.")
+    ] = 7.0
+
+    memory_tend_every_s: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=10 * 86_400,
+            description="How often a tenant's episodes are looked after: what is old moves on, "
+            "what is alike becomes one, what was deleted goes.",
+        ),
+    ] = 3600.0
+
+    @model_validator(mode="after")
+    def _ages_rise(self) -> Self:
+        try:
+            self._options(Ages)
+        except InvalidInputError as error:
+            raise ValueError(
+                f"BOTTEGA_MEMORY_ACTIVE_DAYS, …_MATURE_DAYS, …_AGED_DAYS: {error.detail}"
+            ) from None
+        return self
+
+    @property
+    def memory_options(self) -> MemoryOptions:
+        """How episodes are found, and grow old."""
+        groups = {"scoring": self._options(ScoringOptions), "ages": self._options(Ages)}
+        return MemoryOptions(**groups, **self._named(MemoryOptions, *groups))
+
+    def _options(self, kind: Any) -> Any:
+        return kind(**self._named(kind))
+
+    def _named(self, kind: Any, *but: str) -> dict[str, Any]:
+        """The settings that are called like the fields of ``kind``."""
+        names = [each.name for each in fields(kind) if each.name not in but]
+        return {name: getattr(self, f"memory_{name}") for name in names}

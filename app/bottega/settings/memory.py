@@ -1,0 +1,72 @@
+"""Settings of working and episodic memory."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings
+
+
+class MemorySettings(BaseSettings):
+    """A group of :class:`bottega.settings.Settings`."""
+
+    memory: Annotated[
+        Literal["off", "read", "full"],
+        Field(
+            description="What runs may do with memory: nothing, be given what earlier runs taught, "
+            "or add to it too. Runs and agents may ask for less."
+        ),
+    ] = "full"
+    shared_memory: Annotated[
+        bool,
+        Field(
+            description="Whether agents with memory_scope tenant are given episodes of all "
+            "sessions, never those of another user. Off: they are given what user gives."
+        ),
+    ] = False
+    memory_prompt_tokens: Annotated[
+        int,
+        Field(
+            ge=2_000,
+            le=10_000_000,
+            description="Tokens (of 4 bytes) of a root agent's prompt; beyond, old results shrink.",
+        ),
+    ] = 20_000
+    memory_inline_bytes: Annotated[
+        int,
+        Field(
+            ge=1024,
+            le=1_000_000,
+            description="Traces and texts of an episode beyond this move to the object store.",
+        ),
+    ] = 16_384
+    objects_url: Annotated[
+        str | None,
+        Field(
+            description="Object store of long bodies: s3://bucket/prefix, gs://…, az://…, "
+            "file:///folder. Unset: a folder in the data folder."
+        ),
+    ] = None
+    redis_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="REDIS_URL",
+            description="Redis that keeps hot episodes for all processes. Unset: each by itself.",
+        ),
+    ] = None
+    embedding_model: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Model that makes vectors of episodes and queries. Unset: the built-in "
+            "embedder, which knows spelling, not meaning.",
+        ),
+    ] = None
+    embedding_base_url: Annotated[
+        str | None,
+        Field(description="Base URL of that model's API. Unset: OPENAI_BASE_URL."),
+    ] = None
+    embedding_api_key: Annotated[
+        SecretStr | None,
+        Field(description="Key for that API. Unset: OPENAI_API_KEY, if the base URL is unset too."),
+    ] = None

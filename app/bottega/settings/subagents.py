@@ -1,0 +1,118 @@
+"""Settings of asynchronous sub-agents."""
+
+from dataclasses import fields
+from typing import Annotated, Self, TypeVar
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings
+
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+
+T = TypeVar("T", SubagentLimits, SchedulerOptions)
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Seconds = Annotated[float, Field(gt=0, le=604_800)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SubagentSettings(BaseSettings):
+    """A group of :class:`bottega.settings.Settings`."""
+
+    # Those of a parent are what its agent's own limits may lower.
+    subagent_max_concurrent: Annotated[
+        _Count, Field(description="Tasks of one parent that run at a time; others wait.")
+    ] = 5
+    subagent_max_queued: Annotated[
+        _Count, Field(description="Tasks of one parent that may wait beyond those.")
+    ] = 20
+    subagent_max_total_tokens: Annotated[
+        int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
+    ] = 500_000
+    subagent_max_concurrent_global: Annotated[
+        _Count, Field(description="Tasks of a worker process that run at a time.")
+    ] = 50
+    subagent_max_queue_size: Annotated[
+        _Count, Field(description="Tasks of a worker process that may wait.")
+    ] = 100
+    subagent_max_depth: Annotated[
+        int, Field(ge=1, le=20, description="How many tasks may stand one below the other.")
+    ] = 3
+    subagent_default_timeout: Annotated[
+        _Seconds, Field(description="Seconds that a task may run which asks for no other time.")
+    ] = 300.0
+    subagent_max_timeout: Annotated[
+        _Seconds, Field(description="Seconds that a task may run at most.")
+    ] = 600.0
+    subagent_max_steps_per_subagent: Annotated[
+        int, Field(ge=1, le=1000, description="Model calls of one task, at most.")
+    ] = 20
+    subagent_gc_ttl: Annotated[
+        float, Field(ge=0, le=86_400, description="Seconds that a finished, read task is kept.")
+    ] = 60.0
+    subagent_gc_interval: Annotated[
+        _Seconds, Field(description="Seconds between two looks for tasks to be forgotten.")
+    ] = 30.0
+    subagent_tenant_max_concurrent: Annotated[
+        _Count | None,
+        Field(description="Tasks of a tenant per worker that run at a time. Unset: the pool's."),
+    ] = None
+    subagent_tenant_max_queued: Annotated[
+        _Count | None,
+        Field(description="Tasks of a tenant per worker that may wait. Unset: half the queue."),
+    ] = None
+    subagent_min_workers: Annotated[
+        _Count, Field(description="Slots for tasks in a worker process, at least.")
+    ] = 50
+    subagent_max_workers: Annotated[
+        _Count, Field(description="Slots for tasks in a worker process, at most.")
+    ] = 50
+    subagent_scale_up_threshold: Annotated[
+        _Share, Field(description="With a larger share of its slots busy, the pool grows.")
+    ] = 0.8
+    subagent_scale_down_threshold: Annotated[
+        _Share, Field(description="With a smaller share of its slots busy, the pool shrinks.")
+    ] = 0.3
+    subagent_resize_cooldown: Annotated[
+        _Seconds, Field(description="Seconds between two resizes of the pool, at least.")
+    ] = 10.0
+    subagent_ageing_interval: Annotated[
+        _Seconds, Field(description="Seconds in which a waiting task gains one priority.")
+    ] = 5.0
+    subagent_failure_threshold: Annotated[
+        _Count,
+        Field(
+            description="Ended tasks of a kind from which its circuit breaker opens if at least "
+            "half of them failed."
+        ),
+    ] = 5
+    subagent_monitor_window: Annotated[
+        _Seconds, Field(description="Seconds within which those tasks count.")
+    ] = 60.0
+    subagent_reset_timeout: Annotated[
+        _Seconds, Field(description="Seconds until an open breaker lets one task through.")
+    ] = 30.0
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for least, most in (
+            ("subagent_min_workers", "subagent_max_workers"),
+            ("subagent_scale_down_threshold", "subagent_scale_up_threshold"),
+        ):
+            if getattr(self, least) > getattr(self, most):
+                raise ValueError(
+                    f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, which is more than "
+                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it, or raise that"
+                )
+        return self
+
+    @property
+    def subagent_limits(self) -> SubagentLimits:
+        """What asynchronous sub-agents are kept to."""
+        return self._subagents(SubagentLimits)
+
+    @property
+    def subagent_options(self) -> SchedulerOptions:
+        """How a worker's pool, queue and breakers of asynchronous sub-agents behave."""
+        return self._subagents(SchedulerOptions)
+
+    def _subagents(self, kind: type[T]) -> T:
+        return kind(**{each.name: getattr(self, f"subagent_{each.name}") for each in fields(kind)})

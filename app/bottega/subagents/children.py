@@ -1,0 +1,177 @@
+"""A task as the work of an agent: which one, asked what, and what its answer means."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+from bottega.agents.base import BaseAgent
+from bottega.agents.current import next_query
+from bottega.agents.messages import AssistantResponse
+from bottega.agents.recording import Query
+from bottega.agents.subagent import fresh_copy
+from bottega.errors import BudgetExhaustedError
+from bottega.subagents.handle import DispatchParams, Outcome, SubagentHandle
+from bottega.subagents.shared_context import folder_of
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
+
+ANONYMOUS = "subagent"
+"""What a child without an agent of its own is called."""
+DEFAULT_INSTRUCTIONS = (
+    "You carry out one task for another agent, which reads your answer and nothing else of you. "
+    "Answer with what it asked for, complete and to the point."
+)
+CANCELLED = "somebody cancelled this task"
+EMPTY = "(the task ended without a text)"
+
+
+class Child:
+    """One dispatch: the task that a tool call asks for.
+
+    Args:
+        place: (model call, index of the tool call).
+        agents: of the caller, by name.
+    """
+
+    def __init__(
+        self,
+        scope: QueryScope,
+        query: Query,
+        place: tuple[int, int],
+        agents: Mapping[str, BaseAgent],
+    ) -> None:
+        self.scope = scope
+        self.query = query
+        self.place = place
+        self.agents = agents
+        self.task_id: UUID = scope.id_below(place)
+
+    def known(self) -> SubagentHandle | None:
+        """The task, if it was dispatched before: here, or before a crash."""
+        registry, parent = self.scope.swarm.registry, self.scope.parent
+        if (handle := registry.get(self.task_id, parent)) is not None:
+            return handle
+        past = self.scope.swarm.past.get(self.task_id)
+        if past is None or parent.is_over:
+            return None
+        self.scope.dispatched.add(self.task_id)
+        graph = self.query.agent.memory_graph
+        if graph is not None:
+            for publication in past.publications:
+                graph.restore(publication)
+        work = self._work(past.params)
+        self.query.usage += past.usage
+        past = replace(past, params=self._with_model(past.params))
+        handle = registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
+        if self.task_id in self.scope.swarm.cancelled:
+            registry.cancel(self.task_id, CANCELLED)
+        return handle
+
+    def dispatch(self, params: DispatchParams) -> SubagentHandle:
+        """Dispatch it now.
+
+        Raises:
+            SubagentRefusedError: as :meth:`SubagentRegistry.dispatch`.
+        """
+        registry, parent = self.scope.swarm.registry, self.scope.parent
+        work = self._work(params)
+        params = self._with_model(params)
+        handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
+        self.scope.dispatched.add(self.task_id)
+        return handle
+
+    def _with_model(self, params: DispatchParams) -> DispatchParams:
+        """Add the provider and model that the task's agent asks."""
+        source = self.agents.get(params.agent) if params.named else None
+        provider = (source or self.query.agent).provider
+        api, model = getattr(provider, "api", ""), getattr(provider, "model", "")
+        return replace(params, model=f"{type(provider).__name__}/{api}/{model}")
+
+    def _work(self, params: DispatchParams) -> Callable[[SubagentHandle], Awaitable[Outcome]]:
+        swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
+        source = self.agents.get(params.agent) if params.named else None
+
+        async def work(handle: SubagentHandle) -> Outcome:
+            most = limits.max_steps_per_subagent
+            if source is None:
+                agent = _anonymous(parent.agent, params, most)
+            else:
+                agent = _named(source, params, most)
+            return await _ask(swarm, parent, handle, agent)
+
+        return work
+
+
+def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
+    return BaseAgent(
+        params.instructions or DEFAULT_INSTRUCTIONS,
+        provider=parent.provider,
+        agent_name=ANONYMOUS,
+        max_iterations=most,
+        tools=own_file_tools(),
+    )
+
+
+def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
+    """A copy, as only texts cross between a task and its parent, or another task."""
+    agent = fresh_copy(source)
+    agent.max_iterations = min(agent.max_iterations, most)
+    known = {tool.name for tool in agent.registered_tools}
+    agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
+    if params.instructions:
+        own = agent.system_message
+        told = own.model_copy(update={"content": f"{own.content}\n\n{params.instructions}"})
+        agent.system_message = told
+        agent.conversation_history[:1] = [told]
+    return agent
+
+
+async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent) -> Outcome:
+    """Let the agent work as a part of the parent's query, which is charged with its usage."""
+    query = Query(
+        agent=agent,
+        messages=(),
+        recorder=parent.recorder,
+        parent=parent,
+        path=handle.path,
+        task=TaskOfQuery(swarm, handle),
+    )
+    token = next_query.set(query)
+    try:
+        response = await agent.execute_query_async(first_message(handle.task_id, handle.prompt))
+    except BudgetExhaustedError:
+        raise
+    except Exception as error:
+        if error is query.escaped:
+            swarm.break_with(error)
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+    finally:
+        next_query.reset(token)  # else the task would keep its agent for as long as it is known
+        swarm.forget_files(handle.task_id)
+        parent.usage += query.usage
+    return outcome_of(response)
+
+
+def first_message(task_id: UUID, prompt: str) -> str:
+    """What the agent of a task is asked: its prompt, and where its files are."""
+    return (
+        f"{prompt}\n\nYour own folder is {folder_of(task_id)}/ "
+        "(input, output, scratch); /global/ is for reading."
+    )
+
+
+def outcome_of(response: AssistantResponse) -> Outcome:
+    """How a task ended, by the response of its agent. Pure."""
+    if not response.is_answer:
+        return Outcome(
+            SubagentStatus.FAILED,
+            error=response.error,
+            error_code=response.error_code or "agent_failed",
+            stop_reason=response.stop_reason,
+        )
+    return Outcome(
+        SubagentStatus.COMPLETED,
+        output=response.content or EMPTY,
+        stop_reason=response.stop_reason,
+    )

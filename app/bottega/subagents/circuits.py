@@ -1,0 +1,142 @@
+"""The circuit breakers at work: what they hold back, and when they try again (spec page 3, S8)."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from bottega.subagents.breaker import BreakerKey, Breakers, kind_of
+from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle
+from bottega.subagents.states import SubagentStatus
+
+if TYPE_CHECKING:
+    from bottega.subagents.scheduler import SubagentScheduler
+
+_OF_MODEL = frozenset(
+    {
+        *("model_unavailable", "model_timeout", "model_stream_broken", "model_bad_response"),
+        *("model_error", "provider_failed"),
+    }
+)
+"""Failures of a model's server; other codes are of the caller's making, or about content."""
+_NEVER = frozenset({"budget_exhausted", "max_iterations"})
+
+
+def breaker_keys(parent: Parent, params: DispatchParams) -> tuple[BreakerKey, ...]:
+    """Name the breakers of a task: one for failures of its model, one of its run for the rest.
+
+    Tasks without an agent of their own have none: they have nothing in common.
+    """
+    if not params.named:
+        return ()
+    kind, tenant = kind_of(params.agent, params.instructions), parent.tenant_id
+    return (tenant, f"model {params.model}", kind), (tenant, f"run {parent.run_id}", kind)
+
+
+def blamed(handle: SubagentHandle) -> BreakerKey | None:
+    """Name the breaker for which the end of a task that did not complete counts as a failure.
+
+    Cancellation, deadlines, budgets, ``max_steps``, and what a model refused count for none.
+    """
+    code = handle.error_code or ""
+    if not handle.breakers or handle.suspended or handle.status is not SubagentStatus.FAILED:
+        return None
+    of_model, of_run = handle.breakers
+    if code in _OF_MODEL:
+        return None if handle.rate_limited else of_model
+    return None if code in _NEVER or code.startswith("model_") else of_run
+
+
+class Circuits:
+    """Tells the breakers how tasks end, and the scheduler which tasks may go."""
+
+    def __init__(self, scheduler: "SubagentScheduler") -> None:
+        self.breakers = Breakers(scheduler.options)
+        self.timer: asyncio.TimerHandle | None = None
+        self._scheduler = scheduler
+        self._agents: dict[BreakerKey, str] = {}
+
+    def enqueued(self, handle: SubagentHandle) -> None:
+        """A task is about to wait; its kind's breaker may hold it back."""
+        now = self._scheduler.now()
+        for key in handle.breakers:
+            if not self.breakers.admit(key, handle, now):
+                handle.held_by.add(key)
+        self._keep_time()
+
+    def ended(self, handle: SubagentHandle) -> None:
+        """A task is over, or suspended."""
+        now, failed = self._scheduler.now(), blamed(handle)
+        for key in handle.breakers:
+            if handle.status is SubagentStatus.COMPLETED:
+                held = self.breakers.held(key)
+                if self.breakers.succeeded(key, handle, now):
+                    self._let_go(key, held)
+            elif key != failed:
+                if (probe := self.breakers.dropped(key, handle)) is not None:
+                    self._let_go(key, [probe])
+            elif self.breakers.failed(key, handle, now):
+                self._opened(key, handle)
+        self._keep_time()
+
+    def open(self) -> list[tuple[UUID | None, dict[str, Any]]]:
+        """The breakers that are not closed: each with its tenant, and what to show of it."""
+        return [
+            (
+                breaker.key[0],
+                {
+                    "kind": breaker.key[2],
+                    "agent": self._agents.get(breaker.key),
+                    "state": breaker.state,
+                    "failures": breaker.failures,
+                    "retry_after_ms": round(breaker.retry_after * 1000),
+                },
+            )
+            for breaker in self.breakers.open(self._scheduler.now())
+        ]
+
+    def forget(self) -> None:
+        """Forget those that are closed and clean."""
+        now = self._scheduler.now()
+        self.breakers.forget(now)
+        kept = {breaker.key for breaker in self.breakers.open(now)}
+        self._agents = {key: agent for key, agent in self._agents.items() if key in kept}
+
+    def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
+        """Tasks of the kind that wait stay queued, not ready."""
+        options = self._scheduler.options
+        data = {
+            "attempt": handle.attempt,
+            "failures": self.breakers.failures(key),
+            "retry_after_ms": round(options.reset_timeout * 1000),
+        }
+        registry = self._scheduler.registry
+        registry.telemetry.count("subagent.circuit_breaker.open")
+        handle.parent.listener.happened(handle, "circuit_opened", data)
+        self._agents[key] = handle.agent
+        for other in registry.counts.queued_of_kind((handle.tenant_id, handle.kind)):
+            if key in other.breakers and not self.breakers.admit(key, other, self._scheduler.now()):
+                other.held_by.add(key)
+                self._scheduler.hold(other)
+
+    def _let_go(self, key: BreakerKey, handles: Iterable[Any]) -> None:
+        for handle in handles:
+            handle.held_by.discard(key)
+            self._scheduler.push(handle)
+
+    def _keep_time(self) -> None:
+        """Look again when a breaker is due."""
+        due = self.breakers.next_due()
+        if self.timer is not None:
+            if due is not None and self.timer.when() == due:
+                return
+            self.timer.cancel()
+            self.timer = None
+        if due is not None:
+            self.timer = asyncio.get_running_loop().call_at(due, self._due)
+
+    def _due(self) -> None:
+        self.timer = None
+        for key, probe in self.breakers.due(self._scheduler.now()):
+            self._let_go(key, [probe])
+        self._keep_time()

@@ -1,0 +1,214 @@
+"""Virtual files: what one query can write and read, in memory and of bounded size (S14). Pure.
+
+Paths are names, nothing more: there are no links, no current folder and no folders but those
+that the names of files imply.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from bottega.errors import InvalidInputError, NotFoundError
+
+MAX_FILE_BYTES = 1_000_000
+MAX_BYTES = 8_000_000
+"""Of all files of one file system, or of one folder of the shared context."""
+MAX_FILES = 1_000
+MAX_RUN_BYTES = 64_000_000
+MAX_PATH_BYTES = 1_024
+MAX_NAME_BYTES = 255
+
+_LOOK_ALIKES = re.compile(
+    "[\u2044\u2215\u2216\u2571\u2572\u27cb\u27cd\u29f5\u29f8\u29f9\U0001f67c\U0001f67d]"
+)
+"""Slashes that no normal form turns into one."""
+
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]"
+)
+"""Letters and marks that show nothing, beside those of the categories C and Z."""
+
+
+def check_path(path: str) -> str:
+    """The normal form of a path: the same names, with one slash before each.
+
+    ``notes/a.md`` and ``/notes/a.md`` are one path; no other two texts are. Names are compared
+    letter by letter, so what could be taken for something else is refused, not changed.
+
+    Raises:
+        InvalidInputError: code ``bad_path``; says what to mend.
+    """
+    if len(path) <= MAX_PATH_BYTES:  # what is far too long is not even looked at
+        _check_letters(path)
+    normal = path if path.startswith("/") else f"/{path}"
+    if len(path) > MAX_PATH_BYTES or len(normal.encode()) > MAX_PATH_BYTES:
+        raise bad_path(f"the path is longer than {MAX_PATH_BYTES} bytes")
+    for name in normal[1:].split("/"):
+        _check_name(name, path)
+    return normal
+
+
+def bad_path(detail: str) -> InvalidInputError:
+    return InvalidInputError(detail, code="bad_path")
+
+
+def _check_letters(path: str) -> None:
+    shown = ascii(path[:100])
+    for letter in path:
+        if letter == "\\":
+            raise bad_path(f"{shown} has a backslash: separate names with /")
+        if unicodedata.category(letter)[0] in "CZ" and letter != " ":
+            raise bad_path(f"{shown} has {_code(letter)}, which cannot be seen: leave it out")
+    if odd := _LOOK_ALIKES.search(path) or _INVISIBLE.search(path):
+        raise bad_path(f"{shown} has {_code(odd.group())}, a look-alike or invisible: leave it out")
+    if not unicodedata.is_normalized("NFKC", path):
+        raise bad_path(
+            f"{shown} has letters that look like others (Unicode normal form NFKC changes it): "
+            "use the plain ones"
+        )
+
+
+def _code(letter: str) -> str:
+    return f"U+{ord(letter):04X}"
+
+
+def _check_name(name: str, path: str) -> None:
+    shown = ascii(path[:100])
+    if not name:
+        raise bad_path(f"{shown} has an empty name: write names separated by single slashes")
+    if not name.strip("."):
+        raise bad_path(f"{shown} has the name '{name[:3]}': name files in full, there is no way up")
+    if name != name.strip(" "):
+        raise bad_path(f"{shown} has a name that starts or ends with a space: leave it out")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise bad_path(f"a name in the path is longer than {MAX_NAME_BYTES} bytes")
+
+
+def check_prefix(prefix: str) -> str:
+    """The normal form of a folder or file to list: ``""`` for all there is.
+
+    Raises:
+        InvalidInputError: code ``bad_path``.
+    """
+    return "" if prefix in ("", "/") else check_path(prefix.removesuffix("/"))
+
+
+def below(prefix: str, paths: Iterable[str]) -> list[str]:
+    """Those of ``paths`` that are ``prefix`` or lie below it, sorted. All in normal form."""
+    return sorted(path for path in paths if path == prefix or path.startswith(f"{prefix}/"))
+
+
+def missing(path: str) -> NotFoundError:
+    """The one text for what is not there and for what is not yours: it tells nothing of others."""
+    return NotFoundError(f"there is no file '{path}' that you may use; list_files shows those")
+
+
+class Allowance:
+    """Bytes that several file systems share."""
+
+    def __init__(self, max_bytes: int = MAX_RUN_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+
+class VirtualFileSystem:
+    """Files in memory: text by path, kept as UTF-8, of bounded size and number.
+
+    Args:
+        max_bytes: of all files together.
+        max_files: how many there may be.
+        max_file_bytes: of one file.
+        shared: what it shares with other file systems of the run.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        shared: Allowance | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._max_file_bytes = max_file_bytes
+        self._shared = Allowance(max_bytes) if shared is None else shared
+        self._files: dict[str, bytes] = {}
+        self.used = 0
+
+    def read(self, path: str) -> str:
+        """The text of a file.
+
+        Raises:
+            InvalidInputError: ``bad_path``.
+            NotFoundError: there is none.
+        """
+        path = check_path(path)
+        try:
+            return self._files[path].decode()
+        except KeyError:
+            raise missing(path) from None
+
+    def write(self, path: str, content: str) -> None:
+        """Write a file anew.
+
+        Raises:
+            InvalidInputError: ``bad_path``; ``bad_content`` for what is no text; ``too_large``
+                for what no room is left for. Nothing is changed then.
+        """
+        path = check_path(path)
+        if "\x00" in content:
+            raise InvalidInputError(
+                "the content has a NUL character: leave it out", code="bad_content"
+            )
+        try:
+            data = content.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(
+                "the content has half a surrogate pair: leave it out", code="bad_content"
+            ) from None
+        self._check_room(path, len(data))
+        self._put(path, data)
+
+    def _check_room(self, path: str, size: int) -> None:
+        if size > self._max_file_bytes:
+            raise _too_large(f"a file may have {self._max_file_bytes} bytes, this has {size}")
+        if path not in self._files and len(self._files) >= self._max_files:
+            raise _too_large(f"there are {self._max_files} files already, and may be no more")
+        growth = size - len(self._files.get(path, b""))
+        if growth <= 0:
+            return
+        if self.used + growth > self._max_bytes:
+            left = self._max_bytes - self.used
+            raise _too_large(f"room for {left} bytes is left here, {growth} more are needed")
+        if self._shared.used + growth > self._shared.max_bytes:
+            left = max(0, self._shared.max_bytes - self._shared.used)
+            raise _too_large(f"room for {left} bytes is left in this run, {growth} more are needed")
+
+    def restore(self, path: str, content: str) -> None:
+        """Write what was written before, as it was accepted then: nothing is checked."""
+        path = path if path.startswith("/") else f"/{path}"
+        self._put(path, content.encode(errors="replace"))
+
+    def _put(self, path: str, data: bytes) -> None:
+        growth = len(data) - len(self._files.get(path, b""))
+        self._files[path] = data
+        self.used += growth
+        self._shared.used += growth
+
+    def list(self, prefix: str = "") -> list[str]:
+        """The paths below a folder, sorted.
+
+        Raises:
+            InvalidInputError: ``bad_path``.
+        """
+        return below(check_prefix(prefix), self._files)
+
+    def clear(self) -> None:
+        """Forget all files, and give their room back."""
+        self._files.clear()
+        self._shared.used -= self.used
+        self.used = 0
+
+
+def _too_large(detail: str) -> InvalidInputError:
+    return InvalidInputError(f"too large: {detail}", code="too_large")

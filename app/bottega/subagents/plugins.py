@@ -1,0 +1,273 @@
+"""What plugins may do to the tasks of sub-agents: look at them before and after (S19).
+
+A plugin is any object with one or both of these functions, async or not::
+
+    before_dispatch(ctx: PluginContext, params: DispatchRequest)
+        -> None | DispatchRequest | {"prompt"?, "priority"?, "metadata"?}
+         | Skip | {"skip": True, "result": "…"} | Refused
+    after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
+
+It has a few seconds for each. One that raises, takes longer or answers nonsense is logged and
+left out, unless it says ``guard = True``: a guard that cannot judge a task keeps it from starting.
+"""
+
+import asyncio
+import copy
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from bottega.agents.threads import run_in_thread
+from bottega.subagents.states import SubagentStatus
+
+TIMEOUT_S = 5.0
+MAX_PROMPT = 10_000
+MAX_RESULT = 100_000
+"""Characters of what stands in for a task that was skipped."""
+MAX_METADATA = 16_384
+"""Characters of a task's metadata as JSON."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginContext:
+    """Who dispatches.
+
+    Attributes:
+        parent_id: of the task that dispatches, or the run's root.
+        depth: of the task that is dispatched; 0 for the root's.
+        agent: the name of the agent that dispatches.
+    """
+
+    run_id: UUID
+    tenant_id: UUID | None
+    parent_id: UUID
+    depth: int
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentPlugin:
+    """The functions of an installed plugin, with the name of its entry point for the log."""
+
+    name: str
+    before_dispatch: Callable[..., Any] | None
+    after_subagent_complete: Callable[..., Any] | None
+    guard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRequest:
+    """A task that a model asks for. ``prompt``, ``priority`` and ``metadata`` may be changed.
+
+    Attributes:
+        agent: the sub-agent's name; ``None`` for an anonymous one.
+        priority: 1 to 10, 1 first.
+        metadata: what JSON can hold.
+    """
+
+    prompt: str
+    instructions: str | None
+    agent: str | None
+    priority: int
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """There shall be no task; the model reads ``result`` instead."""
+
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """There may be no task; the model reads ``detail``, which says why."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """How a task ended; ``status`` is final, ``duration_ms`` fixed."""
+
+    task_id: UUID
+    status: SubagentStatus
+    output: str | None
+    error: str | None
+    duration_ms: int
+
+
+async def before_dispatch(
+    plugins: Sequence[object],
+    ctx: PluginContext,
+    request: DispatchRequest,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> DispatchRequest | Skip | Refused:
+    """Ask all plugins in order, each about what the last one left, until one says no.
+
+    Args:
+        timeout_s: that each may take.
+    """
+    for plugin in plugins:
+        function = getattr(plugin, "before_dispatch", None)
+        if function is None:
+            continue
+        try:
+            own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
+            said = _understood(await _bounded(function, ctx, own, timeout_s=timeout_s), request)
+        except Exception as error:
+            _log(plugin, "before_dispatch", ctx, error)
+            if is_guard(plugin):
+                return Refused(
+                    "a guard of this service could not check the task, so it was not dispatched; "
+                    "try again later, or do without it"
+                )
+            continue
+        if not isinstance(said, DispatchRequest):
+            return said
+        request = said
+    return request
+
+
+async def after_complete(
+    plugins: Sequence[object],
+    ctx: PluginContext,
+    outcome: TaskOutcome,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Tell all plugins in order how a task ended. What they answer or raise changes nothing."""
+    for plugin in plugins:
+        function = getattr(plugin, "after_subagent_complete", None)
+        if function is None:
+            continue
+        try:
+            await _bounded(function, ctx, outcome, timeout_s=timeout_s)
+        except Exception as error:
+            _log(plugin, "after_subagent_complete", ctx, error)
+
+
+def is_guard(plugin: object) -> bool:
+    """Whether no task may start that this plugin could not judge."""
+    return getattr(plugin, "guard", False) is True
+
+
+def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) -> None:
+    if isinstance(plugin, SubagentPlugin):
+        name = plugin.name
+    else:
+        name = getattr(plugin, "__name__", type(plugin).__name__)
+    text = "plugin '%s' failed in %s, run %s: %r"
+    logger.warning(text, name, function, ctx.run_id, error, exc_info=error)
+
+
+async def _bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+    """What a plugin answers.
+
+    It gets a task of its own, so that one which will not be cancelled is left behind.
+
+    Raises:
+        TimeoutError: it takes longer than ``timeout_s``.
+        Exception: whatever it raised.
+    """
+    task = asyncio.ensure_future(_called(partial(function, *arguments), function))
+    try:
+        await asyncio.wait([task], timeout=timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_look_at)
+    if not task.done():
+        raise TimeoutError(f"it took longer than {timeout_s:g} s")
+    if task.cancelled():
+        raise RuntimeError("it cancelled itself")
+    return task.result()
+
+
+def _look_at(task: "asyncio.Task[Any]") -> None:
+    """Take a late failure of one that was left behind, which nobody waits for."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
+    try:
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 (an object with an async __call__)
+        )
+        value = call() if is_async else await run_in_thread(call)
+        return await value if inspect.isawaitable(value) else value
+    except SystemExit as error:  # in a task of its own it would end the event loop
+        raise RuntimeError(f"SystemExit: {error}") from None
+
+
+def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
+    """A copy that the plugin has no hand on."""
+    try:
+        encoded = json.dumps(value, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"metadata must be what JSON can hold: {error}") from None
+    if len(encoded) > MAX_METADATA:
+        raise ValueError(f"metadata may have {MAX_METADATA} characters as JSON")
+    copied: dict[str, Any] = json.loads(encoded)
+    return copied
+
+
+class _Said(BaseModel):
+    """What a plugin may answer; ``None``: it did not say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)] | None = None
+    priority: Annotated[int, Field(ge=1, le=10)] | None = None
+    metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] | None = None
+    skip: Literal[True] | None = None
+    result: Annotated[str, Field(max_length=MAX_RESULT)] | None = None
+
+
+def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Skip | Refused:
+    """What a plugin's answer makes of the request.
+
+    Raises:
+        TypeError, ValueError: it is nonsense, or more than a plugin may say.
+    """
+    if said is None:
+        return request
+    if isinstance(said, Refused):
+        return Refused(str(said.detail))
+    if isinstance(said, Skip):
+        said = {"skip": True, "result": said.result}
+    elif isinstance(said, DispatchRequest):
+        said = {field.name: getattr(said, field.name) for field in fields(said)}
+        said["metadata"] = dict(said["metadata"])
+    if not isinstance(said, Mapping):
+        raise TypeError(f"it answered {type(said).__name__}")
+    words = dict(said)
+    for name in ("agent", "instructions"):
+        own = getattr(request, name)
+        if words.pop(name, own) != own:
+            raise ValueError(f"it may not change {name}")
+    try:
+        valid = _Said.model_validate(words)
+    except ValidationError as error:  # without its input, which may quote a prompt
+        raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
+    if valid.skip:
+        return Skip(valid.result or "")
+    if valid.result is not None:
+        raise ValueError("a result goes with skip only")
+    changes = {
+        name: value
+        for name in ("prompt", "priority", "metadata")
+        if (value := getattr(valid, name)) is not None
+    }
+    return replace(request, **changes)

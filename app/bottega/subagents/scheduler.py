@@ -1,0 +1,396 @@
+"""Runs tasks: slots, timers, cancellation (spec page 3, S6 to S10).
+
+What is decided is decided by the queue, the pool's size and the breakers; here it is carried out.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from bottega.errors import BudgetExhaustedError
+from bottega.subagents.breaker import BreakerKey
+from bottega.subagents.circuits import Circuits
+from bottega.subagents.handle import Outcome, Parent, SubagentHandle
+from bottega.subagents.limits import SchedulerOptions
+from bottega.subagents.pool import resized
+from bottega.subagents.queue import WAKE, Entry, TakeQueue
+from bottega.subagents.states import SubagentStatus
+
+if TYPE_CHECKING:
+    from bottega.subagents.registry import SubagentRegistry
+
+logger = logging.getLogger(__name__)
+
+PARENTS_TIME_IS_UP = "parent-timeout"
+_OVERDUE = 2
+_SMOOTHING = 0.2
+
+
+class SubagentScheduler:
+    """Gives slots to tasks, takes them back, and keeps time for them.
+
+    Attributes:
+        size: slots that there are now.
+    """
+
+    def __init__(self, options: SchedulerOptions | None = None) -> None:
+        self.options = options or SchedulerOptions()
+        self.size = self.options.min_workers
+        self.circuits = Circuits(self)
+        self._queue: TakeQueue
+        self.registry: SubagentRegistry
+        self._running: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pumping: asyncio.Handle | None = None
+        self._resizing: asyncio.TimerHandle | None = None
+        self._resized_at = float("-inf")
+        self._mean_s: float | None = None
+
+    def serve(self, registry: "SubagentRegistry") -> None:
+        """Belong to a registry; called by it."""
+        self.registry = registry
+        self._queue = TakeQueue(
+            self.options.ageing_interval,
+            registry.limits.tenant_max_concurrent,
+            on_waiting=self._waiting_changed,
+        )
+
+    def now(self) -> float:
+        """Seconds on the clock that everything here goes by: the event loop's."""
+        return asyncio.get_running_loop().time()
+
+    # What the registry asks
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks may hold a slot."""
+        return min(self.size, self.registry.limits.max_concurrent_global)
+
+    @property
+    def busy(self) -> int:
+        """Slots that are held."""
+        return self._queue.holding()
+
+    def busy_for(self, tenant: UUID | None) -> int:
+        """Slots that a tenant's tasks hold."""
+        return self._queue.holding(tenant)
+
+    @property
+    def parked(self) -> int:
+        """Tasks that run and hold no slot: they wait, for others or for a slot."""
+        return self.registry.active_count - self.busy
+
+    def refusal(self, breakers: Sequence[BreakerKey]) -> float | None:
+        """Seconds until a task that these may hold back may be dispatched; ``None``: now."""
+        now = self.now()
+        waits = [self.circuits.breakers.refusal(key, now) for key in breakers]
+        return max((wait for wait in waits if wait is not None), default=None)
+
+    def room(self, parent: Parent) -> int:
+        """How many more of a parent's tasks would get a slot at once."""
+        others = len(self._queue) - self._queue.waiting(parent)
+        free = self.capacity - self.busy - others
+        own = parent.limits.max_concurrent - self._queue.holding_of(parent)
+        of_tenant = self.registry.limits.tenant_max_concurrent
+        if parent.tenant_id is not None and of_tenant is not None:
+            own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
+        return max(0, min(free, own))
+
+    def position(self, handle: SubagentHandle) -> int:
+        """Count its tenant's ready tasks that go before it, if all get room."""
+        if handle.entry is None:
+            return sum(self._queue.by_priority(handle.tenant_id).values())
+        return self._queue.position(handle.entry, self.now())
+
+    def estimated_start_ms(self, position: int) -> int | None:
+        """When a task at this place may start, by how long tasks took lately."""
+        if self._mean_s is None:
+            return None
+        ahead = position + 1 - max(0, self.capacity - self.busy)
+        return max(0, round(ahead * self._mean_s * 1000 / max(1, self.capacity)))
+
+    def enqueue(self, handle: SubagentHandle) -> None:
+        """Let a task wait for a slot."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # timers of one that is over come to nothing
+            self.stop()
+            self._loop = loop
+        self.circuits.enqueued(handle)
+        self.push(handle)
+
+    def hold(self, handle: SubagentHandle) -> None:
+        """A queued task must wait for others first."""
+        if handle.status is SubagentStatus.QUEUED:
+            self._leave_queue(handle)
+
+    def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
+        """One of those that a task waited for is over."""
+        if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
+            data = {
+                "code": "upstream_failed",
+                "message": f"'{handle.agent}' starts without the answer of '{by.agent}', whose "
+                f"task is {by.status}",
+            }
+            handle.parent.listener.happened(handle, "warning", data)
+        self.push(handle)
+
+    def ended(self, handle: SubagentHandle) -> None:
+        """A task is over, or suspended: nothing of it stays here."""
+        if handle.timer is not None:
+            handle.timer.cancel()
+            handle.timer = None
+        self._leave_queue(handle)
+        self._ask_no_more(handle)
+        self._give_up_slot(handle)
+        running = handle.running
+        if running is not None and running is not asyncio.current_task():
+            running.cancel()
+        self.circuits.ended(handle)
+
+    def watch_over(self, handle: SubagentHandle) -> None:
+        """End a task whose timer was lost (spec page 3, S18)."""
+        started = handle.started_at
+        if started is not None and self.now() - started > _OVERDUE * handle.timeout:
+            self._time_out(handle)
+
+    def tidy(self) -> None:
+        """Forget what is over."""
+        self.circuits.forget()
+
+    async def idle(self) -> None:
+        """Return when no task runs any more."""
+        await self.stopped(self._running)
+
+    def stop(self) -> None:
+        """Leave no timer."""
+        for timer in (self._pumping, self._resizing, self.circuits.timer):
+            if timer is not None:
+                timer.cancel()
+        self._pumping = self._resizing = self.circuits.timer = None
+
+    async def stopped(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Return when these run no more, however often the caller is cancelled meanwhile."""
+        cancelled = False
+        while running := [task for task in tasks if not task.done()]:
+            try:
+                await asyncio.wait(running)
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+
+    # Slots
+
+    def pump_soon(self) -> None:
+        """Give out free slots, once whoever is at it now has dispatched all it wants to."""
+        if self._pumping is None:
+            self._pumping = asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = None
+        self._give_out()
+        if self._resize():
+            self._give_out()
+        self._measure()
+
+    def _give_out(self) -> None:
+        while self.busy < self.capacity:
+            entry = self._queue.take(self.now())
+            if entry is None:
+                break
+            handle: SubagentHandle = entry.item
+            handle.entry = None
+            handle.holds_slot = True
+            if handle.slot is not None:
+                handle.slot.set_result(None)
+                handle.slot = None
+            else:
+                self._start(handle)
+
+    def push(self, handle: SubagentHandle, priority: int | None = None) -> None:
+        """Make a task ready, if nothing holds it back."""
+        wakes = priority == WAKE
+        if not wakes and (
+            handle.status is not SubagentStatus.QUEUED
+            or handle.entry is not None
+            or handle.held_by
+            or handle.holds
+        ):
+            return
+        handle.entry = Entry(
+            tenant=handle.tenant_id,
+            run=handle.run_id,
+            parent=handle.parent,
+            limit=handle.parent.limits.max_concurrent,
+            priority=handle.priority if priority is None else priority,
+            enqueued_at=self.now() if wakes else handle.created_at,
+            item=handle,
+        )
+        self._queue.push(handle.entry)
+        self.pump_soon()
+
+    def _leave_queue(self, handle: SubagentHandle) -> None:
+        if handle.entry is not None:
+            self._queue.discard(handle.entry)
+            handle.entry = None
+
+    def _start(self, handle: SubagentHandle) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        remaining = handle.parent.remaining()
+        if remaining is not None and remaining <= 0:
+            self.registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
+            return
+        handle.started_at = now
+        if handle.deadline is None:
+            timeout = handle.timeout if remaining is None else min(handle.timeout, remaining)
+            handle.deadline = now + max(0.0, timeout)
+        data = {
+            "attempt": handle.attempt,
+            "waited_ms": round((now - handle.created_at) * 1000),
+            "timeout_ms": max(0, round((handle.deadline - now) * 1000)),
+        }
+        handle.parent.listener.happened(handle, "dequeued", data)
+        self.registry.transition(handle, SubagentStatus.RUNNING)
+        handle.timer = loop.call_at(handle.deadline, self._time_out, handle)
+        handle.running = loop.create_task(self._run(handle), context=handle.context)
+        self._running.add(handle.running)
+        handle.running.add_done_callback(self._running.discard)
+
+    async def _run(self, handle: SubagentHandle) -> None:
+        try:
+            outcome = await handle.work(handle)
+        except asyncio.CancelledError:
+            if handle.status.is_final or handle.suspended:
+                return
+            text = "the task was cancelled from within"
+            outcome = Outcome(SubagentStatus.FAILED, error=text, error_code="cancelled_itself")
+        except BudgetExhaustedError as error:
+            outcome = Outcome(SubagentStatus.FAILED, error=error.detail, error_code=error.code)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            outcome = Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+            logger.exception("the work of task %s raised", handle.task_id)
+        if self.registry.finish(handle, outcome):
+            assert handle.started_at is not None
+            took = self.now() - handle.started_at
+            mean = self._mean_s
+            self._mean_s = took if mean is None else mean + _SMOOTHING * (took - mean)
+
+    def _time_out(self, handle: SubagentHandle) -> None:
+        owner = handle.parent.owner
+        if owner is not None and owner.deadline is not None and owner.deadline <= self.now():
+            self._time_out(owner)  # both at once: the one above is what ends
+        if handle.status.is_final:
+            return
+        error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"
+        outcome = Outcome(SubagentStatus.TIMEOUT, error=error, error_code="timeout")
+        self.registry.finish(handle, outcome)
+
+    def _give_up_slot(self, handle: SubagentHandle) -> None:
+        if handle.holds_slot:
+            handle.holds_slot = False
+            self._queue.release(handle.tenant_id, handle.parent)
+            self.pump_soon()
+
+    def _only_if_needed(self, handle: SubagentHandle) -> None:
+        """Only model calls ask for a slot; without one, a task that waits for others holds none."""
+        if not handle.calls:
+            self._ask_no_more(handle)
+            if handle.awaits:
+                self._give_up_slot(handle)
+
+    async def _need_slot(self, handle: SubagentHandle) -> None:
+        """Return when a task that runs holds a slot (again)."""
+        while not handle.holds_slot:
+            if handle.status.is_final or handle.suspended:
+                raise asyncio.CancelledError
+            if handle.slot is None:
+                self._ask_for_slot(handle)
+            assert handle.slot is not None
+            await asyncio.shield(handle.slot)
+
+    def _ask_for_slot(self, handle: SubagentHandle) -> None:
+        handle.slot = asyncio.get_running_loop().create_future()
+        if not handle.polling or not handle.waiting_below:
+            handle.polling = False
+            self.push(handle, WAKE)
+
+    def _ask_no_more(self, handle: SubagentHandle) -> None:
+        """No model call of a task waits for a slot any more."""
+        if handle.slot is None:
+            return
+        handle.slot.cancel()
+        handle.slot = None
+        handle.polling = False
+        self._leave_queue(handle)
+
+    @asynccontextmanager
+    async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
+        """While a task only waits it holds no slot; its next model call takes one again (S10)."""
+        handle.awaits += 1
+        self._only_if_needed(handle)
+        try:
+            yield
+        finally:
+            handle.awaits -= 1
+
+    @asynccontextmanager
+    async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
+        """A model call of a task takes a slot. Before it, tasks below that wait go first (S10)."""
+        handle.calls += 1
+        try:
+            if handle.calls == 1 and not handle.awaits and handle.waiting_below:
+                self._pump()
+                if handle.waiting_below:
+                    handle.polling = True
+                    self._give_up_slot(handle)
+            await self._need_slot(handle)
+            yield
+        finally:
+            handle.calls -= 1
+            self._only_if_needed(handle)
+
+    def _waiting_changed(self, parent: Hashable, change: int) -> None:
+        """More or fewer tasks of a parent wait for nothing but a slot."""
+        assert isinstance(parent, Parent)
+        owner = parent.owner
+        while owner is not None:
+            owner.waiting_below += change
+            if owner.polling and not owner.waiting_below and owner.slot is not None:
+                owner.polling = False
+                self.push(owner, WAKE)
+            owner = owner.parent.owner
+
+    # The pool's size
+
+    def _resize(self) -> bool:
+        """Change the pool's size if it should; answers whether it did. To be called with the free
+        slots given out, or the end of many tasks at once would look like too few of them."""
+        options, before = self.options, self.size
+        if options.min_workers >= options.max_workers:
+            return False
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._resized_at >= options.resize_cooldown:
+            size = resized(self.size, self.busy, options)
+            if size != self.size:
+                self.size, self._resized_at = size, loop.time()
+        if self._resizing is None and (self.busy or self.size > options.min_workers):
+            self._resizing = loop.call_later(options.resize_cooldown, self._resize_later)
+        return self.size != before
+
+    def _resize_later(self) -> None:
+        self._resizing = None
+        self._pump()
+
+    def _measure(self) -> None:
+        telemetry = self.registry.telemetry
+        telemetry.gauge("subagent.queue.depth", len(self._queue))
+        telemetry.gauge("subagent.active.count", self.registry.active_count)
+        telemetry.gauge("subagent.pool.size", self.size)
+        telemetry.gauge("subagent.pool.utilization", self.busy / max(1, self.capacity))

@@ -1,0 +1,286 @@
+"""What the agents of one run pass each other as files, and who may reach what of it (S15).
+
+``/global/**`` is written by the root and read by all. ``/subagent/{task_id}/**`` is a task's own
+folder; its parent reads all of it and writes ``input``. Any other path is a query's private file.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from bottega.errors import ForbiddenError, NotFoundError
+from bottega.subagents.files import (
+    MAX_BYTES,
+    MAX_FILES,
+    MAX_RUN_BYTES,
+    Allowance,
+    VirtualFileSystem,
+    bad_path,
+    below,
+    check_path,
+    check_prefix,
+    missing,
+)
+
+GLOBAL = "/global"
+SUBAGENT = "/subagent"
+
+
+def folder_of(task_id: UUID) -> str:
+    """The folder of a task, without a slash at its end."""
+    return f"{SUBAGENT}/{task_id}"
+
+
+def namespace_of(path: str) -> str | None:
+    """The shared folder that a path in normal form lies in; ``None`` for a private file.
+
+    Raises:
+        InvalidInputError: ``bad_path``: it names such a folder, or nearly one, and no file in it.
+    """
+    first, _, rest = path[1:].partition("/")
+    if f"/{first}" == GLOBAL and rest:
+        return GLOBAL
+    task, _, name = rest.partition("/")
+    if f"/{first}" == SUBAGENT and name:
+        return f"{SUBAGENT}/{task}"
+    if f"/{first.casefold()}" in (GLOBAL, SUBAGENT):
+        raise bad_path(
+            f"'{path}' names no file: write {GLOBAL}/NAME or {SUBAGENT}/TASK_ID/NAME, in lower case"
+        )
+    return None
+
+
+class SharedContext:
+    """The shared files of one run. Knows no rights: those are :class:`Workspace`'s.
+
+    Args:
+        max_bytes: of the files of one folder (``/global``, or a task's).
+        max_files: of one folder.
+        max_run_bytes: of all folders, and of the private files made by :meth:`private_files`.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        max_run_bytes: int = MAX_RUN_BYTES,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._allowance = Allowance(max_run_bytes)
+        self._folders: dict[str, VirtualFileSystem] = {}
+        self._turns: dict[str, _Turn] = {}
+
+    def private_files(self) -> VirtualFileSystem:
+        """A new file system that counts in this run's bytes."""
+        return VirtualFileSystem(self._max_bytes, self._max_files, shared=self._allowance)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files of the run."""
+        return self._allowance.used
+
+    @property
+    def locked(self) -> int:
+        """How many files are being written."""
+        return len(self._turns)
+
+    def read(self, path: str) -> str:
+        """The text of a shared file, as its last finished write left it.
+
+        Raises:
+            InvalidInputError: ``bad_path``.
+            NotFoundError: there is none.
+        """
+        path, namespace = _shared(path)
+        if namespace not in self._folders:
+            raise missing(path)
+        return self._folders[namespace].read(path)
+
+    async def write(self, path: str, content: str) -> None:
+        """Write a shared file anew, after the writes to it that were asked for before.
+
+        Raises:
+            InvalidInputError: as :meth:`VirtualFileSystem.write`.
+        """
+
+        async def whole(old: str | None) -> str:
+            return content
+
+        await self.update(path, whole)
+
+    async def update(self, path: str, change: Callable[[str | None], Awaitable[str]]) -> None:
+        """Read, change and write a shared file; no other write to it comes in between.
+
+        Args:
+            change: makes the new text of the old, which is ``None`` if there is no file.
+
+        Raises:
+            InvalidInputError: as :meth:`VirtualFileSystem.write`.
+        """
+        path, namespace = _shared(path)
+        async with self._turn(path):
+            try:
+                old = self.read(path)
+            except NotFoundError:
+                old = None
+            new = await change(old)
+            folder = self._folders.get(namespace) or self.private_files()
+            folder.write(path, new)
+            self._folders[namespace] = folder
+
+    @asynccontextmanager
+    async def _turn(self, path: str) -> AsyncIterator[None]:
+        """One writer of a file at a time, first come, first served; a lock goes with its last."""
+        turn = self._turns.setdefault(path, _Turn())
+        turn.writers += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.writers -= 1
+            if not turn.writers:
+                del self._turns[path]
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders that hold files."""
+        return tuple(self._folders)
+
+    def list(self, folder: str) -> list[str]:
+        """The paths in one of :meth:`folders`, sorted."""
+        return self._folders[folder].list() if folder in self._folders else []
+
+    def restore(self, path: str, content: str) -> None:
+        """Write what was written before, as it was accepted then: nothing is checked."""
+        path, namespace = _shared(path)
+        folder = self._folders.setdefault(namespace, self.private_files())
+        folder.restore(path, content)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Attributes: writers: how many hold the lock or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    writers: int = 0
+
+
+def _shared(path: str) -> tuple[str, str]:
+    """The normal form of a shared file's path, and the folder it lies in."""
+    path = check_path(path)
+    namespace = namespace_of(path)
+    if namespace is None:
+        raise bad_path(f"'{path}' is no shared file: those lie below {GLOBAL} or {SUBAGENT}")
+    return path, namespace
+
+
+class Workspace:
+    """What one query can reach: its private files, and of the shared ones what it may.
+
+    A path is judged before it is looked up, and another task's folder is answered like one that
+    does not exist.
+
+    Args:
+        context: of the run.
+        files: its own, that nobody else can reach.
+        task_id: whose query it is; ``None`` for the root.
+        is_child: whether a task was dispatched by this query itself.
+    """
+
+    def __init__(
+        self,
+        context: SharedContext,
+        files: VirtualFileSystem,
+        task_id: UUID | None,
+        is_child: Callable[[UUID], bool],
+    ) -> None:
+        self._context = context
+        self._files = files
+        self._own = GLOBAL if task_id is None else folder_of(task_id)
+        self._is_child = is_child
+
+    @property
+    def folder(self) -> str:
+        """Where it writes what others may read: ``/subagent/{task_id}/``, or ``/global/``."""
+        return f"{self._own}/"
+
+    async def read(self, path: str) -> str:
+        """The text of a file.
+
+        Raises:
+            InvalidInputError: ``bad_path``.
+            NotFoundError: there is none that this query may read.
+        """
+        path = check_path(path)
+        namespace = namespace_of(path)
+        if namespace is None:
+            return self._files.read(path)
+        if not self._reads(namespace):
+            raise missing(path)
+        return self._context.read(path)
+
+    async def write(self, path: str, content: str) -> None:
+        """Write a file anew.
+
+        Raises:
+            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``.
+            ForbiddenError: ``read_only``: it may be read, but not written, by this query.
+            NotFoundError: another task's folder, or none.
+        """
+        path = check_path(path)
+        namespace = namespace_of(path)
+        if namespace is None:
+            self._files.write(path, content)
+            return
+        self._check_write(path, namespace)
+        await self._context.write(path, content)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """The paths below a folder that this query may read, sorted.
+
+        Raises:
+            InvalidInputError: ``bad_path``.
+        """
+        prefix = check_prefix(prefix)
+        paths = self._files.list()
+        for folder in self._context.folders():
+            if self._reads(folder):
+                paths += self._context.list(folder)
+        return below(prefix, paths)
+
+    def restore(self, path: str, content: str) -> None:
+        """Write what this query wrote before, as it was accepted then: no right is checked."""
+        path = path if path.startswith("/") else f"/{path}"
+        if namespace_of(path) is None:
+            self._files.restore(path, content)
+        else:
+            self._context.restore(path, content)
+
+    def _reads(self, namespace: str) -> bool:
+        return namespace in (GLOBAL, self._own) or self._of_child(namespace)
+
+    def _of_child(self, namespace: str) -> bool:
+        try:
+            task_id = UUID(namespace.removeprefix(f"{SUBAGENT}/"))
+        except ValueError:
+            return False
+        return folder_of(task_id) == namespace and self._is_child(task_id)
+
+    def _check_write(self, path: str, namespace: str) -> None:
+        if namespace == self._own:
+            return
+        if namespace == GLOBAL:
+            raise ForbiddenError(
+                f"only the root agent writes to {GLOBAL}; your own folder is {self.folder}",
+                code="read_only",
+            )
+        if not self._of_child(namespace):
+            raise missing(path)
+        mine = f"{namespace}/input"
+        if path != mine and not path.startswith(f"{mine}/"):
+            raise ForbiddenError(
+                f"of a sub-agent's folder you may write '{mine}' and what is below it",
+                code="read_only",
+            )

@@ -1,0 +1,390 @@
+"""The asynchronous sub-agents of one run, and the queries of it that dispatch them."""
+
+import asyncio
+import functools
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any
+from uuid import UUID, uuid4
+from weakref import WeakSet
+
+from bottega.agents.current import current_call
+from bottega.agents.messages import Usage
+from bottega.agents.recording import Path, Query, task_id_at
+from bottega.agents.tools import ToolBase
+from bottega.errors import InvalidInputError, ModelError
+from bottega.subagents.file_tools import file_tools
+from bottega.subagents.files import VirtualFileSystem
+from bottega.subagents.handle import Listener, Parent, Past, SubagentHandle
+from bottega.subagents.ledger import Account, estimate, reserved
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.shared_context import SharedContext, Workspace
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.waiting import Mode, missing
+
+Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
+"""Answers for tasks that were collected, by their ids and who asks (``None``: the root): per id
+what ``poll_subagent`` says of it; those that are not below that one are left out."""
+
+
+class NoListener:
+    """Hears nothing."""
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None: ...
+
+
+class Swarm:
+    """The asynchronous sub-agents of one run.
+
+    Args:
+        run_id: what the ids of its tasks are derived from.
+        listener: told what happens.
+        remaining: seconds that the run has left; ``None``: no end is set.
+        outer: accounts that pay for all of the run, and are charged by others.
+        plugins: asked before a task is dispatched, and told when it is over.
+        past: tasks from before a crash.
+        waits: by (task, model call, tool call) of a wait from before a crash, how many seconds of
+            it were over.
+        cancelled: tasks that somebody cancelled before the crash.
+        lookup: for tasks that were collected; without it they are not found.
+        is_suspended: whether what ends the run's queries now is no end of the run: another process
+            goes on with it.
+        broke: told what ended a task's query that must end the run too.
+
+    Attributes:
+        broken: the first error that must end the run.
+    """
+
+    def __init__(
+        self,
+        registry: SubagentRegistry,
+        run_id: UUID | None = None,
+        *,
+        tenant_id: UUID | None = None,
+        task_root: UUID | None = None,
+        listener: Listener | None = None,
+        remaining: Callable[[], float | None] = lambda: None,
+        outer: tuple[Account, ...] = (),
+        plugins: Sequence[Any] = (),
+        past: Mapping[UUID, Past] | None = None,
+        waits: Mapping[tuple[Any, ...], float] | None = None,
+        cancelled: Container[UUID] = (),
+        lookup: Lookup | None = None,
+        is_suspended: Callable[[], bool] = lambda: False,
+        broke: Callable[[Exception], object] = lambda error: None,
+    ) -> None:
+        self.registry = registry
+        self.run_id = run_id or uuid4()
+        self.tenant_id = tenant_id
+        self.remaining = remaining
+        self.outer = outer
+        self.plugins = tuple(plugins)
+        self.past = past or {}
+        self.waits = waits or {}
+        self.cancelled = cancelled
+        self.lookup = lookup
+        self.context = SharedContext()
+        self.broken: Exception | None = None
+        self.listener: Listener = _Told(self, listener or NoListener())
+        self._broke = broke
+        self._is_suspended = is_suspended
+        self.task_root = task_root or self.run_id
+        self._files: dict[UUID, VirtualFileSystem] = {}
+        self._parents: dict[Parent, None] = {}
+        self._closed: WeakSet[Parent] = WeakSet()  # as long as the registry holds tasks of them
+        self._told: set[asyncio.Task[None]] = set()
+
+    @property
+    def suspended(self) -> bool:
+        """It is given up without an end; another process goes on with it."""
+        return self.broken is None and self._is_suspended()
+
+    def id_at(self, path: Path) -> UUID:
+        """The id of the query at a place of the tree: of the root that of the run."""
+        return task_id_at(self.task_root, path) if path else self.run_id
+
+    def files_of(self, task_id: UUID) -> VirtualFileSystem:
+        """The private files of a query."""
+        if task_id not in self._files:
+            self._files[task_id] = self.context.private_files()
+        return self._files[task_id]
+
+    def forget_files(self, task_id: UUID) -> None:
+        """A query is over: its private files go."""
+        if files := self._files.pop(task_id, None):
+            files.clear()
+
+    def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
+        """Write what a query (``None``: the root) wrote before a crash."""
+        files = self.files_of(task_id or self.run_id)
+        Workspace(self.context, files, task_id, lambda task: False).restore(path, content)
+
+    def open(self, parent: Parent) -> None:
+        """A query may dispatch tasks from now on."""
+        self._parents[parent] = None
+        if parent.owner is not None:
+            parent.owner.scopes.append(parent)
+
+    def closed(self, parent: Parent) -> None:
+        """A query dispatches no more, and none of its tasks runs."""
+        if parent not in self._parents:
+            return
+        del self._parents[parent]
+        self._closed.add(parent)
+        if parent.owner is not None:
+            parent.owner.scopes.remove(parent)
+
+    def break_with(self, error: Exception) -> None:
+        """A task met an error that is nobody's to read: a lost run, or a bug around an agent."""
+        if self.broken is None and not self.suspended:
+            self.broken = error
+            self._broke(error)
+
+    def tell_plugins(self, handle: SubagentHandle) -> None:
+        """A task is over."""
+        context = context_of(handle.parent)
+        outcome = TaskOutcome(
+            task_id=handle.task_id,
+            status=handle.status,
+            output=handle.final_output,
+            error=handle.error,
+            duration_ms=handle.duration_ms(self.registry.scheduler.now()),
+        )
+        telling = asyncio.ensure_future(after_complete(self.plugins, context, outcome))
+        self._told.add(telling)
+        telling.add_done_callback(self._told.discard)
+
+    async def close(self) -> None:
+        """The run is over, or suspended: return when nothing of it runs here any more.
+
+        Nothing is left of its tasks either: a later attempt must not find what became of them here.
+        """
+        parents = list(self._parents)
+        running = {
+            child.running
+            for parent in parents
+            for child in parent.children.values()
+            if child.running is not None
+        }
+        for parent in parents:
+            if not self.suspended:
+                self.registry.end_parent(parent, "parent-ended")
+        self.registry.discard([*parents, *self._closed])
+        await self.registry.scheduler.stopped(running)
+        if self._told:
+            await asyncio.wait(list(self._told))
+
+
+def context_of(parent: Parent) -> PluginContext:
+    """What plugins are told of whoever dispatches."""
+    return PluginContext(
+        run_id=parent.run_id,
+        tenant_id=parent.tenant_id,
+        parent_id=parent.parent_id,
+        depth=parent.depth,
+        agent=parent.agent,
+    )
+
+
+class _Told:
+    """Tells a run's plugins, too, when a task is over."""
+
+    def __init__(self, swarm: Swarm, listener: Listener) -> None:
+        self._swarm = swarm
+        self._listener = listener
+
+    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        self._listener.happened(handle, event, data)
+        if handle.status.is_final and event == handle.status and self._swarm.plugins:
+            self._swarm.tell_plugins(handle)
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        self._listener.refused(parent, data)
+
+
+class TaskOfQuery:
+    """The task that a query, and those below it, are the work of (``Query.task``)."""
+
+    def __init__(self, swarm: Swarm, handle: SubagentHandle) -> None:
+        self.swarm = swarm
+        self.handle = handle
+
+    @asynccontextmanager
+    async def model_call(self, query: Query) -> AsyncIterator[int | None]:
+        handle = self.handle
+        accounts = (handle.account, *handle.parent.accounts)
+        async with (
+            self.swarm.registry.scheduler.calling(handle),
+            reserved(accounts, estimate(query)) as most,
+        ):
+            try:
+                yield most
+            except ModelError as error:
+                handle.rate_limited = error.last_code == "model_rate_limited"
+                raise
+
+    def spent(self, usage: Usage) -> None:
+        handle = self.handle
+        handle.token_usage += usage
+        for account in (handle.account, *handle.parent.paying()):
+            account.spent += usage.total_tokens
+
+    def heard(self, query: Query, text: str) -> None:
+        handle = self.handle
+        if handle.status.is_final or handle.suspended or query.path != handle.path:
+            return
+        if handle.status is SubagentStatus.RUNNING:
+            self.swarm.registry.transition(handle, SubagentStatus.STREAMING)
+        handle.hear(text)
+        handle.parent.listener.happened(handle, "output_chunk", {"text": text})
+
+
+class DispatchingTool(ToolBase):
+    """A tool that starts tasks for the agent that has it.
+
+    Attributes:
+        limits: that they are kept to.
+    """
+
+    limits: SubagentLimits
+
+    @abstractmethod
+    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
+        """Per name of a sub-agent, those above it in the graph; ``None``: there is no graph."""
+
+
+class QueryScope:
+    """What one query may dispatch, and the files it works with (``Query.scope``)."""
+
+    def __init__(self, swarm: Swarm, query: Query) -> None:
+        tools = query.agent.registered_tools
+        tool = next((each for each in tools if isinstance(each, DispatchingTool)), None)
+        limits = swarm.registry.limits if tool is None else tool.limits
+        owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
+        self.swarm = swarm
+        is_task = owner is not None and owner.path == query.path
+        self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
+        self.task_id = self.own_id if query.path else None
+        self.dispatched: set[UUID] = set()
+        self.workspace = Workspace(
+            swarm.context,
+            swarm.files_of(self.own_id),
+            self.own_id if query.parent is not None else None,
+            self.dispatched.__contains__,
+        )
+        account = Account("what your tasks may spend together", limits.max_total_tokens)
+        paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
+        self.parent = Parent(
+            parent_id=self.own_id,
+            agent=query.agent.agent_id or query.agent.agent_name,
+            run_id=swarm.run_id,
+            tenant_id=swarm.tenant_id,
+            path=query.path,
+            limits=limits,
+            account=account,
+            accounts=(account, *paying),
+            listener=swarm.listener,
+            owner=owner,
+            remaining=swarm.remaining if owner is None else _left(swarm, owner),
+            alive=lambda: owner is None or not owner.status.is_final,
+            ancestors=None if tool is None else tool.ancestors(),
+        )
+        swarm.open(self.parent)
+
+    def id_below(self, place: tuple[int, int]) -> UUID:
+        """The id of the task that a tool call of this query dispatches (S1)."""
+        return task_id_at(self.task_id or self.swarm.task_root, (place,))
+
+    async def wait(
+        self,
+        handles: Sequence[SubagentHandle],
+        mode: Mode,
+        quorum: int | None,
+        timeout: float,
+        gone: int = 0,
+    ) -> bool:
+        """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile, if there
+        is anything to wait for."""
+        registry, owner = self.swarm.registry, self.parent.owner
+        if missing(handles, mode, quorum, gone) <= 0:
+            return True
+        parked: AbstractAsyncContextManager[None] = (
+            nullcontext() if owner is None else registry.scheduler.parking(owner)
+        )
+        async with parked:
+            return await registry.wait_for_completion(
+                handles, mode=mode, quorum=quorum, timeout=timeout, gone=gone
+            )
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """See :class:`bottega.agents.recording.Scope`.
+
+        Raises:
+            Exception: what a task met that must end the run.
+        """
+        swarm, parent = self.swarm, self.parent
+        if swarm.suspended:
+            return  # whoever suspends the run waits for all of it
+        cancelled = isinstance(error, asyncio.CancelledError)
+        registry = swarm.registry
+        children = list(parent.children.values())
+        registry.end_parent(parent, "parent-cancelled" if cancelled else "parent-ended")
+        await registry.scheduler.stopped({child.running for child in children if child.running})
+        swarm.closed(parent)
+        swarm.forget_files(self.own_id)
+        if swarm.broken is not None and error is None:
+            raise swarm.broken
+
+
+def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
+    """Seconds that a task has left."""
+
+    def left() -> float | None:
+        return None if owner.deadline is None else owner.deadline - swarm.registry.scheduler.now()
+
+    return left
+
+
+def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
+    """The scope of a query; made when it is first asked for."""
+    if isinstance(query.scope, QueryScope):
+        return query.scope
+    scope = QueryScope(_swarm_of(query, registry), query)
+    query.scope = scope
+    return scope
+
+
+def _known_swarm(query: Query) -> Swarm | None:
+    if isinstance(query.task, TaskOfQuery):
+        return query.task.swarm
+    return query.recorder.swarm if isinstance(query.recorder.swarm, Swarm) else None
+
+
+def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
+    if (swarm := _known_swarm(query)) is not None:
+        return swarm
+    if query.parent is not None:
+        return scope_of(query.parent, registry).swarm
+    registry.tidy()
+    return Swarm(registry)
+
+
+@functools.cache
+def own_file_tools() -> tuple[ToolBase, ...]:
+    """The tools for files; they work on those of whichever query calls them."""
+
+    def workspace() -> Workspace:
+        call = current_call.get()
+        query = None if call is None else call.query
+        if query is not None and isinstance(query.scope, QueryScope):
+            return query.scope.workspace
+        if query is not None and (swarm := _known_swarm(query)) is not None:
+            return scope_of(query, swarm.registry).workspace
+        raise InvalidInputError("this tool works only within the query of an agent of a swarm")
+
+    return file_tools(workspace)

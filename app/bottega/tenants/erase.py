@@ -1,0 +1,260 @@
+"""Removing everything of a session, or of a tenant.
+
+Page by page, each in a transaction of its own that also notes what it removed, so that nobody is
+locked out for long however much there is, and repeating it after a crash goes on where it ended.
+What is removed is found by the columns of the tables, so that a new table cannot be forgotten.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Table,
+    Uuid,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    text,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.base import DEFAULT_TENANT, metadata
+from bottega.db.engine import Database, name_tenant
+from bottega.db.tables import (
+    api_keys,
+    audit_log,
+    episodes,
+    idempotency_keys,
+    runs,
+    schedules,
+    session_memory,
+    sessions,
+    tenants,
+    waiting_runs,
+    ws_tickets,
+)
+from bottega.errors import NotFoundError
+from bottega.tenants import audit
+
+RUNS_AT_ONCE = 100
+"""Their ids fit into one notice."""
+ROWS_AT_ONCE = 5000
+
+Removed = Counter[str]
+"""Rows that were removed, by their table."""
+
+Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+
+_TABLES = list(reversed(metadata.sorted_tables))  # what refers to others comes before them
+# Episodes have rows of their own to go first; a session's memory waits until the session is locked,
+# since a run that publishes to it locks that before.
+_OF_RUNS = [
+    table
+    for table in _TABLES
+    if "run_id" in table.c and table is not episodes and table is not session_memory
+]
+_PLACE: ColumnElement[Any] = literal_column("ctid")
+# The count of waiting runs follows from the runs: it is removed with the tenant itself.
+_OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c and table is not waiting_runs]
+# What is removed was paid for all the same.
+_SPENT = text("""
+    SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
+    WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
+""")
+_UNQUEUE = text(
+    "DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = ANY(CAST(:runs AS text[]))"
+    " AND status IN ('queued', 'picked')"
+)
+# Workers stop executing them, and streams of them end.
+_TELL = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
+
+
+async def erase_session(
+    database: Database, tenant_id: UUID, session_id: str, actor: str
+) -> Removed:
+    """Remove a session: its memory, its runs, and all that is theirs. Who names it again begins it
+    anew.
+
+    A run that is under way loses its worker with the transaction that removes it: nothing more can
+    be written of it, and the worker hears of it at once.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    removed: Removed = Counter()
+    over = False
+    while not over:
+        async with database.begin(tenant_id) as tx:
+            page, spent = await _erase_runs(tx, tenant_id, runs.c.session_id == session_id)
+            await tx.execute(select(func.fill_places(tenant_id)))
+            over = await _erase_memory(tx, tenant_id, session_id, page)
+            if page:
+                details = {"removed": page}
+                await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
+            await tx.execute(select(func.count_tokens(tenant_id, spent)))  # as everywhere, last
+        removed += page
+    if not removed:
+        raise NotFoundError(f"there is no session '{session_id}'")
+    return removed
+
+
+async def _erase_memory(
+    tx: AsyncConnection, tenant_id: UUID, session_id: str, removed: Removed
+) -> bool:
+    """Remove what is left once all runs are gone; answers whether they are."""
+    # A run that is being accepted holds the session until it can be seen; later ones wait for us.
+    # Runs are locked before the session, here and wherever a run publishes.
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    await tx.execute(select(sessions.c.id).where(own).with_for_update())
+    others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
+    if await tx.scalar(others.limit(1)):
+        return False
+    memory = and_(
+        session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id
+    )
+    taught = episodes.c.session_id == session_id
+    if await _erase_episodes(tx, tenant_id, taught, removed) == ROWS_AT_ONCE:
+        return False
+    await _delete(tx, session_memory, memory, removed)
+    await _delete(tx, sessions, own, removed)
+    return True
+
+
+async def _erase_episodes(
+    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
+) -> int:
+    """Remove at most a page of a tenant's episodes, with all that is theirs; answers how many."""
+    found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
+    ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
+    if ids:
+        await forget_answers(tx, tenant_id, ids, removed)
+        await name_tenant(tx, tenant_id)  # the operator's transactions see all tenants
+        erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
+        removed.update(await tx.scalar(select(erase)) or {})
+    return len(ids)
+
+
+async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
+    """Remove all that a tenant has, its keys first, so that nothing new is let in; and then itself,
+    but for ``default``, which is only emptied. The log of ``default`` notes both steps.
+
+    Args:
+        begin: transactions that see all tenants.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    removed: Removed = Counter()
+    async with begin() as tx:
+        tenant_id = await tx.scalar(select(tenants.c.id).where(tenants.c.name == name))
+        if tenant_id is None:
+            raise NotFoundError(f"there is no tenant '{name}': see `bottega tenants list`")
+        live = and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
+        await tx.execute(update(api_keys).where(live).values(revoked_at=func.now()))
+        for table in (schedules, ws_tickets):
+            await _delete(tx, table, table.c.tenant_id == tenant_id, removed)
+        await audit.note(tx, DEFAULT_TENANT, actor, "tenant.delete", name)
+    while True:
+        removed += await _erase_rows(begin, tenant_id)
+        try:
+            async with begin() as tx:
+                if tenant_id != DEFAULT_TENANT:
+                    counted = waiting_runs.c.tenant_id == tenant_id
+                    await _delete(tx, waiting_runs, counted, removed)
+                    await _delete(tx, tenants, tenants.c.id == tenant_id, removed)
+                await audit.note(
+                    tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
+                )
+        except IntegrityError:  # a request that was let in before has left something
+            continue
+        return removed
+
+
+async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
+    """Remove a tenant's rows from all tables."""
+    removed: Removed = Counter()
+    more = True
+    while more:
+        async with begin() as tx:
+            page, _ = await _erase_runs(tx, tenant_id, true())
+            more = bool(await tx.scalar(select(exists().where(runs.c.tenant_id == tenant_id))))
+        removed += page
+    for table in _OF_TENANTS:
+        more = True
+        while more:
+            async with begin() as tx:
+                page = Counter()
+                some = select(_PLACE).select_from(table).where(table.c.tenant_id == tenant_id)
+                if table is audit_log:  # what became of tenants is noted with default, and stays
+                    some = some.where(table.c.action.not_like("tenant.%"))
+                await _delete(tx, table, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
+            removed += page
+            more = bool(page)
+    return removed
+
+
+async def _erase_runs(
+    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]
+) -> tuple[Removed, int]:
+    """Remove at most a page of a tenant's runs, with all that is theirs, but for those that others
+    hold at the moment. Answers too what the unfinished ones among them have spent, in tokens.
+    """
+    removed: Removed = Counter()
+    ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
+    if not ids:
+        return removed, 0
+    named = [str(run_id) for run_id in ids]
+    spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
+    await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
+    for table in _OF_RUNS:
+        of_them = and_(table.c.tenant_id == tenant_id, table.c.run_id.in_(ids))
+        await _delete(tx, table, of_them, removed)
+    await forget_answers(tx, tenant_id, ids, removed)
+    removed["queue"] += (await tx.execute(_UNQUEUE, {"runs": named})).rowcount
+    started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
+    await tx.execute(update(schedules).where(started).values(last_run_id=None))
+    await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
+    await tx.execute(_TELL, {"runs": ",".join(named)})
+    return +removed, spent
+
+
+async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
+    """Ids of a page of runs, which nobody else can change any more.
+
+    Waits only while it holds none: who locks many rows in another order must not wait for us while
+    we wait for them.
+    """
+    query = select(runs.c.id).where(which)
+    first = (await tx.scalars(query.limit(1).with_for_update())).all()
+    others = query.limit(RUNS_AT_ONCE).with_for_update(skip_locked=True)
+    return list({*first, *(await tx.scalars(others)).all()})[:RUNS_AT_ONCE]
+
+
+async def forget_answers(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
+) -> None:
+    """Remove the stored answers to requests that created these: they tell all of them."""
+    answers = and_(
+        idempotency_keys.c.tenant_id == tenant_id,
+        idempotency_keys.c.answer[("body", "id")].astext.in_([str(each) for each in ids]),
+    )
+    await _delete(tx, idempotency_keys, answers, removed)
+
+
+async def _delete(
+    tx: AsyncConnection, table: Table, which: ColumnElement[bool], removed: Removed
+) -> None:
+    if count := (await tx.execute(delete(table).where(which))).rowcount:
+        removed[table.name] += count

@@ -1,0 +1,145 @@
+"""API keys: made, listed, revoked. A key is shown once; what is stored is its hash.
+
+A key is 32 random bytes, so one round of SHA-256 protects it: there is nothing to guess.
+"""
+
+import hashlib
+import secrets
+import string
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.pages import Part, fetch_page
+from bottega.db.tables import api_keys
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.tenants import audit
+
+Scope = Literal["read", "run", "admin"]
+SCOPES: tuple[Scope, ...] = ("read", "run", "admin")
+"""Each includes those before it."""
+MOST_KEYS = 1000
+"""Keys of one tenant that are not revoked."""
+
+_PUBLIC = string.ascii_lowercase + string.digits
+_SECRET_BYTES = 32
+_keys = api_keys.c
+SHOWN = tuple(column for column in _keys if column is not _keys.key_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that was found; not the secret itself.
+
+    Attributes:
+        prefix: what people know it by.
+        expires_at: from then on it is not good any more; ``None``: never.
+    """
+
+    tenant_id: UUID
+    id: UUID
+    prefix: str
+    scope: Scope
+    expires_at: datetime | None
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+
+def includes(scope: Scope, needed: Scope) -> bool:
+    """Whether who has ``scope`` may do what needs ``needed``."""
+    return SCOPES.index(scope) >= SCOPES.index(needed)
+
+
+def hashed(key: str) -> bytes:
+    """What is stored of a key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+async def create(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    actor: str,
+    *,
+    name: str,
+    scope: Scope,
+    expires_at: datetime | None,
+) -> tuple[RowMapping, str]:
+    """Make a key; answers with its row and, for the only time, the key.
+
+    Raises:
+        InvalidInputError: it would have expired already.
+        ConflictError: ``too_many_keys``.
+    """
+    until = literal(expires_at, DateTime(timezone=True))
+    if expires_at is not None and await tx.scalar(select(func.now() >= until)):
+        raise InvalidInputError("the expiry is in the past", pointer="/expires_at")
+    live = select(func.count()).where(_keys.tenant_id == tenant_id, _keys.revoked_at.is_(None))
+    if (await tx.scalar(live) or 0) >= MOST_KEYS:
+        raise ConflictError(
+            f"a tenant has {MOST_KEYS} keys at most: revoke those that nobody uses",
+            code="too_many_keys",
+        )
+    prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"
+    key = f"{prefix}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    added = insert(api_keys).values(
+        tenant_id=tenant_id,
+        name=name,
+        prefix=prefix,
+        key_hash=hashed(key),
+        scope=scope,
+        expires_at=expires_at,
+    )
+    row = (await tx.execute(added.returning(*SHOWN))).mappings().one()
+    await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scope": scope, "name": name})
+    return row, key
+
+
+async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
+    """A key, without its hash.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    found = select(*SHOWN).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
+    row = (await tx.execute(found)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no key {key_id}")
+    return row
+
+
+async def page(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> Part[dict[str, Any]]:
+    """List the tenant's keys by age, revoked ones too: a page behind the id ``after``."""
+    query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
+    if after is not None:
+        query = query.where(_keys.id < after if descending else _keys.id > after)
+    query = query.order_by(_keys.id.desc() if descending else _keys.id)
+    return await fetch_page(tx, query, limit)
+
+
+async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID) -> None:
+    """From the commit on, and everywhere within seconds, the key is not good any more.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    row = await get(tx, tenant_id, key_id)
+    if row["revoked_at"] is not None:
+        return
+    await tx.execute(
+        update(api_keys)
+        .values(revoked_at=func.now())
+        .where(_keys.tenant_id == tenant_id, _keys.id == key_id)
+    )
+    await audit.note(tx, tenant_id, actor, "key.revoke", row["prefix"])

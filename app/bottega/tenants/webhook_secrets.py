@@ -1,0 +1,104 @@
+"""Webhook secrets: each tenant's own, rotated with a day's overlap, shown once.
+
+A secret signs, so it is stored as it is. The secret in ``BOTTEGA_WEBHOOK_SECRET`` is the first one
+of the tenant ``default``: it ends a day after that tenant made its first own one.
+"""
+
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import RowMapping, delete, func, insert, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import webhook_secrets
+from bottega.errors import ConflictError
+from bottega.tenants import audit
+
+MOST_VALID = 5
+"""Secrets of one tenant that sign at the same time."""
+
+_BYTES = 32
+_OVERLAP = text("interval '1 day'")
+_rows = webhook_secrets.c
+_SHOWN = (_rows.id, _rows.created_at, _rows.expires_at)
+_FIRST: Mapping[str, None] = {"id": None, "created_at": None, "expires_at": None}
+_SIGNING = """
+SELECT ARRAY(SELECT s.secret FROM webhook_secrets s
+             WHERE s.tenant_id = $1 AND (s.expires_at IS NULL OR s.expires_at > now())
+             ORDER BY s.id DESC) AS own,
+       NOT EXISTS (SELECT FROM webhook_secrets s WHERE s.tenant_id = $1
+                   AND s.created_at <= now() - interval '1 day') AS first
+"""
+
+
+async def signing(
+    connection: asyncpg.Connection, tenant_id: UUID, first: str | None
+) -> Sequence[str]:
+    """The secrets that sign now, the newest first.
+
+    Args:
+        first: the first secret of the tenant ``default``, from the settings.
+    """
+    row = await connection.fetchrow(_SIGNING, tenant_id)
+    if tenant_id == DEFAULT_TENANT and first is not None and row["first"]:
+        return [*row["own"], first]
+    own: list[str] = row["own"]
+    return own
+
+
+async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list[Mapping[str, Any]]:
+    """The secrets that sign now, the newest first, without the secrets themselves.
+
+    Args:
+        has_first: whether the settings hold the first secret of the tenant ``default``.
+    """
+    valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
+    query = select(*_SHOWN).where(_rows.tenant_id == tenant_id, valid).order_by(_rows.id.desc())
+    found: list[Mapping[str, Any]] = [*(await tx.execute(query)).mappings()]
+    if tenant_id == DEFAULT_TENANT and has_first:
+        ends = select(func.min(_rows.created_at) + _OVERLAP).where(_rows.tenant_id == tenant_id)
+        past = select(func.coalesce(ends.scalar_subquery() <= func.now(), False))
+        if not await tx.scalar(past):
+            found.append({**_FIRST, "expires_at": await tx.scalar(ends)})
+    return found
+
+
+async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> bool:
+    """Check if the tenant has a secret; see :func:`page`."""
+    if tenant_id == DEFAULT_TENANT and has_first:
+        return True
+    own = select(_rows.id).where(_rows.tenant_id == tenant_id).limit(1)
+    return await tx.scalar(own) is not None
+
+
+async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
+    """Make the tenant's next secret; answers with its row and, for the only time, the secret.
+
+    The one before it signs beside it for a day more. Expired ones are removed; while that leaves
+    none that is a day old, the tenant's first secret is not a day old either.
+
+    Raises:
+        ConflictError: ``too_many``.
+    """
+    lock = func.hashtextextended(f"webhook-secret {tenant_id}", 0)
+    await tx.execute(select(func.pg_advisory_xact_lock(lock)))
+    own = _rows.tenant_id == tenant_id
+    await tx.execute(delete(webhook_secrets).where(own, _rows.expires_at <= func.now()))
+    if (await tx.scalar(select(func.count()).where(own)) or 0) >= MOST_VALID:
+        raise ConflictError(
+            f"{MOST_VALID} webhook secrets of the tenant are valid: rotate again when the oldest "
+            "has expired (GET /v1/webhook-secret)",
+            code="too_many",
+        )
+    ending = update(webhook_secrets).where(own, _rows.expires_at.is_(None))
+    await tx.execute(ending.values(expires_at=func.now() + _OVERLAP))
+    secret = f"whsec_{b64encode(secrets.token_bytes(_BYTES)).decode()}"
+    added = insert(webhook_secrets).values(tenant_id=tenant_id, secret=secret).returning(*_SHOWN)
+    row = (await tx.execute(added)).mappings().one()
+    await audit.note(tx, tenant_id, actor, "webhook_secret.rotate", str(row["id"]))
+    return row, secret

@@ -1,0 +1,61 @@
+"""What the commands share: where they write, their settings, and the database."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from bottega.settings import Settings, redactor
+
+console = Console(stderr=True)
+T = TypeVar("T")
+
+
+def start(**overrides: object) -> Settings:
+    """The settings, with those of the command line, and a log as they say."""
+    from bottega.telemetry import configure_logging
+
+    settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+    configure_logging(settings.log_level, redactor(settings).text)
+    return settings
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run until it ends, on the faster event loop where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+@contextmanager
+def database(settings: Settings) -> Iterator[str]:
+    """The URL of the database to use: the configured one, or our own, started and migrated."""
+    # Until the event loop takes over: a signal must not leave our server running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value()
+        return
+    from bottega.db import embedded, migrate
+
+    with embedded.running(settings.data_dir) as url:
+        if not asyncio.run(migrate.is_current(url)):
+            migrate.upgrade(url)
+        store_bootstrap_key(settings, url)
+        yield url
+
+
+def store_bootstrap_key(settings: Settings, url: str) -> None:
+    """Make ``BOTTEGA_BOOTSTRAP_KEY`` a key, if it is set and none yet."""
+    if settings.bootstrap_key is None:
+        return
+    from bottega.tenants import operator
+
+    key = settings.bootstrap_key.get_secret_value()
+    if asyncio.run(operator.store_bootstrap_key(url, key)):
+        console.print("BOTTEGA_BOOTSTRAP_KEY is stored: an admin key of the tenant 'default'.")

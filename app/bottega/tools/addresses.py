@@ -1,0 +1,161 @@
+"""Which addresses outgoing HTTP may reach (spec page 5: tenants, keys, limits). Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Self
+
+from bottega.errors import InvalidInputError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_NAME = re.compile(
+    r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*"
+)
+_LONGEST_NAME = 253
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], ...]:
+    return tuple((ip_network(block), reason) for block, reason in blocks)
+
+
+# Of IPv4 and, inside the global unicast block, of IPv6. Sources: the IANA special-purpose address
+# registries; 168.63.129.16 is a public address under which Azure serves a machine's own secrets.
+_REFUSED = _networks(
+    (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "private"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "cloud metadata"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "reserved"),
+        ("192.88.99.0/24", "reserved"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "private"),
+        ("198.51.100.0/24", "reserved"),
+        ("203.0.113.0/24", "reserved"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "private"),
+        ("ff00::/8", "multicast"),
+        ("2001::/23", "reserved"),  # Teredo is in here
+        ("2001:db8::/32", "reserved"),
+        ("2002::/16", "reserved"),  # 6to4: leads to any IPv4 address
+        ("3fff::/20", "reserved"),
+    )
+)
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def why_refused(address: Address) -> str | None:
+    """What keeps an address from being public, in a word or two; ``None`` if nothing does.
+
+    An IPv6 address that stands for an IPv4 one (mapped, NAT64) is judged as that one.
+    """
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            return "link-local"
+        if embedded := _embedded(address):
+            return why_refused(embedded)
+    for network, reason in _REFUSED:
+        if address in network:
+            return reason
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
+        return "reserved"
+    # What this table does not know yet, a newer Python may.
+    return None if address.is_global else "reserved"
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped
+
+
+def host_address(host: str) -> Address | None:
+    """The address that ``host`` spells out, or ``None`` if it is a name to be resolved.
+
+    Args:
+        host: in lower case, without the brackets of an IPv6 address.
+
+    Raises:
+        InvalidInputError: it is neither. Spellings of IPv4 that only some resolvers take for an
+            address (decimal, octal, hexadecimal, short) are refused, not guessed.
+    """
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    name = host.removesuffix(".")
+    if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
+        raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise InvalidInputError(f"'{host[:100]}' is no host name")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """Hosts and networks that may be reached although they are not public.
+
+    Attributes:
+        names: allowed whatever they resolve to.
+        networks: whose addresses are allowed under any name.
+    """
+
+    names: frozenset[str]
+    networks: tuple[Network, ...]
+
+    @classmethod
+    def parse(cls, entries: Sequence[str]) -> Self:
+        """Read host names, addresses and CIDR blocks.
+
+        Raises:
+            InvalidInputError: an entry is none of these.
+        """
+        names: set[str] = set()
+        networks: list[Network] = []
+        for entry in entries:
+            text = entry.strip().lower().removeprefix("[").removesuffix("]")
+            try:
+                networks.append(ip_network(text))
+                continue
+            except ValueError as error:
+                if "/" in text:
+                    raise InvalidInputError(f"'{entry}' is no CIDR block: {error}") from None
+            try:
+                host_address(text)
+            except InvalidInputError:
+                raise InvalidInputError(
+                    f"'{entry}' is no host, address or CIDR block such as 10.1.0.0/16"
+                ) from None
+            names.add(text.removesuffix("."))
+        return cls(frozenset(names), tuple(networks))
+
+    def has_name(self, host: str) -> bool:
+        return host.removesuffix(".") in self.names
+
+    def has_address(self, address: Address) -> bool:
+        """Whether the address, or the IPv4 address it stands for, is in an allowed network."""
+        if any(address in network for network in self.networks):
+            return True
+        embedded = _embedded(address) if isinstance(address, IPv6Address) else None
+        return embedded is not None and self.has_address(embedded)

@@ -1,0 +1,273 @@
+"""The one way out for HTTP: never to an address inside, never without bounds (spec page 5).
+
+``tools.guard`` judges where each connection goes. Nothing here follows redirects, keeps cookies
+or asks the environment for a proxy.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakValueDictionary
+
+import httpcore2
+import httpx2
+
+from bottega.errors import UnavailableError
+from bottega.tools.addresses import AllowList
+from bottega.tools.guard import (
+    EgressRefusedError,
+    GuardedBackend,
+    Resolver,
+    address_in,
+    check_address,
+    resolve,
+)
+from bottega.tools.headers import check_header
+
+__all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url", "refuse_inside"]
+
+_IDLE_CONNECTIONS = 20
+_IDLE_S = 10.0
+_LONGEST_URL = 8192
+_ENCODINGS = ("", "identity", "gzip", "deflate")
+_FAILURES = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.TimeoutException,
+    httpcore2.UnsupportedProtocol,
+    httpx2.DecodingError,
+    OSError,
+)
+
+
+class EgressError(UnavailableError):
+    """No answer, or none that can be read.
+
+    Codes: ``egress_unreachable``, ``egress_timeout``, ``egress_tls``, ``egress_bad_answer``.
+    """
+
+    code = "egress_unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer.
+
+    Attributes:
+        body: decoded (gzip, deflate), at most as many bytes as were asked for.
+        truncated: whether there was more.
+    """
+
+    status: int
+    headers: httpx2.Headers
+    body: bytes
+    truncated: bool = False
+
+
+def checked_url(url: str) -> httpx2.URL:
+    """An http(s) URL with a host, and without user, password and fragment.
+
+    Raises:
+        EgressRefusedError: it is none.
+    """
+    try:
+        parsed = httpx2.URL(url[: _LONGEST_URL + 1])
+    except httpx2.InvalidURL as error:
+        raise EgressRefusedError(f"this is no URL: {error}") from None
+    if len(url) > _LONGEST_URL:
+        raise EgressRefusedError(f"the URL is longer than {_LONGEST_URL} characters")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise EgressRefusedError("only URLs of the form http(s)://host/path can be requested")
+    if parsed.userinfo:
+        raise EgressRefusedError("a URL must not hold a user name or password")
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise EgressRefusedError(f"{parsed.port} is no port")
+    address_in(parsed.raw_host.decode("ascii"))
+    return parsed.copy_with(fragment=None)
+
+
+def refuse_inside(url: str, allowed: AllowList) -> None:
+    """Refuse a URL whose host spells out an address that must not be reached.
+
+    A name is judged by what it resolves to when a request is sent, not here.
+
+    Raises:
+        EgressRefusedError: it does, or :func:`checked_url` refuses the URL.
+    """
+    host = checked_url(url).raw_host.decode("ascii")
+    if (address := address_in(host)) is not None and not allowed.has_name(host):
+        check_address(host, address, allowed)
+
+
+class Egress:
+    """Sends HTTP requests to public addresses, and to those that the operator allows.
+
+    Belongs to the event loop that uses it first; shared by all that sends, so that connections
+    are used again.
+
+    Args:
+        allow: hosts, addresses and CIDR blocks that may be reached although they are not public
+            (``BOTTEGA_EGRESS_ALLOW``).
+        resolve: instead of the system's resolver.
+        ssl_context: instead of one that trusts what the system trusts.
+        each: requests of one tenant at a time; others wait.
+
+    Raises:
+        InvalidInputError: an entry of ``allow`` is none of these.
+    """
+
+    def __init__(
+        self,
+        allow: Sequence[str] = (),
+        *,
+        resolve: Resolver = resolve,
+        ssl_context: ssl.SSLContext | None = None,
+        each: int = 256,
+    ) -> None:
+        self._backend = GuardedBackend(AllowList.parse(allow), resolve)
+        self._ssl_context = ssl_context
+        self._each = each
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @cached_property
+    def _pool(self) -> httpcore2.AsyncConnectionPool:
+        return httpcore2.AsyncConnectionPool(
+            ssl_context=self._ssl_context or httpcore2.default_ssl_context(),
+            # One tenant's slow servers must not keep others waiting for a place.
+            max_connections=None,
+            max_keepalive_connections=_IDLE_CONNECTIONS,
+            keepalive_expiry=_IDLE_S,
+            network_backend=self._backend,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections. Requests that are still going on fail."""
+        if "_pool" in self.__dict__:
+            await self._pool.aclose()
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        timeout_s: float,
+        max_bytes: int,
+        tenant: str = "",
+    ) -> Reply:
+        """Send one request and read its answer, whatever its status.
+
+        Args:
+            timeout_s: seconds for all of it, from waiting for its turn to the last byte.
+            tenant: whose request it is.
+            max_bytes: of the decoded body; the rest is not read.
+
+        Raises:
+            EgressRefusedError: the URL, or an address its host resolves to, is not allowed.
+            EgressError: there was no answer in time, or none that can be read.
+            InvalidInputError: a header that a caller must not set.
+        """
+        target = checked_url(url)
+        fields = _fields(target, headers or {})
+        failure: Exception
+        limit = asyncio.timeout(timeout_s)
+        turn = self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
+        try:
+            async with limit, turn:
+                try:
+                    return await self._exchange(method, target, fields, content, max_bytes)
+                except _FAILURES as error:
+                    failure = error
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            failure = error
+        # Outside of the handlers: their errors may quote what was sent, and would be carried along.
+        raise _explained(failure, target.host, timeout_s)
+
+    async def _exchange(
+        self,
+        method: str,
+        url: httpx2.URL,
+        fields: list[tuple[bytes, bytes]],
+        content: bytes | None,
+        max_bytes: int,
+    ) -> Reply:
+        place = httpcore2.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+        )
+        async with self._pool.stream(method, place, headers=fields, content=content) as answer:
+            headers = httpx2.Headers(answer.headers)
+            if headers.get("content-encoding", "").strip().lower() not in _ENCODINGS:
+                raise httpx2.DecodingError("unknown content-encoding")
+            decoded = httpx2.Response(answer.status, headers=headers, stream=_Stream(answer))
+            body, truncated = await _read(decoded, max_bytes)
+            return Reply(answer.status, headers, body, truncated)
+
+
+def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The header fields of a request; ours are only defaults, but for what guards the way."""
+    for name, value in headers.items():
+        check_header(name, value)
+    fields = {"user-agent": "bottega", "accept": "*/*"}
+    fields |= {name.lower(): value for name, value in headers.items()}
+    fields |= {"host": url.netloc.decode("ascii"), "accept-encoding": "gzip, deflate"}
+    return [(name.encode("ascii"), value.encode("ascii")) for name, value in fields.items()]
+
+
+async def _read(response: httpx2.Response, max_bytes: int) -> tuple[bytes, bool]:
+    """The decoded body, and whether it was cut off. Decoding goes in pieces of at most 1 MiB."""
+    body = bytearray()
+    async with contextlib.aclosing(response.aiter_bytes()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > max_bytes:
+                return bytes(body[:max_bytes]), True
+    return bytes(body), False
+
+
+def _explained(error: Exception, host: str, timeout_s: float) -> EgressError:
+    """What went wrong, without what was sent."""
+    if isinstance(error, TimeoutError):
+        return EgressError(
+            f"no complete answer from {host} within {timeout_s:g} s", code="egress_timeout"
+        )
+    if (tls := _tls_reason(error)) is not None:
+        return EgressError(f"no secure connection to {host}: {tls}", code="egress_tls")
+    if isinstance(error, httpcore2.RemoteProtocolError):
+        return EgressError(f"what {host} answered is no valid HTTP", code="egress_bad_answer")
+    if isinstance(error, httpx2.DecodingError):
+        return EgressError(
+            f"the answer of {host} has an encoding that cannot be read", code="egress_bad_answer"
+        )
+    if isinstance(error, socket.gaierror):
+        return EgressError(f"the name {host} cannot be resolved")
+    if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
+        return EgressError(f"cannot connect to {host}")
+    return EgressError(f"the connection to {host} broke off before the answer was complete")
+
+
+def _tls_reason(error: BaseException | None) -> str | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate is not valid ({error.verify_message})"
+        if isinstance(error, ssl.SSLError):
+            return "the TLS handshake failed"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class _Stream(httpx2.AsyncByteStream):
+    """A connection's answer as what decodes it wants it."""
+
+    def __init__(self, answer: httpcore2.Response) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._answer.aiter_stream():
+            yield part

@@ -1,0 +1,142 @@
+"""The guard of outgoing HTTP, at the place where sockets are opened.
+
+A name is resolved here, once, and the connection goes to an address that was judged: what DNS says
+a moment later does not matter. The name stays what ``Host``, SNI and the certificate are about.
+"""
+
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+import httpcore2
+
+from bottega.agents.threads import run_in_thread
+from bottega.errors import InvalidInputError
+from bottega.tools.addresses import Address, AllowList, host_address, why_refused
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Gives the addresses of a host name (and port) as text. Raises ``OSError`` if there are none."""
+
+_CONNECT_S = 5.0
+_MOST_ADDRESSES = 8
+
+
+class EgressRefusedError(InvalidInputError):
+    """An address that outgoing HTTP must not reach. Trying again does not help."""
+
+    code = "egress_refused"
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Ask the system's resolver, in a thread that nobody has to wait for."""
+    found = await run_in_thread(
+        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    )
+    return [str(place[0]) for *_, place in found]
+
+
+def address_in(host: str) -> Address | None:
+    """The address that a URL's host spells out, ``None`` if it is a name.
+
+    Raises:
+        EgressRefusedError: it is neither.
+    """
+    try:
+        return host_address(host)
+    except InvalidInputError as error:
+        raise EgressRefusedError(error.detail) from None
+
+
+def check_address(host: str, address: Address, allowed: AllowList) -> None:
+    """Refuse an address that is neither public nor allowed.
+
+    Args:
+        host: what it was found by, for the message.
+
+    Raises:
+        EgressRefusedError: it must not be reached.
+    """
+    reason = why_refused(address)
+    if reason is not None and not allowed.has_address(address):
+        raise EgressRefusedError(
+            f"{host} is not a public address ({reason}), and no other may be requested unless "
+            "the operator of this server allows it in BOTTEGA_EGRESS_ALLOW"
+        )
+
+
+class GuardedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens sockets, to public and allowed addresses only."""
+
+    def __init__(self, allowed: AllowList, resolve: Resolver) -> None:
+        self._allowed = allowed
+        self._resolve = resolve
+        self._sockets = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception = socket.gaierror(f"{host} has no address")
+        for address in await self._addresses(host, port):
+            try:
+                return _Stream(
+                    await self._sockets.connect_tcp(
+                        str(address), port, timeout=_CONNECT_S, socket_options=socket_options
+                    )
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def _addresses(self, host: str, port: int) -> list[Address]:
+        """The addresses that a connection to ``host`` may go to; any bad one spoils them all."""
+        literal = address_in(host)
+        found = [literal] if literal is not None else await self._looked_up(host, port)
+        if not self._allowed.has_name(host):
+            for address in found:
+                check_address(host, address, self._allowed)
+        return found[:_MOST_ADDRESSES]
+
+    async def _looked_up(self, host: str, port: int) -> list[Address]:
+        try:
+            return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
+        except ValueError:  # UnicodeError too, of a name that DNS cannot hold
+            raise EgressRefusedError(f"the name {host} does not resolve to addresses") from None
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """A connection that does not stay open when its TLS handshake is cancelled."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            await self._stream.aclose()
+            raise
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

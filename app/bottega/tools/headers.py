@@ -1,0 +1,52 @@
+"""Header fields a tool may send. Pure."""
+
+import re
+
+from bottega.errors import InvalidInputError
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
+_LONGEST_VALUE = 8192
+
+# They say where a request goes, where it ends and how its answer is packed: that is ours to say.
+_OURS = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_CREDENTIALS = frozenset(
+    {"api-key", "authorization", "cookie", "x-access-token", "x-api-key", "x-auth-token"}
+)
+
+
+def check_header(name: str, value: str) -> None:
+    """Refuse a header field that could change what is sent, or where.
+
+    Raises:
+        InvalidInputError: names the field, never its value.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(f"{name[:100]!r} is no name of a header")
+    if name.lower() in _OURS or name.lower().startswith("proxy-"):
+        raise InvalidInputError(f"the header {name} cannot be set")
+    if len(value) > _LONGEST_VALUE or not _VALUE.fullmatch(value):
+        raise InvalidInputError(
+            f"the value of the header {name} must be printable ASCII, without line breaks and "
+            f"blanks at its ends, of at most {_LONGEST_VALUE} characters"
+        )
+
+
+def carries_credentials(name: str) -> bool:
+    """Whether a header's value is a credential wherever it is used."""
+    return name.lower() in _CREDENTIALS

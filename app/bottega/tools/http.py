@@ -1,0 +1,309 @@
+"""Tools that are HTTP requests, defined by users (spec page 5, Agent, Tools)."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.tools import ToolBase, error_result, success_result
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.redaction import Redactor
+from bottega.tools.egress import Egress, Reply
+from bottega.tools.headers import carries_credentials, check_header
+from bottega.tools.json_schema import ArgumentSchema, argument_schema
+from bottega.tools.json_values import WHOLE
+from bottega.tools.replies import (
+    body_of,
+    content_type,
+    excerpt,
+    failure_of,
+    is_redirect,
+    redirect_target,
+    text_of,
+)
+from bottega.tools.url_template import UrlTemplate
+
+Secrets = Callable[[str], str]
+"""Gives the value of a secret by its name, or raises InvalidInputError."""
+
+_LONGEST_REQUEST = 1_000_000
+_SHORTEST_READ = 16_384
+_GRACE_S = 5.0
+_IN_QUERY = ("GET", "DELETE")
+
+
+class SecretHeader(BaseModel):
+    """The value of a header, by reference: only the operator's settings hold it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    secret: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Z](_?[A-Z0-9])*$", max_length=64),
+        Field(
+            description="`NAME` is read from BOTTEGA_SECRET_NAME (of a tenant but `default`: "
+            "BOTTEGA_SECRET_TENANT__NAME) and sent as it is."
+        ),
+    ]
+
+
+class HttpToolDefinition(BaseModel):
+    """A tool that sends an HTTP request.
+
+    Arguments go where the URL has their placeholder; the others to the query (GET, DELETE) or,
+    as a JSON object, to the body.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        # In a list of tools the type tells which one it is; in Python the class does.
+        json_schema_extra=lambda schema: schema["required"].append("type"),
+    )
+
+    type: Literal["http"] = "http"
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"),
+        Field(description="What the model calls it."),
+    ]
+    description: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=2000),
+        Field(description="What it is good for: the model reads this."),
+    ]
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    url: Annotated[
+        str,
+        Field(
+            description="Template such as `https://api.example.com/items/{id}?q={q}`; a "
+            "placeholder is one argument, percent-encoded."
+        ),
+    ]
+    headers: Annotated[
+        dict[str, str | SecretHeader],
+        Field(max_length=50, description='Text, or `{"secret": "NAME"}`.'),
+    ] = Field(default_factory=dict)
+    parameters: Annotated[
+        dict[str, JsonValue],
+        Field(description="JSON Schema (2020-12) of the arguments, an object."),
+    ] = Field(default_factory=dict)
+    timeout_s: Annotated[
+        float, Field(gt=0, le=120, strict=False, description="Seconds for the whole request.")
+    ] = 30.0
+    max_bytes: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Largest answer, decoded."), WHOLE
+    ] = 100_000
+    idempotent: Annotated[
+        bool | None,
+        Field(
+            description="Whether a call that a crash interrupted may simply be made again; null: "
+            "GET, PUT and DELETE may."
+        ),
+    ] = None
+
+    @field_validator("url")
+    @classmethod
+    def _is_template(cls, url: str) -> str:
+        _said(UrlTemplate.parse, url)
+        return url
+
+    @field_validator("headers")
+    @classmethod
+    def _may_be_set(cls, headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
+        if len({name.lower() for name in headers}) < len(headers):
+            raise ValueError("a header is given twice")
+        for name, value in headers.items():
+            text = value if isinstance(value, str) else "secret"
+            _said(check_header, name, text)
+            if isinstance(value, str) and carries_credentials(name):
+                raise ValueError(
+                    f"the value of {name} is a secret: set it as BOTTEGA_SECRET_NAME on the server "
+                    'and refer to it by {"secret": "NAME"}'
+                )
+            if name.lower() == "content-type" and "json" not in text.lower():
+                raise ValueError("the body is sent as JSON: leave content-type out")
+        return headers
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_schema(cls, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        _said(_schema, parameters)
+        return parameters
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        template, schema = UrlTemplate.parse(self.url), _schema(self.parameters)
+        if unknown := sorted(template.names - schema.names):
+            raise ValueError(f"the URL has placeholders that are no parameters: {unknown}")
+        if optional := sorted(template.path_names - schema.required):
+            raise ValueError(f"parameters in the URL's path must be required: {optional}")
+        if self.method in _IN_QUERY and (fixed := (schema.names - template.names) & template.keys):
+            raise ValueError(f"parameters that the URL's query fixes already: {sorted(fixed)}")
+        return self
+
+    @property
+    def patterns(self) -> Mapping[str, str]:
+        """The patterns of its arguments, by JSON Pointer into it."""
+        found = _schema(self.parameters).patterns
+        return {f"/parameters{pointer}": pattern for pointer, pattern in found.items()}
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call may be made again after a crash."""
+        if self.idempotent is not None:
+            return self.idempotent
+        return self.method in ("GET", "PUT", "DELETE")
+
+
+def _said(check: Callable[..., Any], *arguments: Any) -> None:
+    """Run a check whose error Pydantic is to report."""
+    try:
+        check(*arguments)
+    except InvalidInputError as error:
+        raise ValueError(error.detail) from None
+
+
+def _schema(parameters: Mapping[str, Any]) -> ArgumentSchema:
+    return argument_schema(json.dumps(parameters))
+
+
+def _clean(redactors: Iterable[Redactor], value: Any) -> Any:
+    for redactor in redactors:
+        value = redactor.value(value)
+    return value
+
+
+class HttpTool(ToolBase):
+    """An :class:`HttpToolDefinition` at work.
+
+    Args:
+        secrets: where secret headers get their values from, at each call.
+        egress: sends the requests.
+        known: of secrets that no answer may hold besides those that the tool sends.
+        tenant: whose requests these are.
+    """
+
+    def __init__(
+        self,
+        definition: HttpToolDefinition,
+        *,
+        secrets: Secrets,
+        egress: Egress,
+        known: Redactor = Redactor(()),
+        tenant: str = "",
+    ) -> None:
+        self.definition = definition
+        self.name = definition.name
+        self.description = definition.description
+        self.timeout_s = definition.timeout_s + _GRACE_S  # ours speaks first, and more clearly
+        self.idempotent = definition.repeatable
+        self._arguments = _schema(definition.parameters)
+        self._template = UrlTemplate.parse(definition.url)
+        self._secrets = secrets
+        self._egress = egress
+        self._known = known
+        self._tenant = tenant
+
+    def __repr__(self) -> str:
+        return f"HttpTool({self.name!r}, {self.definition.method} {self._template.origin})"
+
+    def create_schema(self) -> dict[str, Any]:
+        return self._arguments.schema
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        """Send the request. Any answer but 2xx is an ERROR with the start of what it said."""
+        clean = self._known.value
+        try:
+            url, content = await self._request(tool_call.arguments)
+            headers, sent = self._headers(content)
+            clean = partial(_clean, (Redactor(sent), self._known))
+            reply = await self._egress.request(
+                self.definition.method,
+                url,
+                headers=headers,
+                content=content,
+                timeout_s=self.definition.timeout_s,
+                # A body that is cut off could hold half a secret.
+                max_bytes=max(self.definition.max_bytes, _SHORTEST_READ),
+                tenant=self._tenant,
+            )
+        except (InvalidInputError, UnavailableError) as error:
+            return error_result(tool_call, clean(error.detail))
+        if (failure := self._failure(reply, url, clean)) is not None:
+            return error_result(tool_call, failure)
+        return success_result(
+            tool_call,
+            clean(
+                {
+                    "status": reply.status,
+                    "content_type": content_type(reply),
+                    "body": body_of(reply),
+                }
+            ),
+        )
+
+    async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
+        """URL and body of a call."""
+        if self._arguments.patterns:
+            await asyncio.to_thread(self._arguments.check, arguments)
+        else:
+            self._arguments.check(arguments)
+        rest = {key: arguments[key] for key in arguments if key not in self._template.names}
+        if self.definition.method in _IN_QUERY:
+            return self._template.fill(arguments, rest), None
+        url = self._template.fill(arguments, {})
+        if not rest and self._arguments.names <= self._template.names:
+            return url, b""
+        try:
+            text = json.dumps(rest, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            content = text.encode()
+        except (ValueError, RecursionError):
+            raise InvalidInputError("the arguments cannot be written as JSON") from None
+        if len(content) > _LONGEST_REQUEST:
+            raise InvalidInputError(f"the arguments are longer than {_LONGEST_REQUEST} bytes")
+        return url, content
+
+    def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
+        """The header fields, and the secrets among them."""
+        headers = {"content-type": "application/json"} if content else {}
+        sent: list[str] = []
+        for name, value in self.definition.headers.items():
+            if isinstance(value, SecretHeader):
+                secret = self._secrets(value.secret).strip()
+                sent.append(secret)
+                headers[name.lower()] = secret
+            else:
+                headers[name.lower()] = value
+        return headers, sent
+
+    def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
+        """Why an answer is no success, in the model's words; ``None`` if it is one."""
+        if is_redirect(reply):
+            target = redirect_target(reply, url)
+            where = clean(target.host) if target else "an invalid address"
+            return (
+                f"{failure_of(reply)}, a redirect to {where}; redirects are not followed: the "
+                "tool's URL has to be the final one"
+            )
+        if (failure := failure_of(reply)) is not None:
+            # First the whole text, then its start: a secret that is cut would not be known.
+            said = excerpt(clean(text_of(reply) or "").strip())
+            return f"{failure}: {said}" if said else failure
+        if reply.truncated or len(reply.body) > self.definition.max_bytes:
+            return f"the answer is larger than {self.definition.max_bytes} bytes"
+        return None

@@ -1,0 +1,257 @@
+"""Arguments of a tool, checked against a JSON Schema that a user wrote. Pure.
+
+A user's schema must not cost the service anything: it is bounded in size, ``$ref`` leads only
+within it and never round in a circle, patterns are bounded by :mod:`bottega.tools.patterns`, and a
+keyword that would not be obeyed is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema
+
+from bottega.errors import InvalidInputError
+from bottega.tools.json_values import count_values, depth_of
+from bottega.tools.patterns import compiled
+from bottega.tools.sized_cache import sized_cache
+
+MAX_DEPTH = 16
+MAX_VALUES = 1000
+MAX_WORK = 100_000
+"""Values of a schema times values of the arguments it checks."""
+MAX_MATCHING = 4_000_000
+"""States of patterns times bytes that a call matches with them: some 0.2 s at most."""
+
+_SCHEMA_BYTES = 20
+"""Of a schema at work, for each character of its text."""
+_MOST_CACHED_BYTES = 64_000_000
+_left_to_match: ContextVar[int] = ContextVar("left_to_match")
+_LONGEST_PROBLEM = 300
+_MOST_PROBLEMS = 5
+
+_ONE = frozenset(
+    {"additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"}
+)
+_MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NAMED = frozenset({"dependentSchemas", "properties"})
+_DEFINITIONS = frozenset({"$defs", "definitions"})
+_ABOUT = frozenset(
+    {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
+    | {"contentEncoding", "contentMediaType", "format", "readOnly", "writeOnly"}
+)
+_RULES = frozenset(
+    {"const", "enum", "type", "pattern", "minLength", "maxLength", "multipleOf"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    | {"minItems", "maxItems", "uniqueItems", "minContains", "maxContains"}
+    | {"minProperties", "maxProperties", "required", "dependentRequired"}
+)
+
+Schema = dict[str, Any] | bool
+
+
+class ArgumentSchema:
+    """A JSON Schema (2020-12) of an object, ready to check arguments.
+
+    Attributes:
+        schema: as the model is shown it; arguments it does not name are refused unless it says
+            otherwise by ``additionalProperties``.
+        patterns: its patterns by JSON Pointer into it; not checked yet, see
+            :func:`bottega.tools.patterns.check_patterns`.
+
+    Raises:
+        InvalidInputError: it is no such schema, or beyond the bounds.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema: dict[str, Any] = {"type": "object", "properties": {}, **schema}
+        self.schema.setdefault("additionalProperties", False)
+        if self.schema["type"] != "object":
+            raise InvalidInputError("the parameters must be a schema of type 'object'")
+        _check_bounds(self.schema)
+        _check_form(self.schema)
+        inlining = _Inlined(self.schema)
+        inlined = inlining.schema
+        self.patterns: Mapping[str, str] = inlining.patterns
+        self._size = count_values(inlined)
+        self._validator = _Validator(inlined)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments it describes."""
+        return frozenset(self.schema["properties"])
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Those that are never missing."""
+        return frozenset(self.schema.get("required", ()))
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check a call's arguments.
+
+        With patterns it may take 0.2 s, and more the first time, when it compiles them.
+
+        Raises:
+            InvalidInputError: says what is wrong, for the model to mend.
+        """
+        _left_to_match.set(MAX_MATCHING)
+        if count_values(arguments) * self._size > MAX_WORK:
+            raise InvalidInputError("invalid arguments: too many values")
+        try:
+            errors = self._validator.iter_errors(arguments)
+            problems = [_told(error) for error in islice(errors, _MOST_PROBLEMS)]
+        except (ArithmeticError, RecursionError, ValueError):
+            problems = ["numbers too large or nesting too deep to be checked"]
+        if problems:
+            raise InvalidInputError(f"invalid arguments: {'; '.join(problems)}")
+
+
+@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: _SCHEMA_BYTES * len(text))
+def argument_schema(text: str) -> ArgumentSchema:
+    """The same from JSON text; kept, since runs build their tools from one text again and again."""
+    return ArgumentSchema(json.loads(text))
+
+
+def _check_bounds(schema: dict[str, Any]) -> None:
+    if depth_of(schema) > MAX_DEPTH:
+        raise InvalidInputError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+    if count_values(schema) > MAX_VALUES:
+        raise InvalidInputError(f"the schema holds more than {MAX_VALUES} values")
+
+
+def _check_form(schema: Any) -> None:
+    try:
+        _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
+    except jsonschema.SchemaError as error:
+        raise InvalidInputError(f"this is no JSON Schema: {_told(error)}") from None
+
+
+def _told(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
+    place = ".".join(map(str, error.absolute_path))
+    message = error.message
+    if len(message) > _LONGEST_PROBLEM:
+        message = f"{message[:_LONGEST_PROBLEM]}…"
+    return f"{place}: {message}" if place else message
+
+
+class _Inlined:
+    """A schema with every ``$ref`` replaced by what it leads to, so that its size is its cost."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._left = MAX_VALUES
+        self._open: list[tuple[str, ...]] = []
+        self._known: dict[tuple[str, ...], Schema] = {}
+        self.patterns: dict[str, str] = {}
+        self.schema = self._of(root, "")
+
+    def _of(self, schema: Schema, place: str) -> Schema:
+        self._spend(1)
+        if isinstance(schema, bool):
+            return schema
+        inlined: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if keyword in _ONE:
+                inlined[keyword] = self._of(value, f"{place}/{keyword}")
+            elif keyword in _MANY:
+                inlined[keyword] = [
+                    self._of(item, f"{place}/{keyword}/{index}") for index, item in enumerate(value)
+                ]
+            elif keyword in _NAMED:
+                inlined[keyword] = {
+                    name: self._of(item, f"{place}/{keyword}/{_escaped(name)}")
+                    for name, item in value.items()
+                }
+            elif keyword in _RULES:
+                self._spend(count_values(value))
+                inlined[keyword] = value
+            elif (
+                keyword != "$ref"
+                and keyword not in _DEFINITIONS
+                and keyword not in _ABOUT
+                and not keyword.startswith("x-")
+            ):
+                raise InvalidInputError(f"the schema keyword '{keyword[:60]}' is not supported")
+        if "pattern" in inlined:
+            self.patterns[f"{place}/pattern"] = inlined["pattern"]
+        if "$ref" in schema:
+            target = self._target(schema["$ref"])
+            inlined["allOf"] = [*inlined.get("allOf", ()), target]
+        return inlined
+
+    def _spend(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0 or len(self._open) > MAX_DEPTH:
+            raise InvalidInputError("the schema is too large once its $refs are followed")
+
+    def _target(self, reference: str) -> Schema:
+        if not reference.startswith("#/"):
+            raise InvalidInputError(f"$ref '{reference[:100]}' must look like #/$defs/name")
+        steps = unquote(reference[2:]).split("/")
+        path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
+        if path in self._open:
+            raise InvalidInputError(f"$ref '{reference[:100]}' leads back to itself")
+        if path not in self._known:
+            self._known[path] = self._found(path)
+        self._open.append(path)
+        try:
+            return self._of(self._known[path], "".join(f"/{_escaped(name)}" for name in path))
+        finally:
+            self._open.pop()
+
+    def _found(self, path: tuple[str, ...]) -> Schema:
+        place: Any = self._root
+        for name in path:
+            place = place.get(name) if isinstance(place, dict) else None
+        if not isinstance(place, dict | bool):
+            raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' leads to no schema")
+        _check_form(place)
+        return place
+
+
+def _escaped(name: str) -> str:
+    """Return a step of a JSON Pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _matches(
+    validator: Any, pattern: str, instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if not isinstance(instance, str):
+        return
+    wanted = compiled(pattern)
+    left = _left_to_match.get() - wanted.size.states * len(instance.encode(errors="replace"))
+    if left < 0:
+        raise InvalidInputError("invalid arguments: too much text to be matched with patterns")
+    _left_to_match.set(left)
+    if not wanted.found_in(instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _unique(
+    validator: Any, wanted: bool, instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    """As the library's, which compares each with each."""
+    if wanted and isinstance(instance, list):
+        seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
+        if len(seen) < len(instance):
+            yield jsonschema.ValidationError("has non-unique elements")
+
+
+def _canonical(value: Any) -> Any:
+    """JSON in which equal values are the same: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _canonical(item) for name, item in value.items()}
+    return value
+
+
+_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+    jsonschema.Draft202012Validator, {"pattern": _matches, "uniqueItems": _unique}
+)

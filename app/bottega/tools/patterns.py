@@ -1,0 +1,263 @@
+"""Regular expressions that users write: measured before they are compiled, matched in linear time.
+
+The engine is the one of pydantic-core (Rust's ``regex``). It holds the interpreter's lock while it
+compiles and matches, so both are bounded here by the expanded size of the pattern: a repeat copies
+its operand, and a Unicode class such as ``\\w`` is some 40 KB of automaton.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from bottega.errors import InvalidInputError
+from bottega.tools.sized_cache import sized_cache
+
+LONGEST = 1000
+"""Characters of a pattern."""
+MOST_IN_TOOL = 50
+MOST_IN_AGENT = 200
+MOST_REPEATS = 1000
+"""Product of repeats within each other."""
+MOST_BYTES = 32_000_000
+"""Estimated size of all distinct patterns of an agent, compiled."""
+MOST_CACHED_BYTES = 64_000_000
+
+_CODE = "pattern_too_large"
+_TOO_MUCH = (
+    "the patterns of the agent's tools take too much memory: repeat less, or write [A-Za-z0-9_] "
+    "for \\w"
+)
+_OVERHEAD = 100_000
+"""Bytes of each pattern in the cache, besides its own: what matching leaves behind."""
+_CHARACTER = 400
+_DIGITS = 5_000
+_UNICODE = 40_000
+_REPEAT = re.compile(r"\{\s*([0-9]+)\s*(?:,\s*([0-9]*)\s*)?\}")
+_GROUP = re.compile(r"\(\?(P?<|([a-zA-Z-]*)[:)])")
+_ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a pattern once its repeats are written out.
+
+    Attributes:
+        bytes: estimate of the compiled form.
+        states: characters and classes: each costs time for each byte that is matched.
+        repeats: the largest product of repeats within each other.
+    """
+
+    bytes: int = 0
+    states: int = 0
+    repeats: int = 1
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(
+            self.bytes + other.bytes,
+            self.states + other.states,
+            max(self.repeats, other.repeats),
+        )
+
+    def times(self, count: int) -> "Size":
+        """Return the size of so many copies."""
+        return Size(self.bytes * count, self.states * count, self.repeats * count)
+
+
+def size_of(pattern: str) -> Size:
+    """Measure a pattern, in time linear in its length.
+
+    Raises:
+        InvalidInputError: it is too long, or has the flag ``x``, which changes what a space is.
+    """
+    if len(pattern) > LONGEST:
+        raise InvalidInputError(f"a pattern is longer than {LONGEST} characters", code=_CODE)
+    return _Measure(pattern).size
+
+
+def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
+    """Check and compile the patterns of an agent's tools. Takes long: call it in a thread.
+
+    Args:
+        patterns: of each tool, by JSON Pointer.
+
+    Raises:
+        InvalidInputError: ``pattern_too_large``, or one is not supported; with its pointer.
+    """
+    total, left = 0, MOST_BYTES
+    distinct: set[str] = set()
+    for of_tool in patterns.values():
+        for number, (pointer, pattern) in enumerate(of_tool.items(), 1):
+            total += 1
+            with _pointing(pointer):
+                _check_number(number, total)
+                size = size_of(pattern)
+                if pattern not in distinct:
+                    _check_size(size, left)
+                    left -= size.bytes
+            distinct.add(pattern)
+    for of_tool in patterns.values():
+        for pointer, pattern in of_tool.items():
+            with _pointing(pointer):
+                compiled(pattern)
+
+
+@contextmanager
+def _pointing(pointer: str) -> Iterator[None]:
+    """Give errors a JSON Pointer."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
+
+
+def _check_number(in_tool: int, in_agent: int) -> None:
+    if in_tool > MOST_IN_TOOL or in_agent > MOST_IN_AGENT:
+        raise InvalidInputError(
+            f"at most {MOST_IN_TOOL} patterns per tool and {MOST_IN_AGENT} per agent: "
+            "leave some out",
+            code=_CODE,
+        )
+
+
+def _check_size(size: Size, left: int) -> None:
+    if size.repeats > MOST_REPEATS:
+        raise InvalidInputError(
+            f"repeats within each other multiply to more than {MOST_REPEATS}: repeat less",
+            code=_CODE,
+        )
+    if size.bytes > left:
+        raise InvalidInputError(_TOO_MUCH, code=_CODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A pattern, ready to be searched for."""
+
+    validator: SchemaValidator
+    size: Size
+
+    def found_in(self, text: str) -> bool:
+        """Search for the pattern in a text; takes up to 25 ns for each of its states and bytes."""
+        try:
+            self.validator.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+
+@sized_cache(MOST_CACHED_BYTES, size=lambda _, made: _OVERHEAD + made.size.bytes)
+def compiled(pattern: str) -> Compiled:
+    """Compile a pattern, or take it from the cache.
+
+    Raises:
+        InvalidInputError: ``pattern_too_large``, or it is not supported.
+    """
+    size = size_of(pattern)
+    _check_size(size, MOST_BYTES)
+    try:
+        schema = core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")
+        return Compiled(SchemaValidator(schema), size)
+    except SchemaError as error:
+        if "size limit" in str(error):
+            raise InvalidInputError(_TOO_MUCH, code=_CODE) from None
+        raise InvalidInputError(
+            f"the pattern {pattern[:100]!r} is not supported: it must be a regular expression "
+            "without look-around and back-references"
+        ) from None
+
+
+class _Measure:
+    """A scanner of patterns. It need not know which are valid: the engine refuses the others."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        groups: list[list[Size]] = [[]]
+        while self._at < len(pattern):
+            self._step(groups)
+        self.size = sum((item for group in groups for item in group), Size())
+
+    def _step(self, groups: list[list[Size]]) -> None:
+        here, items = self._pattern[self._at], groups[-1]
+        if here == "(":
+            self._open_group(groups)
+        elif here == ")":
+            self._at += 1
+            if len(groups) > 1:
+                groups.pop()
+                groups[-1].append(sum(items, Size()))
+        elif (repeat := _REPEAT.match(self._pattern, self._at)) and items:
+            self._at = repeat.end()
+            items.append(items.pop().times(_count(repeat)))
+        elif here == "[":
+            items.append(self._class())
+        elif here == "\\":
+            items.append(self._escape())
+        else:
+            self._at += 1
+            if here not in "*+?|":
+                items.append(Size(_CHARACTER, 1))
+
+    def _open_group(self, groups: list[list[Size]]) -> None:
+        opening = _GROUP.match(self._pattern, self._at)
+        if opening is None:
+            self._at += 1
+        elif "x" in (opening[2] or ""):
+            raise InvalidInputError("the flag x of patterns is not supported: leave out spaces")
+        else:
+            self._at = opening.end()
+            if opening[0].endswith(")"):
+                return
+        groups.append([])
+
+    def _escape(self) -> Size:
+        escape = _ESCAPE.match(self._pattern, self._at)
+        text = "\\" if escape is None else escape[0]
+        self._at += len(text)
+        kind = text[1:2]
+        if kind in ("w", "W", "p", "P"):
+            return Size(_UNICODE, 1)
+        if kind in ("d", "D"):
+            return Size(_DIGITS, 1)
+        return Size(_CHARACTER, 1)
+
+    def _class(self) -> Size:
+        """Measure a class in brackets, those within it included: as large as its largest member."""
+        depth, largest, members = 0, 0, 0
+        while self._at < len(self._pattern):
+            here = self._pattern[self._at]
+            if here == "[":
+                depth += 1
+                self._begin_class()
+            elif here == "]":
+                depth -= 1
+                self._at += 1
+                if depth == 0:
+                    break
+            elif here == "\\":
+                largest = max(largest, self._escape().bytes)
+                members += 1
+            else:
+                self._at += 1
+                members += 1
+        return Size(max(largest, _CHARACTER) + _CHARACTER * members, 1)
+
+    def _begin_class(self) -> None:
+        """Step over ``[``, ``^``, and the signs that stand for themselves behind these."""
+        pattern, at = self._pattern, self._at + 1
+        at += pattern.startswith("^", at)
+        start = at
+        while pattern.startswith("-", at):
+            at += 1
+        if at == start:
+            at += pattern.startswith("]", at)
+        self._at = at
+
+
+def _count(repeat: re.Match[str]) -> int:
+    """Return how many copies a repeat makes."""
+    least, most = (int((text or "").lstrip("0")[:9] or 0) for text in repeat.groups())
+    return max(least, most, 1)

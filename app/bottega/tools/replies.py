@@ -1,0 +1,105 @@
+"""What a model gets to read of an HTTP answer. Pure."""
+
+import codecs
+import json
+import re
+from typing import Any
+
+import httpx2
+
+from bottega.tools.egress import EgressRefusedError, Reply, checked_url
+from bottega.tools.json_values import depth_of
+
+MAX_DEPTH = 64
+_EXCERPT = 1000
+_LONGEST_TYPE = 200
+
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
+# Python knows more, and some of those decode at a crawl, or what is no text at all.
+_TEXT_CODECS = re.compile(
+    r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
+)
+_TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-urlencoded)")
+
+
+def content_type(reply: Reply) -> str:
+    """The header as it came, or an empty text."""
+    return reply.headers.get("content-type", "")[:_LONGEST_TYPE]
+
+
+def _media_type(reply: Reply) -> str:
+    return content_type(reply).partition(";")[0].strip().lower()
+
+
+def text_of(reply: Reply) -> str | None:
+    """The body as text; ``None`` if it is no text."""
+    claims_text = _TEXT_TYPES.fullmatch(_media_type(reply)) is not None
+    codec = _codec(content_type(reply))
+    errors = "replace" if claims_text or codec else "strict"
+    decoder = codecs.getincrementaldecoder(codec or "utf-8")(errors)
+    try:
+        text = decoder.decode(reply.body, final=not reply.truncated)
+    except UnicodeDecodeError:
+        return None
+    if "\x00" in text and not claims_text:
+        return None
+    return text.removeprefix("\ufeff")
+
+
+def _codec(header: str) -> str | None:
+    if found := _CHARSET.search(header):
+        try:
+            name = codecs.lookup(found[1]).name
+        except LookupError:
+            return None
+        if _TEXT_CODECS.fullmatch(name):
+            return name
+    return None
+
+
+def body_of(reply: Reply) -> Any:
+    """The body: decoded JSON if it says so and is, else text; ``None`` if empty or no text."""
+    text = text_of(reply)
+    if not text:
+        return None
+    media_type = _media_type(reply)
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return _decoded(text)
+    return text
+
+
+def _decoded(text: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return text
+    return value if depth_of(value) <= MAX_DEPTH else text
+
+
+def failure_of(reply: Reply) -> str | None:
+    """Why an answer is no success, up to its body; ``None`` if it is one."""
+    if 200 <= reply.status < 300:
+        return None
+    said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
+    wait = reply.headers.get("retry-after", "")
+    if wait.isdecimal() and len(wait) < 8:
+        said += f" and asks to wait {wait} s"
+    return said.rstrip()
+
+
+def excerpt(text: str) -> str:
+    """The start of a text, with a mark where it was cut off."""
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
+
+
+def is_redirect(reply: Reply) -> bool:
+    return 300 <= reply.status < 400 and "location" in reply.headers
+
+
+def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
+    """Where a redirect leads, without user, password and fragment; ``None`` if nowhere."""
+    try:
+        target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
+        return checked_url(str(target))
+    except (httpx2.InvalidURL, EgressRefusedError):
+        return None

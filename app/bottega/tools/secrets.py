@@ -1,0 +1,81 @@
+"""Secrets of tenants: definitions refer to them by name, the operator's environment holds them."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from bottega.errors import InvalidInputError
+from bottega.redaction import SHORTEST
+
+PREFIX = "BOTTEGA_SECRET_"
+DEFAULT = "default"
+"""The tenant whose secrets are named without it."""
+
+# One ``_`` may stand between letters, so that the two between a tenant and a name mean that.
+_WORDS = "[A-Z](?:_?[A-Z0-9])*"
+_NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
+
+
+def variable(tenant: str, name: str) -> str:
+    """The environment variable that holds a tenant's secret."""
+    return PREFIX + (name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}")
+
+
+def _spelled(tenant: str) -> str:
+    return tenant.upper().replace("-", "_")
+
+
+class TenantSecrets:
+    """``BOTTEGA_SECRET_NAME`` of the tenant ``default``, ``BOTTEGA_SECRET_TENANT__NAME`` of others.
+
+    Raises:
+        InvalidInputError: a variable that names neither, or a value that is too short to be kept
+            out of texts.
+    """
+
+    def __init__(self, environment: Mapping[str, str | None]) -> None:
+        self._values: dict[tuple[str, str], str] = {}
+        for key, value in environment.items():
+            if key.startswith(PREFIX) and value:
+                self._values[_owner(key)] = _long_enough(key, value.strip())
+
+    def of(self, tenant: str) -> Callable[[str], str]:
+        """Return the function that gives a tenant's secret by its name.
+
+        It raises InvalidInputError (``unknown_secret``) if there is none.
+        """
+
+        def secret(name: str) -> str:
+            value = self._values.get((_spelled(tenant), name))
+            if value is None:
+                raise InvalidInputError(
+                    f"the secret '{name}' is not configured for the tenant '{tenant}': the "
+                    f"operator of this server has to set {variable(tenant, name)}",
+                    code="unknown_secret",
+                )
+            return value
+
+        return secret
+
+    def values(self) -> list[str]:
+        """All of all tenants, to be kept out of texts."""
+        return list(self._values.values())
+
+
+def _owner(key: str) -> tuple[str, str]:
+    named = _NAMED.fullmatch(key.removeprefix(PREFIX))
+    if named is None:
+        raise InvalidInputError(
+            f"{key} is neither {PREFIX}NAME nor {PREFIX}TENANT__NAME: capital letters and digits, "
+            "with single _ between them"
+        )
+    return named["tenant"] or _spelled(DEFAULT), named["name"]
+
+
+def _long_enough(key: str, value: str) -> str:
+    scheme, _, credential = value.rpartition(" ")
+    if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …, or a sentence
+        raise InvalidInputError(
+            f"{key} is shorter than {SHORTEST} characters: so short a text is a part of many "
+            "others, and cannot be kept out of logs and answers. Take a longer secret"
+        )
+    return value

@@ -1,4 +1,0 @@
-"""Asynchronous sub-agents: registry, scheduler and the three tools (spec page 3).
-
-A library like :mod:`app.agents`: knows nothing of HTTP, SQL or settings.
-"""
