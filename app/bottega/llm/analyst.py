@@ -1,4 +1,4 @@
-"""A model that reads tasks and episodes, and answers in a form that can be checked."""
+"""A model client that analyses tasks and episodes, with validated answers."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ _LONGEST_TASK = 16_000
 _MOST_TOKENS = 2000
 _TIMEOUT_S = 60.0
 ANALYST_PATIENCE_S = 3.0
-"""Seconds that its provider waits for a server that is down; then runs begin without it."""
+"""Seconds that the analyst's provider waits for a server that is down. Runs then go on without it.
+"""
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 _Lines = Annotated[list[_Line], Field(max_length=50)]
@@ -49,11 +50,11 @@ _REFLECT = f"You say what can be learned of how a task was done. {_DATA}"
 
 
 class ModelAnalyst:
-    """Asks a model for its analysis through the one tool that it is given.
+    """Asks a model for an analysis, through the only tool in the request.
 
     Args:
-        model: its name.
-        timeout_s: of a question, repetitions included.
+        model: name of the model.
+        timeout_s: seconds for one question, repetitions included.
     """
 
     def __init__(self, provider: LLMProvider, model: str, *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -66,18 +67,18 @@ class ModelAnalyst:
         return self._model
 
     async def analyse(self, task: str) -> Mapping[str, Any]:
-        """What a task asks for: ``goals``, ``constraints``, ``criteria``, ``complexity``.
+        """Return a task's ``goals``, ``constraints``, ``criteria`` and ``complexity``.
 
         Raises:
-            ModelError: there is no answer, or none that can be read.
+            ModelError: there is no answer, or it is not readable.
         """
         return (await self._ask(_ANALYSE, task[:_LONGEST_TASK], _Analysis)).model_dump()
 
     async def reflect(self, about: Mapping[str, Any]) -> Sequence[str]:
-        """What an episode teaches.
+        """Return the insights of an episode.
 
         Raises:
-            ModelError: there is no answer, or none that can be read.
+            ModelError: there is no answer, or it is not readable.
         """
         return (await self._ask(_REFLECT, to_json(about).decode(), _Insights)).insights
 
@@ -100,7 +101,7 @@ class ModelAnalyst:
         return self._read(answer, form)
 
     def _read(self, answer: AssistantMessage, form: type[T]) -> T:
-        """The form, filled in by a call, or as JSON in the text of a model that calls nothing."""
+        """Parse the arguments of the ``answer`` call, or else JSON in the text."""
         try:
             for call in answer.tool_calls:
                 if call.name == "answer" and call.malformed is None:
@@ -117,6 +118,6 @@ class ModelAnalyst:
 
 
 def _object_in(text: str) -> str:
-    """From the first brace to the last one."""
+    """Return the text from the first brace to the last one, or all of it without braces."""
     begin, end = text.find("{"), text.rfind("}")
     return text[begin : end + 1] if 0 <= begin < end else text

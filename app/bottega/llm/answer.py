@@ -1,4 +1,4 @@
-"""Put a streamed answer together: what the dialects of OpenAI's API have in common."""
+"""Assembling a streamed answer: the common part of both dialects of OpenAI's API."""
 
 import json
 import math
@@ -24,10 +24,10 @@ MAX_CALLS = 500
 
 @dataclass(slots=True)
 class PartialCall:
-    """A tool call whose pieces are still coming in.
+    """A tool call whose pieces are still arriving.
 
     Attributes:
-        more: fields that only the server knows.
+        more: fields that only the server understands.
     """
 
     id: str = ""
@@ -37,14 +37,14 @@ class PartialCall:
 
 
 class AnswerBuilder(ABC):
-    """Takes the events of one answer, then gives the message.
+    """Collects the events of one answer, then builds the message.
 
     Args:
         report: makes the errors.
 
     Attributes:
-        complete: nothing at all follows, so that the stream need not be waited for.
-        usage_names: what the API calls tokens that it read, and that it wrote.
+        complete: no event follows, so the rest of the stream need not be read.
+        usage_names: the API's words for input and output tokens.
     """
 
     complete = False
@@ -60,14 +60,14 @@ class AnswerBuilder(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether the server said why it stopped: nothing but usage follows."""
+        """True once the server gave its reason to stop: only usage may follow."""
         return self._finish_reason is not None
 
     def add_event(self, data: bytes) -> str:
-        """Take one event of the stream; answers with the text that came with it.
+        """Take one event of the stream and return its text.
 
         Raises:
-            ModelError: it is none of the API's, or it reports an error.
+            ModelError: the event is not one of the API, or it reports an error.
         """
         try:
             event = from_json(data)
@@ -76,7 +76,7 @@ class AnswerBuilder(ABC):
         return self.add(event)
 
     def add(self, event: Any) -> str:
-        """Take one decoded event, or the whole answer of a server that does not stream."""
+        """Take one decoded event, or the complete answer of a server that does not stream."""
         if not isinstance(event, dict):
             raise self._report.broken("a chunk was no JSON object")
         if event.get("error") or "error" in (event.get("object"), event.get("type")):
@@ -87,13 +87,13 @@ class AnswerBuilder(ABC):
             raise self._report.broken("a chunk had a shape that was not expected") from None
 
     def finish(self, now: datetime, new_id: Callable[[], str]) -> AssistantMessage:
-        """The message.
+        """Build the message.
 
         Args:
-            new_id: makes the ids of tool calls that came without one of their own.
+            new_id: makes ids for tool calls without an id.
 
         Raises:
-            ModelError: the answer broke off.
+            ModelError: the answer is not complete.
         """
         reason = self._finish_reason
         if reason is None:
@@ -121,7 +121,7 @@ class AnswerBuilder(ABC):
         )
 
     def _refuse_excess(self, text: str) -> None:
-        """Every answer is stored, and sent again with each later call of its conversation."""
+        """Refuse an oversized answer: each is stored, and sent with every later call."""
         calls = list(self._partial_calls())
         length = len(text) + sum(
             len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
@@ -132,27 +132,27 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
 
     def hidden_size(self) -> int:
-        """The bytes that came beside text and tool calls, such as reasoning."""
+        """Return the bytes of reasoning and other fields beside text and tool calls."""
         return 0
 
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
-        """Take an event that reports no error; answers with its text.
+        """Take an event that reports no error and return its text.
 
         Sets ``_finish_reason`` (``stop``, ``length``, ``tool_calls``, ``content_filter``,
-        ``error``, or another) once the server said why it stopped.
+        ``error``, or another) when the server gives its reason to stop.
 
         Raises:
-            AttributeError, TypeError, LookupError: its shape is not the API's.
+            AttributeError, TypeError, LookupError: the event has not the API's shape.
         """
 
     @abstractmethod
     def _partial_calls(self) -> Iterable[PartialCall]:
-        """The tool calls, in order."""
+        """Return the tool calls, in order."""
 
     @abstractmethod
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """The fields that go back to the server with the message; see :mod:`bottega.llm.opaque`."""
+        """Return the fields to send back with the message; see :mod:`bottega.llm.opaque`."""
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []
@@ -172,9 +172,10 @@ class AnswerBuilder(ABC):
         return tuple(calls)
 
     def _whole(self, piece: str) -> str:
-        """``piece`` as text that UTF-8 can hold.
+        """Return ``piece`` as text that UTF-8 can encode.
 
-        Servers that cut text by UTF-16 units send an emoji in two halves: the first waits here.
+        Servers that cut text by UTF-16 units split an emoji. Its first half is kept for the next
+        piece.
         """
         if self._half:
             piece, self._half = self._half + piece, ""
@@ -186,7 +187,7 @@ class AnswerBuilder(ABC):
         return text
 
     def _decode_leniently(self, data: bytes) -> Any:
-        """Decode what the fast decoder refuses: halves of UTF-16 pairs are legal in JSON."""
+        """Decode JSON with lone UTF-16 surrogates, which the fast decoder refuses."""
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
@@ -194,9 +195,9 @@ class AnswerBuilder(ABC):
 
 
 def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
-    """Arguments of a tool call, and the raw text if it is no JSON object.
+    """Return a tool call's arguments, and the raw text if it is not a JSON object.
 
-    Nothing, or ``null``, is what some models send for a tool without arguments.
+    Some models send nothing, or ``null``, for a tool without arguments.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -212,7 +213,7 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether every number in ``value`` is one JSON can hold; 1e999 decodes to infinity."""
+    """Return true if JSON can hold all numbers in ``value``; 1e999 decodes to infinity."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):

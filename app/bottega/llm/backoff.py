@@ -1,4 +1,4 @@
-"""How long to wait before a failed call is made again."""
+"""Delays between the tries of a failed call."""
 
 from bottega.errors import ModelError
 
@@ -15,8 +15,8 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
     always answers "0" must not be asked in a tight loop.
 
     Args:
-        number: of the try that failed, from 1.
-        unit: chance, in [0, 1).
+    number: number of the failed try, from 1.
+    unit: random number in [0, 1).
     """
     longest = min(_LONGEST_S, _FIRST_S * 2.0 ** min(number - 1, 10))
     own = longest * (1 + unit) / 2
@@ -27,10 +27,10 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
 
 
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:
-    """Compute the seconds before the next try, or ``None`` if patience is used up. Pure.
+    """Compute the seconds before the next try, or ``None`` if no patience is left. Pure.
 
-    The last try is made when the patience ends. A server that asks for more time than that is not
-    asked again.
+    The last try is made when the patience ends. A server that asks for a longer wait is not asked
+    again.
 
     Args:
         left_s: seconds of patience that are left.
@@ -41,7 +41,7 @@ def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> 
 
 
 def out_of_patience(number: int, error: ModelError, patience_s: float) -> ModelError:
-    """Make the error of a call whose patience is used up, from that of its last try. Pure."""
+    """Make the error of a call without patience left, from the error of its last try. Pure."""
     asked = error.retry_after_s
     until = "" if asked is None else f"; the server asks to wait {asked:g} s"
     return ModelError(

@@ -1,4 +1,4 @@
-"""Chat Completions: requests as bytes, and answers from the chunks of a stream."""
+"""Chat Completions: requests as bytes, answers from streamed chunks."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,17 +27,17 @@ OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"
 
 
 def chat_completions(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
-    """Chat Completions with ``model`` at an address.
+    """Return the dialect for ``model`` behind Chat Completions at ``address``.
 
     Raises:
-        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+        InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, address)
     fields = {"model": model, **extra, "stream": True, "stream_options": {"include_usage": True}}
     return Dialect(
         path="/chat/completions",
         head=encode_head(fields, OWN_FIELDS, extra) + b',"messages":[',
-        messages_key=f"{KEY} {origin}",  # what is not of this server does not go there
+        messages_key=f"{KEY} {origin}",  # other servers' state is not sent here
         encode_message=partial(encode_message, origin=origin),
         spoken=b'{"role":"%b","content":"%b"}',
         tools_key=KEY,
@@ -48,10 +48,10 @@ def chat_completions(model: str, extra: Mapping[str, Any], address: str) -> Dial
 
 
 def encode_message(message: StandardMessage, *, origin: str) -> Piece:
-    """One message; a :class:`ToolMessage` of several results gives several items.
+    """Encode one message; a :class:`ToolMessage` of several results gives several items.
 
     Raises:
-        HistoryError: a tool message without results, which answers no call.
+        HistoryError: a tool message without results answers no call.
     """
     return piece_of(message, partial(_items, origin=origin))
 
@@ -88,11 +88,11 @@ def _call(call: ToolCall, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChatAnswer(AnswerBuilder):
-    """Takes the chunks of one answer, or a whole completion of a server that does not stream.
+    """Collects the chunks of one answer, or a complete answer of a server that does not stream.
 
     Args:
-        after_results: the answer is one to results of tools.
-        origin: of the answer.
+        after_results: the request ends with results of tools.
+        origin: the server that answers, from :func:`.opaque.origin_of`.
     """
 
     usage_names = ("prompt", "completion")
@@ -153,16 +153,16 @@ class ChatAnswer(AnswerBuilder):
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
         message = self._more
         if not (calls or self._after_results):
-            # DeepSeek wants it back in turns with tool calls; in others newer models ignore and
-            # older ones refuse it (api-docs.deepseek.com/guides/thinking_mode).
+            # DeepSeek requires reasoning in turns with tool calls. In other turns newer models
+            # ignore it and older ones refuse it (api-docs.deepseek.com/guides/thinking_mode).
             message = {name: value for name, value in message.items() if name != _REASONING}
         more = [call.more for call in self._calls]
         return state_of(self._origin, message, {c.id: m for c, m in zip(calls, more, strict=True)})
 
     def _call_of(self, index: Any, call_id: Any, name: Any) -> PartialCall:
-        """The call that a piece belongs to: by its index, unless it plainly begins another.
+        """Return the call of a piece: by index, unless the piece clearly begins another call.
 
-        Some servers number every call 0, or none at all, and send each in one piece.
+        Some servers number every call 0, or none, and send each call in one piece.
         """
         call = self._by_index.get(index)
         if call is None and index is None and self._calls and not (call_id or name):

@@ -1,4 +1,4 @@
-"""Run the demo model as a process of its own, for as long as a block lasts."""
+"""The demo model in a process of its own, for the duration of a block."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ _STOP_TIMEOUT_S = 3.0
 async def demo_model(
     *, latency_ms: float = 0, token_delay_ms: float = 0, start_timeout_s: float = _START_TIMEOUT_S
 ) -> AsyncIterator[str]:
-    """Start the demo model; answers with its base URL, and stops it at the end.
+    """Start the demo model, yield its base URL, and stop it when the block ends.
 
-    It also ends by itself when this process does, however that ends.
+    It also ends when this process does, even if this process is killed.
 
     Args:
         latency_ms: milliseconds before each answer.
         token_delay_ms: milliseconds between the words of a stream.
 
     Raises:
-        UnavailableError: it did not start in time; what it said is on standard error.
+        UnavailableError: it did not start in time; its messages are on standard error.
     """
     arguments = ["--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)]
     process = await _spawn(arguments)
@@ -48,7 +48,7 @@ def become_demo_model(arguments: Sequence[str]) -> NoReturn:
 
 
 def _command(*arguments: str) -> list[str]:
-    """The command line; ``-P`` ignores a folder ``bottega`` in the user's current folder."""
+    """Return the command line; ``-P`` ignores a folder ``bottega`` in the current folder."""
     return [sys.executable, "-P", "-m", "bottega.llm.demo_model", *arguments]
 
 
@@ -58,12 +58,12 @@ async def _spawn(arguments: list[str]) -> Process:
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),
-        start_new_session=True,  # Ctrl-C is for us: runs still need their model while they end
+        start_new_session=True,  # no Ctrl-C: ending runs need it
     )
 
 
 def _environment() -> dict[str, str]:
-    """Ours; if this package is not installed, with the place it was found."""
+    """Copy our environment; add this package's folder to the path if it is not installed."""
     environment = dict(os.environ)
     root = Path(bottega.__path__[0]).parent
     if root != Path(sysconfig.get_path("purelib")):
@@ -88,7 +88,7 @@ async def _port(process: Process, timeout_s: float) -> int:
 
 
 async def _stop(process: Process) -> None:
-    """Ask it to end, then make it."""
+    """Terminate the process; kill it if it does not end in time."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

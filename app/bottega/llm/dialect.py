@@ -1,6 +1,6 @@
-"""How a model is spoken to: the one difference between the APIs that the provider knows.
+"""The wire format of a model's API: the only difference between APIs in the provider.
 
-A message is encoded once, when it is first sent, and its bytes are joined into every later body.
+A message is encoded once, when it is first sent. Later bodies reuse its bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,15 +19,16 @@ class Dialect:
     """One API, for one model.
 
     Attributes:
-        path: of the endpoint, below the base URL.
-        head: the body up to its messages, the opening bracket of their list included.
-        messages_key: under it a message keeps its encoding; another one replaces it.
-        encode_message: one message.
-        spoken: an item that is text: of a role, and the inside of a JSON string.
-        tools_key: under it a tool keeps its encoding.
-        encode_tool: one tool.
-        most_key: the field that bounds how many tokens the model produces.
-        new_answer: makes what reads an answer; told whether that is one to results of tools.
+        path: the endpoint's path, below the base URL.
+        head: the body up to its messages, including the opening bracket of their list.
+        messages_key: key of a message's cached encoding; another key replaces it.
+        encode_message: encodes one message.
+        spoken: template of a text item: role, and the inside of a JSON string.
+        tools_key: key of a tool's cached encoding.
+        encode_tool: encodes one tool.
+        most_key: the field that limits output tokens.
+        new_answer: makes the builder of an answer; its flag says that the answer follows results
+            of tools.
     """
 
     path: str
@@ -47,14 +48,14 @@ class Dialect:
         most: int | None = None,
         asked: StandardMessage | None = None,
     ) -> bytes:
-        """The whole body of a request.
+        """Return the body of a request.
 
         Args:
-            most: tokens that the model may produce; ``None``: as it likes.
-            asked: the message whose turn context opens; see :class:`ModelOptions`.
+            most: limit of output tokens; ``None``: no limit.
+            asked: the message that the context precedes; see :class:`ModelOptions`.
 
         Raises:
-            HistoryError: a message that cannot be sent.
+            HistoryError: a message cannot be sent.
         """
         key, encode = self.messages_key, self.encode_message
         pieces = [message.encoded(key, encode) for message in messages]
@@ -73,5 +74,5 @@ class Dialect:
 
 
 NewDialect = Callable[[str, Mapping[str, Any], str], Dialect]
-"""Makes the dialect for a model: its name, further fields of every request, the server's address.
+"""Makes a model's dialect from its name, extra fields of every request and the server's address.
 """

@@ -1,8 +1,7 @@
-"""The way to a model's server: the SDK's clients, and their low-level door.
+"""The connection to a model's server: the SDK's clients, used through ``client.post``.
 
-The door is ``client.post`` with bytes in and the raw response out: the SDK's high-level one walks
-the whole history at every call. Authentication, base URL, proxies, timeouts and status errors stay
-the SDK's.
+``client.post`` takes bytes and returns the raw response. The SDK's high-level calls walk the whole
+history each time. The SDK still does authentication, base URL, proxies, timeouts and status errors.
 """
 
 import asyncio
@@ -21,13 +20,13 @@ from bottega.errors import InvalidInputError
 from bottega.llm.failures import Reporter
 
 NO_KEY = "none"
-"""Stands for the key of a server that wants none; it is no secret."""
+"""Placeholder key for a server that needs none; it is not a secret."""
 
 NETWORK_ERRORS = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, ssl.SSLError, OSError)
-"""What asking a server, and reading its answer, may raise."""
+"""Errors of sending a request and reading its answer."""
 
 _CONNECT_TIMEOUT_S = 10.0
-# Headers by which the SDK tells its maker about this machine; each costs time at every call.
+# Headers in which the SDK describes this machine; building them takes time at every call.
 _LEFT_OUT = cast(
     "Mapping[str, str]",
     {
@@ -39,7 +38,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Door:
-    """The SDK's clients, one per event loop, since connections belong to their loop.
+    """The SDK's clients, one per event loop, since connections belong to a loop.
 
     Args:
         api_key: ``None`` takes ``OPENAI_API_KEY``.
@@ -47,11 +46,11 @@ class Door:
         timeout_s: longest silence of the server, in seconds.
 
     Attributes:
-        address: of the server, fit to be shown.
+        address: the server's URL without credentials.
         report: makes errors that do not show the key.
 
     Raises:
-        InvalidInputError: there is no key, or an argument cannot be used.
+        InvalidInputError: there is no key, or an argument is invalid.
     """
 
     def __init__(self, api_key: str | None, base_url: str | None, timeout_s: float) -> None:
@@ -61,13 +60,13 @@ class Door:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = (
             WeakKeyDictionary()
         )
-        client = self._open()  # now, so that a wrong setting is found at the start
+        client = self._open()  # now: wrong settings fail at the start
         self._spare: AsyncOpenAI | None = client
         self.address = _address(client.base_url)
         self.report = Reporter(self.address, "" if client.api_key == NO_KEY else client.api_key)
 
     async def post(self, path: str, body: bytes) -> httpx2.Response:
-        """Send a request; answers once the status is known, with the body still to be read.
+        """Send a request; return when the status is known, before the body is read.
 
         Raises:
             OpenAIError: as the SDK maps it.
@@ -79,7 +78,7 @@ class Door:
             stream=True,
             stream_cls=AsyncStream[bytes],
         )
-        # With this cast_to the SDK hands out the raw response, whatever stream_cls says.
+        # With this cast_to the SDK returns the raw response and ignores stream_cls.
         return cast("httpx2.Response", response)
 
     async def aclose(self) -> None:
@@ -96,7 +95,7 @@ class Door:
         return client
 
     def _open(self) -> AsyncOpenAI:
-        # Proxies of the environment are not meant for a server on this machine.
+        # A server on this machine is reached without the environment's proxies.
         url = self._base_url or os.environ.get("OPENAI_BASE_URL") or ""
         local = httpx2.URL(url).host in _LOOPBACK
         http_client = DefaultAioHttpClient(
@@ -121,12 +120,12 @@ class Door:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Whom to trust; loading that takes 20 ms, so all clients share it."""
+    """Load the trusted certificates once for all clients: it takes 20 ms."""
     return httpx2.create_ssl_context()
 
 
 def _checked_key(api_key: str | None) -> str | None:
-    """The key without the line end that it often has when it comes from a file."""
+    """Return the key without surrounding blanks, such as the line end of a file."""
     if api_key is None:
         api_key = os.environ.get("OPENAI_API_KEY")
     key = api_key.strip() if api_key is not None else None
@@ -139,7 +138,7 @@ def _checked_key(api_key: str | None) -> str | None:
 
 
 def _address(url: httpx2.URL) -> str:
-    """The URL without credentials and query."""
+    """Return the URL without credentials and query."""
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidInputError(
             "OPENAI_BASE_URL is no http(s) address; it looks like https://host/v1"

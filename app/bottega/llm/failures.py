@@ -1,4 +1,4 @@
-"""What went wrong at the model's side, as a :class:`ModelError` that says what to mend.
+"""Failures of a model's server as :class:`ModelError`, with advice.
 
 Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
 ``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
@@ -19,7 +19,7 @@ _RETRYABLE_CODES = frozenset(
     {"model_rate_limited", "model_timeout", "model_unavailable", "model_stream_broken"}
 )
 
-# What servers say, in ``code`` or ``type``, where the status alone says too little.
+# Error codes from ``code`` or ``type`` of the body, where the status is not specific enough.
 _BY_WORD = {
     "insufficient_quota": "model_quota_exhausted",
     "billing_hard_limit_reached": "model_quota_exhausted",
@@ -49,7 +49,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# These may refine a status; the others would only blur what it says.
+# Only these codes replace the code of the status; the others are less specific than it.
 _REFINING = frozenset(
     {"model_quota_exhausted", "model_context_too_long", "model_filtered", "model_not_found"}
 )
@@ -72,34 +72,34 @@ _ADVICE = {
 
 
 STREAM_BROKEN = "model_stream_broken"
-"""Code of an answer that broke off, or could not be read."""
+"""Code of an answer that broke off or is not readable."""
 
 
 class Reporter:
     """Makes the errors of one model server.
 
     Args:
-        address: of the server, without anything secret.
-        secret: never to be seen in an error; empty if there is none.
+        address: the server's URL, without credentials.
+        secret: the key to keep out of errors; empty if there is none.
     """
 
     def __init__(self, address: str, secret: str) -> None:
         self._address = address
-        # With its neighbours, since a short key is also part of ordinary words.
+        # With word boundaries, since a short key may be part of ordinary words.
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
         self._secret = re.compile(pattern)
 
     def refused(
         self, status: int, body: object, headers: Mapping[str, str], now: datetime
     ) -> ModelError:
-        """The server answered with a status that is no success."""
+        """Make the error of a response whose status is not a success."""
         code = _BY_STATUS.get(status) or _code_of_other_status(status)
         if (word := _code_by_word(body)) in _REFINING:
             code = word or code
         return self._error(code, f"HTTP {status}", body, retry_after_s(headers, now))
 
     def failed_in_stream(self, body: object) -> ModelError:
-        """The server reported an error in the middle of its answer."""
+        """Make the error that the server reported within its answer."""
         status = _status_of(body)
         code = _code_by_word(body)
         if code is None and status is not None:
@@ -107,7 +107,7 @@ class Reporter:
         return self._error(code or "model_unavailable", "error in its stream", body)
 
     def unreachable(self, error: BaseException) -> ModelError:
-        """No connection, or it ended before there was an answer."""
+        """Make the error of a connection that failed before the answer began."""
         if is_timeout(error):
             return self._error("model_timeout", "no answer in time", None)
         return ModelError(
@@ -118,7 +118,7 @@ class Reporter:
         )
 
     def broken(self, what: str) -> ModelError:
-        """The stream ended, or became unreadable, before the answer was complete."""
+        """Make the error of a stream that ended, or became unreadable, before it was complete."""
         return ModelError(
             f"the answer of the model's API at {self._address} broke off: {what}",
             code=STREAM_BROKEN,
@@ -126,13 +126,13 @@ class Reporter:
         )
 
     def interrupted(self, error: BaseException) -> ModelError:
-        """The connection failed in the middle of the answer."""
+        """Make the error of a connection that failed during the answer."""
         if is_timeout(error):
             return self._error("model_timeout", "silence in the middle of its answer", None)
         return self.broken(f"the connection failed ({_kind(error)})")
 
     def no_completion(self, what: str) -> ModelError:
-        """The answer was a success of another sort, such as a web page."""
+        """Make the error of a successful response with unusable content, such as a web page."""
         return self._error("model_bad_response", f"it sent {self._clean(what)}", None)
 
     def _error(
@@ -146,7 +146,7 @@ class Reporter:
         )
 
     def _quote(self, body: object) -> str:
-        """What the server said; empty if that is unknown."""
+        """Return the server's message; empty if there is none."""
         error = _error_part(body)
         message = error.get("message") if isinstance(error, dict) else error
         if not isinstance(message, str):
@@ -154,14 +154,14 @@ class Reporter:
         return self._clean(message)
 
     def _clean(self, text: str) -> str:
-        """The text on one line, printable, not too long, without the key."""
+        """Return the text on one line, printable, shortened, without the key."""
         text = " ".join(self._secret.sub("[key]", text).split())
         text = "".join(char if char.isprintable() else "?" for char in text)
         return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds the server asks to wait (``Retry-After`` in both forms, ``retry-after-ms``)."""
+    """Return the seconds to wait, from ``Retry-After`` in both forms or ``retry-after-ms``."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -176,10 +176,10 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether somebody's patience ran out.
+    """Return true if a timeout caused the error.
 
-    The type of the outermost error does not tell: the transport reports a refused connection as
-    a timeout too. Its causes do.
+    The outermost type does not show it: the transport reports a refused connection as a timeout
+    too. The chain of causes does.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -227,7 +227,7 @@ def _status_of(body: object) -> int | None:
 
 
 def _kind(error: BaseException) -> str:
-    """The innermost cause's name: the outer ones are the layers it came through."""
+    """Return the type name of the innermost cause; the outer errors are transport layers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__

@@ -1,11 +1,11 @@
-"""Fields of an answer that its server wants back, kept as they came.
+"""Fields of an answer that its server needs back, unchanged, with later requests.
 
-``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter, MiniMax),
-``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible endpoint), and
-whatever else a server adds to its message or a tool call.
+Such as ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter,
+MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible
+endpoint), and other unknown fields of a message or a tool call.
 
-A message keeps it as ``state``: ``{"origin": …, "message": {field: value}, "calls": {id: {field:
-value}}}``, JSON all of it. Only the server that it is of gets it back.
+A message keeps them as JSON in ``state``: ``{"origin": …, "message": {field: value}, "calls": {id:
+{field: value}}}``. They go back only to the server of their origin.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from typing import Any
 from bottega.agents.messages import AssistantMessage
 from bottega.llm.wire import encode_json, without_lone_surrogates
 
-# Fields that say what a piece is; all other texts of a stream are pieces to be joined.
+# Fields that a later piece replaces. Other texts of a stream are joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 64  # items of a list that may still go on, the newest
+_OPEN = 64  # newest items of a list that a later piece may continue
 
 Fields = dict[str, Any]
 
 
 def origin_of(*parts: str) -> str:
-    """A short name for a server (and whatever else must be the same), which does not show it."""
+    """Return a short hash that identifies a server (or server and model) without showing it."""
     return blake2s("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Fields:
-    """The state of an answer, of what :func:`take` took; empty if there is nothing to keep."""
+    """Return an answer's state from fields that :func:`take` collected; empty without fields."""
     own = {key: more for key, more in calls.items() if more}
     kept = _joined({"message": message, "calls": own})
     if not any(kept.values()):
@@ -39,22 +39,22 @@ def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Field
 
 
 def state_for(origin: str, message: AssistantMessage) -> Fields:
-    """The state of a message, if it is of this origin; else an empty one."""
+    """Return a message's state if it has this origin; else an empty one."""
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
 
 
 def size_of_fields(fields: Fields) -> int:
-    """The bytes of fields that :func:`take` collected, as JSON."""
+    """Return the size of fields that :func:`take` collected, in bytes of JSON."""
     return len(encode_json(without_lone_surrogates(_joined(fields))))
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Add the unknown fields of a piece of a stream to those that came before.
+    """Merge the unknown fields of a stream's piece into ``fields``.
 
-    Texts are joined, objects merged, and the items of a list merged by ``type`` and ``index``, as
-    OpenRouter numbers those of ``reasoning_details``.
+    Texts are joined and objects merged. Items of a list are merged by ``type`` and ``index``, as
+    OpenRouter numbers ``reasoning_details``.
     """
     for name, value in delta.items():
         if name not in known and value not in (None, "", [], {}):
@@ -62,11 +62,11 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
 
 
 class _Pieces(list[str]):
-    """Pieces of a text that may go on: joined once, as a long one comes in many."""
+    """Pieces of one text, joined once at the end: a long text has many."""
 
 
 def _merged(name: str, old: Any, new: Any) -> Any:
-    """A value with what came now; changes the old one, which is of our own making."""
+    """Return ``old`` merged with ``new``; changes ``old``, which this module made."""
     if isinstance(new, str) and name not in _REPLACED:
         pieces = old if isinstance(old, _Pieces) else _Pieces()
         pieces.append(new)
@@ -85,7 +85,7 @@ def _merged(name: str, old: Any, new: Any) -> Any:
 
 
 def _add(items: list[Any], item: Any) -> None:
-    """Merge an item with the one it goes on with, or append it."""
+    """Merge an item into the one that it continues, or append it."""
     newest = len(items) - 1
     for place in range(newest, max(-1, newest - _OPEN), -1):
         if _goes_on(items[place], item, is_last=place == newest):
@@ -95,7 +95,7 @@ def _add(items: list[Any], item: Any) -> None:
 
 
 def _joined(value: Any) -> Any:
-    """A value with its texts whole."""
+    """Return a value with its text pieces joined."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, dict):
@@ -104,8 +104,10 @@ def _joined(value: Any) -> Any:
 
 
 def _goes_on(known: Any, item: Any, *, is_last: bool) -> bool:
-    """Check if an item continues a known one: by its number, or else, if it has no id of its own,
-    because it is of the type of the last one."""
+    """Return true if an item continues a known one: same type, and same index.
+
+    Without indices it must have the same id, or none, and the known item must be the last.
+    """
     if not (isinstance(known, dict) and isinstance(item, dict)):
         return False
     if known.get("type") != item.get("type"):

@@ -1,4 +1,4 @@
-"""Vectors from an OpenAI-compatible ``/embeddings`` (spec page 4, M18)."""
+"""Vectors from an OpenAI-compatible ``/embeddings`` endpoint."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ from bottega.llm.door import NETWORK_ERRORS, Door
 Vectors = NDArray[np.float32]
 
 LARGEST_DIMENSION = 4000
-"""What the index of a ``halfvec`` takes."""
+"""Limit of an index over ``halfvec``."""
 
 _MAX_CHARACTERS = 32_768
 _LEAST_CHARACTERS = 1024
@@ -41,22 +41,22 @@ _REFUSED = ("model_bad_request", "model_context_too_long")
 
 
 class OpenAIEmbedder:
-    """Asks a server for vectors: several texts a call, and each text once as long as it is known.
+    """Requests vectors from a server, several texts per call, and caches them.
 
-    Belongs to one event loop at a time. After :meth:`aclose` it can still be used.
+    Belongs to one event loop at a time. Stays usable after :meth:`aclose`.
 
     Args:
         model: name of the model; part of the embedder's name.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
-        dimensions: asked of the server. One that has only another is taken at its word.
+        dimensions: requested dimension. A model that has only another one keeps its own.
         timeout_s: longest time of one try, in seconds.
         max_tries: tries of one call, the first included.
-        cached: vectors that are kept; those least recently asked for go.
+        cached: number of cached vectors; the least recently used are dropped.
         clock, sleep, random_unit: time and randomness; ``random_unit`` is in [0, 1).
 
     Raises:
-        InvalidInputError: there is no key, or an argument cannot be used.
+        InvalidInputError: there is no key, or an argument is invalid.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """``openai:<model>:<dimension>``; final once the first vectors are there."""
+        """``openai:<model>:<dimension>``; final after the first answer."""
         return f"openai:{self.model}:{self._dimension}"
 
     @property
     def dimension(self) -> int:
-        """What was asked for, until the first answer says what it is."""
+        """Requested dimension; after the first answer the actual one."""
         return self._dimension
 
     async def aclose(self) -> None:
-        """Close the connections. Calls that are still going on fail."""
+        """Close the connections. Open calls fail."""
         calls = set(self._under_way.values())
         for call in calls:
             call.cancel()
@@ -115,13 +115,13 @@ class OpenAIEmbedder:
         await self._door.aclose()
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of ``texts``, each of length 1; shape (n, d).
+        """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
-        Of each text the first 32,768 characters count, or those that the model takes. Equal
-        texts that are asked for at the same time are one call.
+        Only the first 32,768 characters of a text count, or fewer if the model takes fewer.
+        Concurrent requests for the same text share one call.
 
         Raises:
-            ModelError: the call failed for good; none of these texts has a vector then.
+            ModelError: the call failed for good; then none of these texts has a vector.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
         found: dict[bytes, Vectors] = {}
@@ -136,7 +136,7 @@ class OpenAIEmbedder:
             else:
                 unknown[key] = text
         if unknown and len(self._under_way) >= _MOST_WAITING:
-            # Who asked may have left long ago; a server that hangs must not fill our memory.
+            # A caller that was cancelled leaves its call behind: limit the calls of a hung server.
             raise ModelError(
                 f"{len(self._under_way)} texts wait for the model '{self.model}' already",
                 code="model_unavailable",
@@ -144,7 +144,7 @@ class OpenAIEmbedder:
             )
         calls |= {self._begin(batch) for batch in _batches(unknown)}
         for call in calls:
-            # Shielded: others may wait for the same call, and its vectors are kept anyhow.
+            # Shielded: other callers may wait for this call, and its vectors are cached anyway.
             found |= await asyncio.shield(call)
         if not texts:
             return np.empty((0, self._dimension), np.float32)
@@ -171,18 +171,18 @@ class OpenAIEmbedder:
     async def _call(self, batch: Mapping[bytes, str]) -> Mapping[bytes, Vectors]:
         async with self._slots:
             vectors = await self._vectors(list(batch.values()), _MAX_CHARACTERS)
-        # Copies: a row that is kept must not keep its whole batch.
+        # Copies, so that a cached row does not keep its whole batch in memory.
         return {key: row.copy() for key, row in zip(batch, vectors, strict=True)}
 
     async def _vectors(self, texts: Sequence[str], characters: int) -> Vectors:
-        """The vectors of texts as far as the model takes them: shorter ones if it says so."""
+        """Return the vectors of texts, cut to what the model accepts."""
         answer = await self._tried([text[:characters] for text in texts])
         if not isinstance(answer, ModelError):
             return answer
         if answer.code not in _REFUSED:
             raise answer
         if self._asked_dimensions is not None and _DIMENSIONS.search(answer.detail):
-            self._asked_dimensions = None  # the model has but one, and will not be asked
+            self._asked_dimensions = None  # the model's dimension is fixed
             return await self._vectors(texts, characters)
         if not _TOO_LONG.search(answer.detail):
             raise answer
@@ -208,7 +208,7 @@ class OpenAIEmbedder:
             number += 1
 
     async def _try(self, request: bytes, count: int) -> Vectors | ModelError:
-        """One try. Its error is a value, as in :class:`.openai_provider.OpenAIProvider`."""
+        """Make one try. Return errors, as :class:`.openai_provider.OpenAIProvider` does."""
         response = None
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -248,10 +248,10 @@ class OpenAIEmbedder:
 
 
 def read_vectors(body: bytes, count: int) -> Vectors:
-    """The vectors of an answer, in the order of its texts, at length 1. Pure.
+    """Parse vectors from an answer, in the order of its texts, scaled to length 1. Pure.
 
     Raises:
-        ValueError: it is not one vector for each of ``count`` texts.
+        ValueError: the answer has not one vector for each of ``count`` texts.
     """
     try:
         answer = from_json(body)
@@ -279,7 +279,7 @@ def read_vectors(body: bytes, count: int) -> Vectors:
 
 
 def _numbers(embedding: Any) -> NDArray[np.float64]:
-    """One vector, which comes as numbers or as their bytes in base64."""
+    """Parse one vector: a list of numbers, or their bytes in base64."""
     if isinstance(embedding, str):
         data = b64decode(embedding, validate=True)
         return np.frombuffer(data, np.dtype("<f4")).astype(np.float64)
@@ -297,12 +297,12 @@ async def _whole(response: httpx2.Response) -> bytes:
         async for piece in pieces:
             body += piece
             if len(body) > _LONGEST_ANSWER:
-                break  # cut, it is no JSON
+                break  # a truncated answer is not valid JSON
     return bytes(body)
 
 
 def _prepared(text: str) -> str:
-    """A text as it is sent: of bounded length, not blank, and with nothing that JSON refuses."""
+    """Shorten a text for sending, and replace blank text and characters that JSON refuses."""
     cut = text[:_MAX_CHARACTERS]
     return cut.encode("utf-8", "replace").decode() if cut.strip() else _NOTHING
 
@@ -312,7 +312,7 @@ def _digest(text: str) -> bytes:
 
 
 def _batches(texts: Mapping[bytes, str]) -> Iterator[dict[bytes, str]]:
-    """The texts in parts that fit into one call each."""
+    """Split the texts into batches of one call each."""
     batch: dict[bytes, str] = {}
     size = 0
     for key, text in texts.items():

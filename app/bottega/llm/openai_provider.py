@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible API (spec page 1, A8), by Chat Completions or Responses."""
+"""A model behind an OpenAI-compatible API: Chat Completions or Responses."""
 
 import asyncio
 import contextlib
@@ -36,39 +36,39 @@ _DIALECTS: Mapping[str, NewDialect] = {
 _DRAIN_S = 0.1
 _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_BROKEN = 5
-"""Answers of a call that may break off: each of them may cost as much as a whole one."""
+"""Most broken answers of one call: each may cost as much as a complete one."""
 
 _DONE = b"[DONE]"
 _DEFAULTS = ModelOptions()
 
 
 def new_call_id() -> str:
-    """An id for a tool call that came without one."""
+    """Return an id for a tool call without one."""
     return f"call_{uuid.uuid4().hex}"
 
 
 class OpenAIProvider:
-    """Asks a model, always streaming. Nothing is kept at the server between calls.
+    """Calls a model, always streaming. The server stores nothing between calls.
 
-    Connections are opened at the first call and belong to its event loop; in another loop the
-    provider opens new ones. After :meth:`aclose` it can still be used, and opens them again.
+    Connections open at the first call and belong to its event loop; another loop gets its own.
+    After :meth:`aclose` the provider stays usable and opens new connections.
 
     Args:
-        model: name of the model, for calls whose options name none.
-        api: ``chat_completions``, which most servers have, or ``responses``, by which models that
-            reason go on with their reasoning after tool calls.
+        model: default model, for calls whose options name none.
+        api: ``chat_completions``, which most servers have, or ``responses``, with which reasoning
+            models continue their reasoning after tool calls.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
         timeout_s: longest silence of the server, in seconds, before and within an answer.
-        patience_s: seconds from a call's first failure for which it is repeated while the server
-            is down, overloaded or cuts its answers; 0: it is not repeated.
-        extra_body: further fields of every request, such as ``{"temperature": 0}``. By
-            Responses ``{"include": []}`` is for models that have no reasoning to give.
-        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is in seconds and never
-            goes back, ``random_unit`` is in [0, 1).
+        patience_s: seconds after a call's first failure during which it is repeated while the
+            server is down or overloaded, or breaks off its answers; 0: no repetition.
+        extra_body: extra fields of every request, such as ``{"temperature": 0}``. With Responses
+            set ``{"include": []}`` for models without reasoning.
+        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is monotonic, in
+            seconds; ``random_unit`` is in [0, 1).
 
     Raises:
-        InvalidInputError: there is no key, or an argument cannot be used.
+        InvalidInputError: there is no key, or an argument is invalid.
     """
 
     def __init__(
@@ -104,17 +104,16 @@ class OpenAIProvider:
         self._dialects: dict[str, Dialect] = {}
         self._door = Door(api_key, base_url, timeout_s)
         self._report = self._door.report
-        self._dialect(model)  # now, so that wrong fields are found at the start
+        self._dialect(model)  # now: wrong fields fail at the start
 
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
 
     def for_model(self, model: str, patience_s: float | None = None) -> "OpenAIProvider":
-        """Copy the provider for another default model; the copy shares (and closes) the
-        connections.
+        """Copy the provider for another default model; both share (and close) the connections.
 
         Args:
-            patience_s: ``None``: as this one has it.
+            patience_s: ``None``: that of this provider.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         if (model, patience_s) == (self.model, self._patience_s):
@@ -124,7 +123,7 @@ class OpenAIProvider:
         return other
 
     async def aclose(self) -> None:
-        """Close the connections. Calls that are still going on fail."""
+        """Close the connections. Open calls fail."""
         await self._door.aclose()
 
     async def invoke(
@@ -135,16 +134,16 @@ class OpenAIProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Ask for the next message.
+        """Request the next message.
 
         Args:
-            on_delta: told the text as it comes. After a failed try it starts again from the
-                beginning: ``options.on_failed_try`` tells that what came before is void.
+            on_delta: gets the text in pieces. A new try starts from the beginning:
+                ``options.on_failed_try`` then reports that the text so far is void.
 
         Returns:
-            The message. Its metadata holds ``finish_reason`` (``length``: cut off),
-            ``refusal: True`` if its content is the model's refusal. Its ``state`` is what goes back
-            to this server with it.
+            The message. Its metadata holds ``finish_reason`` (``length``: cut off), and
+            ``refusal: True`` if its content is the model's refusal. Its ``state`` goes back to this
+            server with the message.
 
         Raises:
             ModelError: the call failed for good.
@@ -187,8 +186,10 @@ class OpenAIProvider:
         begin: Callable[[], AnswerBuilder],
         on_delta: OnDelta | None,
     ) -> AssistantMessage | ModelError:
-        """One try. Its error is a value: raised while the SDK's is handled, it would carry that
-        along, and that one quotes the server without leaving out the key.
+        """Make one try and return its error instead of raising it.
+
+        An error raised while the SDK's is handled would carry it as context, and the SDK's error
+        quotes the server with the key.
         """
         try:
             response = await self._door.post(path, body)
@@ -201,7 +202,7 @@ class OpenAIProvider:
         except ModelError as error:
             return error
         finally:
-            await response.aclose()  # a stream that was not read to its end: hang up
+            await response.aclose()  # closes the connection of an unread stream
 
     def _failure(self, error: Exception) -> ModelError:
         if isinstance(error, APIStatusError):
@@ -226,11 +227,11 @@ class OpenAIProvider:
     async def _pieces(
         self, response: httpx2.Response, builder: AnswerBuilder
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of the answer as they come.
+        """Yield the bytes of the answer as they arrive.
 
         Raises:
-            ModelError: the connection failed, or the answer has no end. Once the answer itself
-                is complete, a failure can only cost the usage, and is no error.
+            ModelError: the connection failed, or the answer is too long. After a complete answer
+                only its usage may be missing, which is not an error.
         """
         failure: ModelError | None = None
         length = 0
@@ -255,7 +256,7 @@ async def _read_events(
     splitter = SSESplitter()
     async for piece in pieces:
         if await _take(builder, splitter.feed(piece), on_delta):
-            # The connection is used again only if the body is read to its end, which is near.
+            # The pool reuses the connection only if the body is read to its end, which is near.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DRAIN_S):
                     async for _ in pieces:
@@ -266,7 +267,7 @@ async def _read_events(
 
 
 async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta | None) -> bool:
-    """Take the events that came in one piece; answers whether the stream is done."""
+    """Take the events of one piece; return true if the stream is done."""
     done = False
     text = ""
     for event in events:
@@ -284,7 +285,7 @@ async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta |
 async def _read_whole(
     builder: AnswerBuilder, pieces: AsyncGenerator[bytes, None], on_delta: OnDelta | None
 ) -> None:
-    """Read the answer of a server that did not stream although it was asked to."""
+    """Read the answer of a server that ignored the request to stream."""
     body = b"".join([piece async for piece in pieces])
     await _tell(on_delta, builder.add_event(body))
 

@@ -1,7 +1,7 @@
-"""The Responses API, without anything kept at the server: requests as bytes.
+"""The Responses API as a dialect: requests as bytes. The server stores nothing.
 
-Each request holds the whole conversation (``store: false``). What the API wants back with a message
-is in its state, see :class:`ResponsesAnswer`.
+Each request holds the whole conversation (``store: false``). For a message's state see
+:class:`ResponsesAnswer`.
 """
 
 from collections.abc import Mapping
@@ -31,20 +31,20 @@ OWN_FIELDS = frozenset(
         "previous_response_id",
     }
 )
-"""Fields of the body that the provider sets by itself, or that would contradict it."""
+"""Fields of the body that the provider sets itself, or that contradict it."""
 
 
 def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
-    """The Responses API with ``model`` at an address.
+    """Return the dialect for ``model`` behind the Responses API at ``address``.
 
     Args:
-        extra: may set ``include``: some models without reasoning refuse the one that is sent.
+        extra: may set ``include``, since some models without reasoning refuse the default.
 
     Raises:
-        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+        InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
-    origin = origin_of(KEY, address, model)  # only the model that reasoned reads its reasoning
+    origin = origin_of(KEY, address, model)  # another model cannot read the reasoning
     fields = {"model": model, **include, **extra, "store": False, "stream": True}
     return Dialect(
         path="/responses",
@@ -60,10 +60,10 @@ def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
 
 
 def encode_message(message: StandardMessage, *, origin: str) -> Piece:
-    """One message, of which a model's or a tool's may be several items.
+    """Encode one message; an answer or a tool message may give several items.
 
     Raises:
-        HistoryError: a tool message without results, which answers no call.
+        HistoryError: a tool message without results answers no call.
     """
     return piece_of(message, partial(_items, origin=origin))
 
@@ -93,9 +93,9 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
 
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
-    """The items as the model put them, where it was this one."""
+    """Return the items of the model's output, if this model made them."""
     output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
-    if not message.tool_calls:  # their reasoning may not stand without them
+    if not message.tool_calls:  # the API refuses reasoning without its calls
         output = [item for item in output if item["type"] != "reasoning"]
     return output
 
@@ -103,7 +103,7 @@ def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
 def _answer_items(
     message: AssistantMessage, spoken: dict[str, Any], output: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Text and calls of an answer in the order of ``output``; hooks may have changed them."""
+    """Return text and calls in the order of ``output``; hooks may have changed them."""
     calls = [
         {"type": "function_call", "call_id": call.id, **function_of(call)}
         for call in reversed(message.tool_calls)
@@ -120,6 +120,6 @@ def _answer_items(
             items.append(item | texts.pop())
         elif kind == "function_call" and calls:
             items.append(calls.pop())
-    while items and items[-1]["type"] == "reasoning":  # the API refuses what led to nothing
+    while items and items[-1]["type"] == "reasoning":  # the API refuses trailing reasoning
         items.pop()
     return items + calls[::-1]

@@ -1,4 +1,4 @@
-"""The Responses API: an answer from the events of a stream."""
+"""An answer of the Responses API, from the events of its stream."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,13 @@ _ENDS = frozenset({"completed", "incomplete", "failed"})
 
 @dataclass(slots=True)
 class _Item:
-    """An item of the answer whose pieces are still coming in.
+    """An item of the answer whose pieces are still arriving.
 
     Attributes:
-        kind: its type: ``message``, ``function_call``, ``reasoning`` or one that is ignored.
+        kind: the item's type; only ``message``, ``function_call`` and ``reasoning`` are used.
         spoke: its text came in pieces.
-        done: it is complete.
-        body: itself, once it is complete.
+        done: the item is complete.
+        body: the complete item.
     """
 
     index: int
@@ -34,20 +34,20 @@ class _Item:
 
 
 class ResponsesAnswer(AnswerBuilder):
-    """Takes the events of one answer, or a whole response of a server that does not stream.
+    """Collects the events of one answer, or a complete answer of a server that does not stream.
 
-    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items; their texts
-    and calls are the message's own:
+    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
+    calls are kept in the message itself:
 
         [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
          {"type": "message", "phase": "commentary"},
          {"type": "function_call"}]
 
-    Reasoning is kept only with tool calls: past them the API ignores it. There is no state without
-    reasoning or a phase.
+    Reasoning is kept only with tool calls; the API ignores other reasoning. An answer without
+    reasoning and phase has no state.
 
     Args:
-        origin: of the answer.
+        origin: the server and model that answer, from :func:`.opaque.origin_of`.
     """
 
     usage_names = ("input", "output")
@@ -79,7 +79,7 @@ class ResponsesAnswer(AnswerBuilder):
                 return self._end(event["response"], kind.removeprefix("response."))
             case None if event.get("object") == "response":
                 return self._end(event, "")
-        return ""  # there are many other events, and there will be more
+        return ""  # other events are ignored
 
     def _partial_calls(self) -> Iterable[PartialCall]:
         return [item.call for item in self._in_order() if item.kind == "function_call"]
@@ -92,7 +92,7 @@ class ResponsesAnswer(AnswerBuilder):
             if item.kind == "function_call":
                 output.append({"type": "function_call"})
             elif item.kind == "message":
-                if not spoken:  # a message has one text: it stands where the first one stood
+                if not spoken:  # all texts become one message
                     spoken["type"] = "message"
                     output.append(spoken)
                 if phase := item.body.get("phase"):
@@ -127,7 +127,7 @@ class ResponsesAnswer(AnswerBuilder):
         return item
 
     def _done(self, key: Any, body: dict[str, Any]) -> str:
-        """Take a whole item; answers with its text if it did not come in pieces."""
+        """Take a complete item; return its text if it did not come in pieces."""
         item = self._begin(key, body)
         item.done = True
         item.body = body
@@ -154,7 +154,7 @@ class ResponsesAnswer(AnswerBuilder):
         """Take the final response.
 
         Args:
-            event: what its event says about it; empty if it came without one.
+            event: the status in the event's type; empty if there is no event.
         """
         status = response.get("status")
         if status not in _ENDS:
@@ -179,7 +179,7 @@ class ResponsesAnswer(AnswerBuilder):
 
 
 def _key(event: dict[str, Any]) -> Any:
-    """What tells an item apart: its place, or its id where a server does not number them."""
+    """Return an item's key: its index, or its id if the server sends no index."""
     index = event.get("output_index")
     if index is not None:
         return index
@@ -187,7 +187,7 @@ def _key(event: dict[str, Any]) -> Any:
 
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """The item as the API takes it back: some fields of an answer it refuses in a request."""
+    """Return the item as a request may hold it: the API refuses some fields of an answer."""
     kept = {"type": "reasoning", "summary": body.get("summary") or []}
     kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
     return kept

@@ -2,11 +2,10 @@
 
 
 class SSESplitter:
-    """Turns pieces of a stream, cut anywhere, into the ``data`` of its events.
+    """Extracts the ``data`` of events from pieces of a stream that may be cut anywhere.
 
     Lines may end in LF, CRLF or CR. Several ``data`` lines of one event are joined by LF.
-    Comments and the other fields (``event``, ``id``, ``retry``) are dropped: chat streams say
-    everything in ``data``. Events whose data is empty are dropped too.
+    Comments, other fields (``event``, ``id``, ``retry``) and events without data are dropped.
     """
 
     def __init__(self) -> None:
@@ -14,20 +13,20 @@ class SSESplitter:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that ``piece`` completes, in order."""
+        """Return the events that ``piece`` completes, in order."""
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
-            self._tail.append(piece)  # joined only once a line ends: a long line stays linear
+            self._tail.append(piece)  # joined at the line's end: linear time
             return []
         text = b"".join([*self._tail, piece]) if self._tail else piece
         lines = text.splitlines(keepends=True)
-        # A line without its end waits for it; so does CR, which may be the first half of CRLF.
+        # Keep a line without its end, also one that ends in CR: LF may follow.
         self._tail = [lines.pop()] if not lines[-1].endswith(b"\n") else []
         return self._events(lines)
 
     def finish(self) -> list[bytes]:
-        """What the end of the stream completes: an event whose last blank line is missing."""
+        """Return the event that the end of the stream completes without a blank line."""
         rest = b"".join(self._tail).splitlines(keepends=True)
         self._tail = []
         return self._events([*rest, b"\n"])

@@ -1,8 +1,8 @@
-"""Texts that stand where a chat template wants a turn or a text, and a history has none."""
+"""Placeholder texts where a chat template requires a turn or a text and the history has none."""
 
 GO_ON = "Please go on."
-"""Of a user, after an answer that nobody replied to, or before the first one."""
+"""The user's, before a first answer or between two answers."""
 UNDERSTOOD = "Understood."
-"""Of the model, between a tool's result and a user who speaks next."""
+"""The model's, between a tool's result and the user's next message."""
 EMPTY = "(empty)"
-"""Of a tool whose result is empty."""
+"""The tool's, for an empty result."""

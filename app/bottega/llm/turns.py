@@ -1,16 +1,16 @@
-"""Turns that every chat template takes, from the messages of a history.
+"""Arrangement of a history's messages into turns that every chat template accepts.
 
-Templates differ in what they refuse, so a request keeps to what the strictest ones take:
+Templates differ, so a request satisfies the strictest:
 
-- one system message, and first: Qwen 3.5 and later on vLLM and llama.cpp ("System message must be
-  at the beginning", github.com/vllm-project/vllm/issues/41114);
-- user and assistant in turn, a user after an assistant only, never after a tool, and the last word
-  not the assistant's (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``);
-- no empty content (the OpenAI-compatible endpoint of Gemini).
+- One system message, at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message must
+  be at the beginning", github.com/vllm-project/vllm/issues/41114).
+- User and assistant in turn. A user follows only an assistant, never a tool, and the last message
+  is not the assistant's (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``).
+- No empty content (Gemini's OpenAI-compatible endpoint).
 
-The history itself stays as it is. Instructions at its start are the system message. Context, which
-changes from query to query, opens the turn of the query that was given it, so that a prompt begins
-as the one before it did and prompt caches hit. All other text that is not the model's is a user's.
+The history does not change. Instructions at its start form the system message. Context, which
+changes with each query, precedes its query in the same turn: prompts then share a prefix and prompt
+caches hit. All other text that is not the model's becomes the user's.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,22 +28,22 @@ _JOINT = b"\\n\\n"  # in JSON
 
 
 INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
-"""Kinds of messages in a request. Plain numbers, since each call compares many."""
+"""Kinds of messages in a request: plain numbers, since each call compares many."""
 
 
 Piece = tuple[int, bytes]
-"""A message's kind and its encoding.
+"""A message's kind and encoding.
 
-Of an instruction, context, or a user's message the text as the inside of a JSON string; of others
-all of their items, joined by commas. Empty: there is nothing to send.
+For an instruction, context or a user's message: its text as the inside of a JSON string. For
+others: all items, joined by commas. Empty: nothing to send.
 """
 
 Items = Callable[[AssistantMessage | ToolMessage], bytes]
-"""Encodes what a model or a tool said, as items joined by commas."""
+"""Encodes a message of a model or a tool as items joined by commas."""
 
 
 def piece_of(message: StandardMessage, items: Items) -> Piece:
-    """Encode one message."""
+    """Return a message's kind and encoding."""
     if isinstance(message, ToolMessage):
         return (RESULTS, items(message))
     if isinstance(message, AssistantMessage):
@@ -57,18 +57,18 @@ def piece_of(message: StandardMessage, items: Items) -> Piece:
 
 
 def arranged(pieces: Sequence[Piece], asked: Piece | None, spoken: bytes) -> list[bytes]:
-    """The items of a request, in order.
+    """Return the items of a request, in order.
 
     Args:
-        asked: one of the pieces, whose turn context opens; else the last one of a user has it.
-        spoken: an item that is text, for a role and the inside of a JSON string.
+        asked: the piece that the context precedes; ``None``: the user's last one.
+        spoken: template of a text item: role, and the inside of a JSON string.
     """
     head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
     system = [data for kind, data in pieces[:head] if kind == INSTRUCTION and data]
     context = [data for kind, data in pieces[:head] if kind == CONTEXT and data]
     place = _place(pieces, asked) if context else -1
     items = [spoken % (b"system", _JOINT.join(system))] if system else []
-    said = context if place < 0 else []  # the user's turn that is open
+    said = context if place < 0 else []  # texts of the open turn of the user
     last: int | None = None
     for index, (kind, data) in enumerate(pieces[head:], head):
         if kind == RESULTS:
@@ -100,6 +100,6 @@ def _user(said: Sequence[bytes], spoken: bytes) -> bytes:
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
-    """The index of the piece whose turn context opens; -1: there is none."""
+    """Return the index of the piece that the context precedes; -1: there is none."""
     places = [i for i, (kind, _) in enumerate(pieces) if kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)

@@ -1,4 +1,4 @@
-"""The usage of a model call whose server does not report it."""
+"""Estimated usage of a model call, for servers that do not report it."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from bottega.agents.tokens import size_of, tokens_in
 def with_usage(
     message: AssistantMessage, sent: int, hidden: Callable[[], int] = lambda: 0
 ) -> AssistantMessage:
-    """Fill in the tokens that the server did not report, and mark the usage as estimated.
+    """Estimate the tokens that the server did not report, and mark the usage as estimated.
 
     Args:
         sent: size of the request's body, in bytes.
-        hidden: measures what came beside the message's text and calls, such as reasoning, in bytes.
+        hidden: measures reasoning and the like, beside text and calls, in bytes.
     """
     usage = message.usage
     if usage.input and usage.output:

@@ -1,4 +1,4 @@
-"""What the dialects of OpenAI's API share on the wire: JSON, names, arguments, tool outputs."""
+"""Encoding shared by both dialects of OpenAI's API: JSON, names, arguments, tool outputs."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
 def encode_json(value: Any) -> bytes:
-    """``value`` as JSON, whatever it holds: what JSON does not have becomes text or null."""
+    """Encode any value as JSON; values unknown to JSON become text or null."""
     try:
         return to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -25,15 +25,15 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_head(fields: Mapping[str, Any], own: frozenset[str], extra: Mapping[str, Any]) -> bytes:
-    """The start of a request's body: an object that is not closed yet.
+    """Return the start of a request's body: an object that is still open.
 
     Args:
-        fields: all of the start, ``extra`` included.
-        own: names that only we set.
-        extra: the caller's part.
+        fields: all fields, including ``extra``.
+        own: reserved fields.
+        extra: the caller's fields.
 
     Raises:
-        InvalidInputError: ``extra`` holds a field that is not the caller's to set, or no JSON.
+        InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
     """
     if taken := own & extra.keys():
         raise InvalidInputError(f"extra_body must not set: {', '.join(sorted(taken))}")
@@ -44,21 +44,21 @@ def encode_head(fields: Mapping[str, Any], own: frozenset[str], extra: Mapping[s
 
 
 def function_of(call: ToolCall) -> dict[str, str]:
-    """Name and arguments of a call, as they may be sent back.
+    """Return a call's name and arguments in a form that servers accept.
 
-    Servers that decode the arguments refuse the whole history over text that is no JSON, and
-    over names they do not allow. What the model wrote is quoted in the tool's error.
+    Servers refuse the whole history if arguments are not JSON or a name is invalid. The tool's
+    error quotes what the model wrote.
     """
     name = _NOT_IN_NAMES.sub("_", call.name)[:_MAX_NAME]
     return {"name": name, "arguments": encode_json(call.arguments).decode()}
 
 
 def strict_id(call_id: str) -> str:
-    """The id of a tool call as every chat template takes it, the same for the same id.
+    """Return the id of a tool call in a form that every chat template accepts; deterministic.
 
-    Mistral's take nine letters or digits only, be the id of the server's own making or not
-    (github.com/vllm-project/vllm/issues/9019). An id of Kimi's says which function was called, and
-    stays: its template puts it into the prompt.
+    Mistral's templates accept exactly nine letters or digits, even in place of the server's own
+    ids (github.com/vllm-project/vllm/issues/9019). An id of Kimi names the called function and is
+    kept: its template puts the id into the prompt.
     """
     if _STRICT_ID.fullmatch(call_id):
         return call_id
@@ -66,16 +66,16 @@ def strict_id(call_id: str) -> str:
 
 
 def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
-    """What the model reads of each result: the id of its call, and the text.
+    """Return call id and text of each result.
 
     Raises:
-        HistoryError: a tool message without results, which answers no call.
+        HistoryError: a tool message without results answers no call.
     """
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # The content is what the model reads; only where one message holds several results does it
-    # not say which text belongs to which.
+    # The model reads the content. Of several results in one message, the content does not show
+    # which text belongs to which.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:
@@ -87,7 +87,7 @@ def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
 
 
 def without_lone_surrogates(value: Any) -> Any:
-    """``value`` with the halves of UTF-16 pairs in its texts joined, or replaced if alone."""
+    """Join UTF-16 surrogate pairs in all texts of ``value``, and replace lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""``python -m bottega.llm.demo_model``: serve the demo model on loopback until it is stopped.
+"""``python -m bottega.llm.demo_model``: serve the demo model on loopback.
 
-Prints one line, ``{"port": N}``, once it takes requests.
+Prints one line, ``{"port": N}``, when it accepts requests.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bottega.memory.embeddings import BuiltinEmbedder, Vectors
 
 _KEEP_ALIVE_S = 75
-_GRACE_S = 0  # whoever stops it has no more use for its answers
+_GRACE_S = 0  # its answers are not needed after a stop
 
 
 class _Server(uvicorn.Server):
@@ -68,7 +68,7 @@ async def _embed(texts: Sequence[str]) -> "Vectors":
 
 @cache
 def _embedder() -> "BuiltinEmbedder":
-    """Loaded, with numpy, when somebody asks for vectors."""
+    """Load the embedder, with numpy, at the first request for vectors."""
     from bottega.memory.embeddings import BuiltinEmbedder
 
     return BuiltinEmbedder()
@@ -95,7 +95,7 @@ def _duration(text: str) -> float:
 
 
 def _exit_at_end_of_input() -> None:
-    """The parent holds the other end of standard input, which ends with it, however it ends."""
+    """Exit at the end of standard input: the parent's end closes even if it is killed."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What is wrong with a Chat Completions request, as OpenAI's API would see it."""
+"""Validation of a Chat Completions request, like that of OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 def problem(request: Any) -> tuple[str, str | None] | None:
-    """What to mend and the parameter it is about, or ``None`` if the request can be answered."""
+    """Return a problem and its parameter, or ``None`` if the request is valid."""
     if not isinstance(request, dict):
         return "The body must be a JSON object.", None
     if not isinstance(request.get("model"), str) or not request["model"]:
@@ -42,7 +42,7 @@ def _in_message(message: Any) -> str | None:
 
 
 def _in_pairing(messages: Sequence[dict[str, Any]]) -> str | None:
-    """Whether each tool call is answered right after it, and nothing else is."""
+    """Check that results follow directly after each tool call, and only there."""
     waiting: set[str] = set()
     for message in messages:
         if message["role"] == "tool":

@@ -1,4 +1,4 @@
-"""Read a Chat Completions request: who is asking for what, with which tools, and what came back."""
+"""Parser of a Chat Completions request: the query, context, tools and their results."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SWARM_TOOLS = frozenset(("dispatch_subagent", "poll_subagent", "await_subagent")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call the model makes. ``arguments`` are its decoded JSON object."""
+    """A tool call of the model. ``arguments`` are the decoded JSON object."""
 
     name: str
     arguments: dict[str, Any]
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model answers: a text, tool calls, or both."""
+    """The model's answer: a text, tool calls, or both."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -48,7 +48,7 @@ class Tool:
 
     @property
     def is_agent(self) -> bool:
-        """Whether it looks like a sub-agent: it takes a ``query``, and at most a ``context``."""
+        """True for the signature of a sub-agent: a ``query``, and at most a ``context``."""
         return "query" in self.properties and not self.properties.keys() - {"query", "context"}
 
     @property
@@ -59,7 +59,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a tool call, as the model reads it. ``arguments`` are what it called with."""
+    """The result of a tool call, as the model reads it, and the call's ``arguments``."""
 
     name: str
     text: str
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What another agent shared."""
+    """Text that another agent shared."""
 
     name: str
     content: str
@@ -80,17 +80,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request, read.
+    """A parsed request.
 
     Attributes:
-        own: the model's own system message, without what it is told of its sub-agents.
-        system: all system messages, the own one included.
-        context: what it was given to know beside the request, each piece whole.
-        asked: what the user wants now, without the hint at this agent's part in it.
+        own: the model's own system message, without the text about its sub-agents.
+        system: all system messages, including ``own``.
+        context: the pieces of context before the query.
+        asked: the user's current query, without the hint at this agent's part.
         part: that hint, or empty.
-        folder: this agent's own, if it is an asynchronous task; else empty.
-        demanded: tools it was told to call, in a message that sent an answer back.
-        outcomes: results of tool calls since the user asked, oldest first.
+        folder: the folder of this asynchronous task; else empty.
+        demanded: tools to call, from a message that returned an answer.
+        outcomes: results of tool calls since the query, oldest first.
     """
 
     own: str
@@ -105,7 +105,7 @@ class Conversation:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What other agents shared, in the order given."""
+        """Texts that other agents shared, in their order."""
         return tuple(
             Source(piece["source"], piece["content"].strip("\n"))
             for piece in self.context
@@ -114,7 +114,7 @@ class Conversation:
 
 
 def read(request: dict[str, Any]) -> Conversation:
-    """Read a request that has passed :func:`bottega.llm.demo_model.checks.problem`."""
+    """Parse a request without :func:`problem <bottega.llm.demo_model.checks.problem>`."""
     messages: list[dict[str, Any]] = request["messages"]
     system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
     start, asked, demanded = _current(messages)
@@ -135,7 +135,7 @@ def read(request: dict[str, Any]) -> Conversation:
 
 
 def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
-    """The request, and the pieces of context that open its turn."""
+    """Split a query from the pieces of context before it."""
     found: list[re.Match[str]] = []
     end = 0
     while piece := _CONTEXT.match(asked, end):
@@ -145,7 +145,7 @@ def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
 
 
 def with_part(asked: str, name: str) -> str:
-    """The query for an agent: the user's request, and a hint at its part in it."""
+    """Return an agent's query: the user's request, and a hint at the agent's part."""
     return f"{asked}{_PART}{name})"
 
 
@@ -160,7 +160,7 @@ def _without_folder(asked: str) -> tuple[str, str]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """A message's text; of one that is made of parts, theirs."""
+    """Return a message's text; of several parts, their texts joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -168,7 +168,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, ...]]:
-    """Where the current request begins, its text, and tools that were demanded after it."""
+    """Return the current query's index and text, and the tools demanded after it."""
     demanded: list[str] = []
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
@@ -195,7 +195,7 @@ def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object that a text is; empty if it is none."""
+    """Parse a text as a JSON object; empty if it is not one."""
     try:
         found = from_json(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""An agent whose tools are agents: it calls them in order and sums up what they say."""
+"""A coordinator of agents as tools: it calls them in order and summarises their answers."""
 
 import re
 from itertools import permutations
@@ -15,9 +15,9 @@ _LONGEST_LINE = 240
 
 
 def next_calls(conversation: Conversation) -> tuple[Call, ...]:
-    """The agents to call now; none once each has answered, or failed twice.
+    """Return the agents to call now; none if each has answered, or failed twice.
 
-    One at a time, in the recommended order, unless the user said "in parallel".
+    One at a time, in the recommended order, unless the user wrote "in parallel".
     """
     due = [name for name in order(conversation) if _is_due(conversation, name)]
     if "in parallel" not in conversation.asked.lower():
@@ -26,7 +26,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
 
 
 def order(conversation: Conversation) -> list[str]:
-    """Names of the agents: as recommended, those it leaves out last."""
+    """Return the agents' names in the recommended order, agents without a place last."""
     names = [tool.name for tool in conversation.tools if tool.is_agent]
     if _FREE in conversation.own and 1 < len(names) <= _MOST_ORDERED:
         return _own_order(conversation, names)
@@ -39,8 +39,7 @@ def order(conversation: Conversation) -> list[str]:
 
 
 def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
-    """An order of its own: as it was told that earlier runs went well, else a guess, which is the
-    same for the same request."""
+    """Choose an order: that of a given pattern, else one that depends only on the request."""
     for piece in conversation.context:
         for found in _LEARNT.finditer(piece["content"]):
             steps = [step.strip().removeprefix("call ") for step in found[1].split("→")]
@@ -51,7 +50,7 @@ def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
 
 
 def summary(conversation: Conversation) -> str:
-    """A line for each agent: what it answered, or why it could not."""
+    """Return a line for each agent: its answer, or its error."""
     names = order(conversation)
     last = {outcome.name: outcome for outcome in conversation.outcomes}
     done = [name for name in names if name in last]

@@ -1,4 +1,4 @@
-"""What the demo model answers: a pure function of the request."""
+"""The demo model's decision: a pure function from request to answer."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from bottega.llm.demo_model.conversation import Answer, read
 def decide(request: dict[str, Any]) -> Answer:
     """Answer a request.
 
-    With tools that are agents it coordinates them, with tools that dispatch tasks it does that;
-    other tools it calls when the user's text asks for it; else it is a specialist, who works with
-    what was shared with it.
+    It dispatches tasks if it has the tools for that, or coordinates tools that are agents. Other
+    tools it calls if the user's text asks for them. Else it answers as a specialist, from the
+    shared context.
 
     Args:
-        request: body of a Chat Completions request that has passed ``checks.problem``.
+        request: body of a Chat Completions request that passes ``checks.problem``.
     """
     conversation = read(request)
     if dispatcher.coordinates(conversation):

@@ -44,7 +44,7 @@ class Part:
     """A part of the request, for one task.
 
     Attributes:
-        agent: whom to ask; ``None``: a child without a name.
+        agent: name of the agent; ``None``: a child without a name.
     """
 
     title: str
@@ -59,13 +59,13 @@ class Part:
 
 @dataclass(slots=True)
 class _Work:
-    """What became of the tasks, by their prompts, as far as the tools have said it.
+    """State of the tasks, by prompt, from the tools' results so far.
 
     Attributes:
-        seen: what was last seen of each, as ``poll_subagent`` shows a task; ``refused`` and
-            ``skipped`` are further statuses.
-        fresh: whether a task was accepted since the dispatches last began.
-        polls, awaits: since then.
+        seen: the last known state of each, as ``poll_subagent`` shows a task, with the extra
+            statuses ``refused`` and ``skipped``.
+        fresh: a task was accepted since the last dispatches began.
+        polls, awaits: numbers since then.
     """
 
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -80,19 +80,19 @@ class _Work:
 
     @property
     def is_open(self) -> bool:
-        """Whether a task may still go on."""
+        """True if a task may still be running."""
         tasks = (task for task in self.seen.values() if "task_id" in task)
         return any(task["status"] not in _OVER for task in tasks)
 
 
 def coordinates(conversation: Conversation) -> bool:
-    """Whether it dispatches: it has the tools, and if it is a task itself was asked for parts."""
+    """Return true if it dispatches: it has the tools, and a task itself was asked for parts."""
     has = {tool.name for tool in conversation.tools} >= SWARM_TOOLS
     return has and (not conversation.folder or _COUNT.search(conversation.asked) is not None)
 
 
 def next_calls(conversation: Conversation) -> tuple[Call, ...]:
-    """Dispatch all at once, poll, await, dispatch what was refused once more; then none."""
+    """Return the next calls: dispatch all, poll, await, dispatch refused tasks once more."""
     parts = plan(conversation)
     work = _follow(conversation.outcomes)
     if new := [part.call for part in parts if part.prompt not in work.tries]:
@@ -110,9 +110,9 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
 
 
 def plan(conversation: Conversation) -> list[Part]:
-    """The parts: one for each agent that has a name, and others up to the number asked for.
+    """Return the parts: one for each named agent, then others up to the requested number.
 
-    A further number ("in 3 parts, each in 2 parts") is left for the tasks to read.
+    A second number ("in 3 parts, each in 2 parts") is left to the tasks.
     """
     count, topic = _counted(conversation.asked)
     names = _names(conversation)
@@ -131,7 +131,7 @@ def plan(conversation: Conversation) -> list[Part]:
 
 
 def report(conversation: Conversation) -> str:
-    """Markdown: what each task found, or why it did not, and how many ended how."""
+    """Return Markdown with each task's result or error, and the number of each status."""
     parts = plan(conversation)
     seen = _follow(conversation.outcomes).seen
     topic = topic_of(_counted(conversation.asked)[1])
@@ -144,7 +144,7 @@ def report(conversation: Conversation) -> str:
 
 
 def _counted(asked: str) -> tuple[int | None, str]:
-    """How many parts were asked for, and the request without that."""
+    """Return the requested number of parts, and the request without it."""
     found = _COUNT.search(asked)
     if found is None:
         return None, asked
@@ -153,7 +153,7 @@ def _counted(asked: str) -> tuple[int | None, str]:
 
 
 def _names(conversation: Conversation) -> list[str]:
-    """The named agents that may be asked: an enum in the schema of the tool."""
+    """Return the names of agents: an enum in the tool's schema."""
     tool = next(tool for tool in conversation.tools if tool.name == _DISPATCH)
     schema = tool.properties.get("agent")
     if not isinstance(schema, dict):
@@ -164,7 +164,7 @@ def _names(conversation: Conversation) -> list[str]:
 
 
 def _follow(outcomes: Sequence[Outcome]) -> _Work:
-    """Read what the three tools said so far."""
+    """Derive the state of the tasks from the results of the three tools."""
     work = _Work()
     before = ""
     for outcome in outcomes:
@@ -195,7 +195,7 @@ def _dispatched(work: _Work, outcome: Outcome) -> None:
 
 
 def _looked(work: _Work, outcome: Outcome) -> None:
-    """Take in what a poll or an await shows; what is over stays as it was."""
+    """Take over the result of a poll or an await; ended tasks do not change."""
     tasks = json_object(outcome.text).get("tasks")
     if not isinstance(tasks, list):
         return  # the call failed
@@ -213,7 +213,7 @@ def _is_task(task: Any) -> bool:
 
 
 def _found(task: dict[str, Any]) -> str:
-    """A section's text."""
+    """Return a section's text."""
     return "\n\n".join(_pieces(task))
 
 

@@ -1,4 +1,4 @@
-"""``/v1/embeddings`` of the demo model, with the vectors of whatever embedder it is given."""
+"""``/v1/embeddings`` of the demo model, with vectors of a given embedder."""
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Vectorise = Callable[[Sequence[str]], Awaitable["NDArray[np.float32]"]]
-"""The vectors of texts, a row each."""
+"""Computes the vectors of texts, a row each."""
 
 _MOST_TEXTS = 2048
 _CHARACTERS_PER_TOKEN = 4
 
 
 def problem(request: Any) -> tuple[str, str | None] | None:
-    """What to mend and the parameter it is about, or ``None`` if the request can be answered."""
+    """Return a problem and its parameter, or ``None`` if the request is valid."""
     if not isinstance(request, dict):
         return "The body must be a JSON object.", None
     if not isinstance(request.get("model"), str) or not request["model"]:
@@ -34,7 +34,7 @@ def problem(request: Any) -> tuple[str, str | None] | None:
 
 
 def answering(embed: Vectorise) -> Callable[[dict[str, Any]], Awaitable[bytes]]:
-    """What answers requests that have no problem. It has one dimension, whatever is asked for."""
+    """Make a handler of valid requests. It ignores a requested dimension."""
 
     async def answer(request: dict[str, Any]) -> bytes:
         texts = _texts(request)
@@ -45,7 +45,7 @@ def answering(embed: Vectorise) -> Callable[[dict[str, Any]], Awaitable[bytes]]:
 
 
 def body(vectors: "NDArray[Any]", request: dict[str, Any], tokens: int = 1) -> bytes:
-    """Vectors as the API sends them, in the encoding that was asked for."""
+    """Encode vectors as the API does, in the requested encoding."""
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(row, request)}
         for index, row in enumerate(vectors)
@@ -55,7 +55,7 @@ def body(vectors: "NDArray[Any]", request: dict[str, Any], tokens: int = 1) -> b
 
 
 def encoded(row: "NDArray[Any]", request: dict[str, Any]) -> str | list[float]:
-    """One vector: its numbers, or their bytes in base64."""
+    """Encode one vector: its numbers, or their bytes in base64."""
     if request.get("encoding_format") == "base64":
         return b64encode(row.astype("<f4").tobytes()).decode()
     numbers: list[float] = row.tolist()

@@ -18,10 +18,10 @@ from bottega.llm.demo_model.conversation import Answer
 from bottega.llm.demo_model.decide import decide as demo_decide
 
 Decide = Callable[[dict[str, Any]], Answer | ASGIApp | Awaitable[Answer | ASGIApp]]
-"""Answers a request's body. An ASGI application takes over the response as a whole."""
+"""Answers a request's body. An ASGI application answers the whole request itself."""
 
 Embed = Callable[[dict[str, Any]], Awaitable[bytes | ASGIApp]]
-"""Answers the body of a request for embeddings, or gives an application that does."""
+"""Answers the body of a request for embeddings, or returns an application that does."""
 Problem = Callable[[Any], tuple[str, str | None] | None]
 
 _JSON = "application/json"
@@ -38,14 +38,14 @@ def create_app(
     on_request: Callable[[dict[str, Any]], None] | None = None,
     on_disconnect: Callable[[], None] | None = None,
 ) -> Starlette:
-    """An OpenAI-compatible server: chat completions, the list of models, and embeddings.
+    """Make an OpenAI-compatible server: chat completions, the list of models, and embeddings.
 
     Args:
-        embed: answers embeddings; without it there are none.
+        embed: answers requests for embeddings; ``None``: there is no such route.
         latency_s: seconds before the answer begins.
         token_delay_s: seconds before each further piece of a stream.
-        on_request: told the body of each chat request that is well formed.
-        on_disconnect: told when a client hangs up before its answer is complete.
+        on_request: gets the body of each valid chat request.
+        on_disconnect: called when a client disconnects before its answer is complete.
     """
 
     async def answer(body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +73,7 @@ def create_app(
         found = await embed(await _body(request, embeddings.problem))
         return found if not isinstance(found, bytes) else Response(found, media_type=_JSON)
 
-    # Starlette calls whatever an endpoint answers as an ASGI application.
+    # Starlette calls the result of an endpoint as an ASGI application.
     routes = [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/models", _models, methods=["GET"]),
@@ -84,7 +84,7 @@ def create_app(
 
 
 class _Watched:
-    """Runs an application until it is done or its client hangs up."""
+    """Runs an application until it is done or its client disconnects."""
 
     def __init__(self, app: ASGIApp, on_disconnect: Callable[[], None] | None) -> None:
         self._app = app
@@ -126,10 +126,10 @@ async def _stream(answer: Answer, body: dict[str, Any], send: Send, token_delay_
 
 
 async def _body(request: Request, problem: Problem) -> dict[str, Any]:
-    """The request's body.
+    """Read and validate the request's body.
 
     Raises:
-        HTTPException: it is too long, no JSON, or has a problem. ``detail`` is the answer.
+        HTTPException: it is too long, invalid JSON, or has a problem. ``detail`` is the answer.
     """
     data = bytearray()
     try:

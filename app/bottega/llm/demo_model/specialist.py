@@ -1,6 +1,6 @@
-"""An agent without agents of its own: it works with what others shared with it.
+"""An agent without sub-agents: it works with the shared context.
 
-What it writes cites what it was given, so that a missing edge, or one too many, is seen.
+Its answers cite the shared context, so that a missing edge or a surplus one is visible.
 """
 
 import re
@@ -59,7 +59,7 @@ _WORDS = {
     r"implement\w*|develop\w*|programm\w*|coder|coding|code": Role.IMPLEMENTATION,
 }
 _IS = re.compile(r"\byou are ([^.,;:\n]+?)(?: (?:who|that|and|for|of)\b|[.,;:\n]|$)", re.IGNORECASE)
-# A designer's message speaks of requirements, too: as what it reads, not as what it makes.
+# A designer's message also mentions requirements, as its input.
 _GIVEN = re.compile(
     r"\b(turn|take|read|use|given|from|for|with|follow|meet|cover|satisfy|implement)(\w*)"
     rf"\s+(?:\w+\s+){{0,2}}?(?:{'|'.join(_WORDS)})\b",
@@ -83,7 +83,7 @@ class Component:
 
 
 def answer(conversation: Conversation) -> str:
-    """The specialist's text, by its role."""
+    """Return the specialist's text for its role."""
     topic = topic_of(conversation.asked)
     sources = conversation.sources
     match role(conversation):
@@ -100,13 +100,13 @@ def answer(conversation: Conversation) -> str:
 
 
 def knows(conversation: Conversation) -> bool:
-    """Whether it has something to say besides what tools told it."""
+    """Return true if it has more to say than its tools' results."""
     known = role(conversation) is not Role.OTHER
     return known or bool(conversation.sources or conversation.folder)
 
 
 def role(conversation: Conversation) -> Role:
-    """What it is: by the coordinator's hint, else by its own system message."""
+    """Return its role, from the coordinator's hint or else from its own system message."""
     own = conversation.own[:_READ]
     said = _IS.search(own)
     places = (conversation.part, said[1] if said else "", _GIVEN.sub(r"\1\2", own), own)
@@ -114,7 +114,7 @@ def role(conversation: Conversation) -> Role:
 
 
 def topic_of(asked: str) -> str:
-    """The request on one line, shortened at a word."""
+    """Return the request on one line, shortened at a word."""
     text = " ".join(asked.split()).rstrip(".!?")
     if len(text) <= _TOPIC:
         return text or "nothing in particular"
@@ -122,13 +122,13 @@ def topic_of(asked: str) -> str:
 
 
 def words_of(topic: str) -> list[str]:
-    """The words that say what it is about, each once."""
+    """Return the topic's distinctive words, each once."""
     words = (word.lower() for word in _WORD.findall(topic))
     return list(dict.fromkeys(word for word in words if word not in _COMMON))
 
 
 def requirements_text(topic: str) -> str:
-    """Four requirements, about the words of the topic."""
+    """Return four requirements with words of the topic."""
     first, second, third = [*words_of(topic), "input", "result", "user"][:3]
     return "\n".join(
         [
@@ -142,7 +142,7 @@ def requirements_text(topic: str) -> str:
 
 
 def design_text(topic: str, sources: Sequence[Source]) -> str:
-    """One component per requirement that was shared."""
+    """Return one component per shared requirement."""
     found = requirements_in(sources)
     if not found:
         return f'No shared requirements reached me for "{topic}".{_received(sources)}'
@@ -154,7 +154,7 @@ def design_text(topic: str, sources: Sequence[Source]) -> str:
 
 
 def implementation_text(topic: str, sources: Sequence[Source]) -> str:
-    """One module per component, citing both the design and the requirements, or what is missing."""
+    """Return one module per component with its sources, and name missing sources."""
     components = components_in(sources)
     needs = {need.id: need for need in requirements_in(sources)}
     lines = [f'Implementation of "{topic}":']
@@ -177,7 +177,7 @@ def implementation_text(topic: str, sources: Sequence[Source]) -> str:
 
 
 def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
-    """A task's findings: some sentences about the words of the topic, others for another part."""
+    """Return a task's findings: sentences with words of the topic, different for each part."""
     words = [word for word in words_of(topic) if word not in _ORDERS] or ["the subject"]
     about = part or "whole"
     turn = crc32(about.encode()) % len(_FINDINGS)
@@ -191,7 +191,7 @@ def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
 
 
 def other_text(topic: str, sources: Sequence[Source]) -> str:
-    """A short answer that names what was shared."""
+    """Return a short answer that names the shared texts."""
     if not sources:
         return f'My answer to "{topic}": no other agent shared anything with me.'
     names = ", ".join(source.name for source in sources)
@@ -200,7 +200,7 @@ def other_text(topic: str, sources: Sequence[Source]) -> str:
 
 
 def requirements_in(sources: Sequence[Source]) -> list[Requirement]:
-    """Requirements that a source states: an id at the start of a line. Each id once."""
+    """Find requirements in sources by ids at the start of a line, each id once."""
     found: dict[str, Requirement] = {}
     for source in sources:
         for match in _REQUIREMENT.finditer(source.content):
@@ -209,7 +209,7 @@ def requirements_in(sources: Sequence[Source]) -> list[Requirement]:
 
 
 def components_in(sources: Sequence[Source]) -> list[Component]:
-    """Components that a source states, with the requirement each covers. Each id once."""
+    """Find components in sources, with the requirement that each covers; each id once."""
     found: dict[str, Component] = {}
     for source in sources:
         for match in _COMPONENT.finditer(source.content):
@@ -218,7 +218,7 @@ def components_in(sources: Sequence[Source]) -> list[Component]:
 
 
 def components_for(needs: Sequence[Requirement]) -> list[Component]:
-    """A component for each requirement, named after it."""
+    """Return a component for each requirement, named after it."""
     return [
         Component(
             f"C{number}",
@@ -231,7 +231,7 @@ def components_for(needs: Sequence[Requirement]) -> list[Component]:
 
 
 def _first_of(text: str) -> Role | None:
-    """The role whose word comes first in the text."""
+    """Return the role that the text mentions first."""
     best: tuple[int, Role] | None = None
     for pattern, meant in _WORDS.items():
         found = re.search(rf"\b(?:{pattern})\b", text, re.IGNORECASE)

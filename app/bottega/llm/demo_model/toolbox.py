@@ -1,4 +1,4 @@
-"""Tools that are no agents: called when the user's text asks for what they do."""
+"""Calls of plain tools, when the user's text asks for them."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ _SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/"})
 
 
 def next_calls(conversation: Conversation) -> tuple[Call, ...]:
-    """Tools to call now, each at most once per request unless it was demanded."""
+    """Return the tools to call now, each at most once per request unless demanded."""
     called = [outcome.name for outcome in conversation.outcomes]
     calls = []
     for tool in conversation.tools:
@@ -32,7 +32,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
 
 
 def results(conversation: Conversation) -> str:
-    """What the tools said, a line each; empty if none was called."""
+    """Return the tools' results, a line each; empty if none was called."""
     lines = []
     for outcome in conversation.outcomes:
         verb = "failed" if outcome.failed else "says"
@@ -41,7 +41,7 @@ def results(conversation: Conversation) -> str:
 
 
 def arithmetic(text: str) -> str | None:
-    """The first arithmetic expression in ``text``, with ``*``, ``/`` and ``**`` as operators."""
+    """Find the first arithmetic expression, with ``*``, ``/`` and ``**`` as operators."""
     for found in _ARITHMETIC.finditer(_DATE.sub(" ", text[:_READ])):
         expression = found[0].strip()
         if _OPERATOR.search(expression):
@@ -50,9 +50,9 @@ def arithmetic(text: str) -> str | None:
 
 
 def arguments(tool: Tool, text: str) -> dict[str, Any]:
-    """Arguments that fit the tool's schema: its required properties, else its only one.
+    """Make arguments for the tool's required properties, else for its only one.
 
-    A ``path`` is the text's first word that begins with a slash, if it has one.
+    A ``path`` is the text's first word that begins with a slash, if there is one.
     """
     required = tool.parameters.get("required")
     names = required if isinstance(required, list) else []
@@ -78,7 +78,7 @@ def _asks_for(text: str, tool: Tool) -> bool:
 
 
 def _value(schema: Any, text: str) -> Any:
-    """A value of the schema's type, from the text where it has one."""
+    """Make a value of the schema's type, from the text if possible."""
     if not isinstance(schema, dict):
         return text
     if choices := schema.get("enum"):

@@ -1,4 +1,4 @@
-"""An answer as Chat Completions sends it: in one piece, or as a stream of chunks."""
+"""Encoding of an answer for Chat Completions: complete, or as a stream of chunks."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def completion(answer: Answer, request: dict[str, Any]) -> bytes:
-    """The answer in one piece."""
+    """Encode the complete answer."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
     if answer.calls:
         message["tool_calls"] = _calls(answer, request)
@@ -26,7 +26,7 @@ def completion(answer: Answer, request: dict[str, Any]) -> bytes:
 
 
 def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
-    """The answer as server-sent events: words, calls, the reason to stop, usage if asked for."""
+    """Encode the answer as server-sent events: words, calls, finish reason, requested usage."""
     head = _head(request, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
@@ -51,18 +51,18 @@ def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def event(data: Any) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: %b\n\n" % to_json(data)
 
 
 def error(message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """An error in the form OpenAI's API has."""
+    """Encode an error in the form of OpenAI's API."""
     kind = "invalid_request_error"
     return to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:
-    """Tokens of what came in and of what goes out, by a fixed number of characters each."""
+    """Estimate input and output tokens at a fixed number of characters each."""
     read = sum(len(text_of(message)) for message in request["messages"])
     for message in request["messages"]:
         for call in message.get("tool_calls") or ():
@@ -93,7 +93,7 @@ def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """Short, the same for the same request, another once the conversation has grown."""
+    """Return a short hash of model and messages, for ids."""
     data = to_json([request["model"], request["messages"]])
     return hashlib.blake2b(data, digest_size=9).hexdigest()
 
