@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents: registry, scheduler and the three tools (spec page 3).
+"""Asynchronous sub-agents: registry, scheduler and the three tools.
 
-A library like :mod:`bottega.agents`: knows nothing of HTTP, SQL or settings.
+A library like :mod:`bottega.agents`, independent of HTTP, SQL and settings.
 """

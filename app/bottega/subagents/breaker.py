@@ -1,7 +1,8 @@
-"""Circuit breakers: kinds of task that keep failing are held back a while (spec page 3, S8). Pure.
+"""Circuit breakers: hold back kinds of task that keep failing. Pure.
 
-A breaker is closed (tasks go through), open (none does until its reset time), or half-open (one
-does, the probe, whose end decides). It opens when at least half of enough tasks failed lately.
+A breaker is closed (tasks start), open (no task starts until its reset time), or half-open (one
+task starts, the probe; its end decides). It opens when at least half of the recent tasks failed,
+if there are enough of them.
 """
 
 import json
@@ -16,17 +17,17 @@ from uuid import UUID
 from bottega.subagents.limits import SchedulerOptions
 
 _MOST_ENDS = 1000
-"""Ends of tasks that a breaker remembers, of either sort."""
+"""Number of failures, and of successes, that a breaker remembers."""
 
 
-@lru_cache(maxsize=128)  # most dispatches are of a kind that was dispatched a moment ago
+@lru_cache(maxsize=128)  # most dispatches repeat a recent kind
 def kind_of(agent: str | None, instructions: str | None) -> str:
-    """What tasks of the same agent with the same instructions have in common: a short hash."""
+    """Return a short hash of a task's agent and instructions: its kind."""
     return blake2b(json.dumps([agent, instructions]).encode(), digest_size=8).hexdigest()
 
 
 BreakerKey = tuple[UUID | None, str, str]
-"""Tenant, what its tasks have in common (a model, or a run), and their kind."""
+"""(tenant, scope: a model or a run, kind of task)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class OpenBreaker:
     """A breaker that is not closed.
 
     Attributes:
-        failures: failed tasks and probes lately.
+        failures: number of recently failed tasks and probes.
         retry_after: seconds until a dispatch may be tried again; 0: now.
     """
 
@@ -46,13 +47,14 @@ class OpenBreaker:
 
 @dataclass(slots=True, eq=False)
 class _Breaker:
-    """
+    """One breaker. Times are in seconds.
+
     Attributes:
-        failures, successes: of the latest tasks that ended, when, in seconds.
+        failures, successes: end times of recent tasks.
         retry_at: its reset time; ``None``: it is closed.
         probe: the task whose end decides.
-        held: tasks that are held back, in order.
-        idle_since: when it was first seen to wait for a probe that did not come.
+        held: tasks held back, in order.
+        idle_since: first time it was seen half-open without a probe.
     """
 
     failures: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
@@ -63,25 +65,24 @@ class _Breaker:
     idle_since: float | None = None
 
     def next_probe(self) -> Hashable | None:
-        """Make the first of those held back the probe, if there is one."""
+        """Make the first held task the probe and return it; ``None`` if none is held."""
         self.probe = self.held.popitem(last=False)[0] if self.held else None
         return self.probe
 
 
 class Breakers:
-    """Breakers, each under a key.
+    """A set of breakers by key.
 
-    A task is told of by any hashable value but ``None``. What does not look at all keys costs
-    O(1).
+    Any hashable value except ``None`` may stand for a task. Methods that take a key cost O(1).
     """
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
         self._breakers: dict[Hashable, _Breaker] = {}
-        self._resting: OrderedDict[Hashable, float] = OrderedDict()  # until when; first come first
+        self._resting: OrderedDict[Hashable, float] = OrderedDict()  # reset times, ascending
 
     def refusal(self, key: Hashable, now: float) -> float | None:
-        """Seconds until a dispatch may be tried again; ``None``: it is let in."""
+        """Return the seconds until a dispatch may be tried again; ``None``: it may start now."""
         breaker = self._breakers.get(key)
         if breaker is None or breaker.retry_at is None:
             return None
@@ -93,10 +94,9 @@ class Breakers:
         return self._options.reset_timeout
 
     def admit(self, key: Hashable, task: Hashable, now: float) -> bool:
-        """Whether a task that is enqueued is ready; else it is held back, behind the others.
+        """Return true if a queued task may start; otherwise hold it back, after the others.
 
-        The first after the reset time becomes the probe, unless others are held back. To ask again
-        changes nothing.
+        The first task after the reset time becomes the probe, unless others are held. Idempotent.
         """
         breaker = self._breakers.get(key)
         if breaker is None or breaker.retry_at is None or breaker.probe == task:
@@ -110,10 +110,11 @@ class Breakers:
         return False
 
     def failed(self, key: Hashable, task: Hashable, now: float) -> bool:
-        """A task failed or timed out. ``True``: its breaker opened just now, or again.
+        """Record a task's failure; return true if the breaker opened now, for the first time or
+        again.
 
-        When it opens first, nobody is held back yet: the queued tasks of the kind are to be
-        admitted anew, in order. While it is open, only the probe's failure counts.
+        A breaker that opens for the first time holds no task yet: call :meth:`admit` for the queued
+        tasks of the kind, in order. While it is open, only the probe's failure counts.
         """
         breaker = self._breakers.setdefault(key, _Breaker())
         breaker.held.pop(task, None)
@@ -132,10 +133,10 @@ class Breakers:
         return True
 
     def succeeded(self, key: Hashable, task: Hashable, now: float) -> bool:
-        """A task completed. ``True``: it was the probe, and its breaker is closed.
+        """Record a task's success; return true if it was the probe: the breaker is closed now.
 
-        All that :meth:`held` names then may go; it names them until the breaker is forgotten or
-        opens again.
+        All tasks in :meth:`held` may then start. They stay listed there until the breaker is
+        forgotten or opens again.
         """
         breaker = self._breakers.setdefault(key, _Breaker())
         breaker.held.pop(task, None)
@@ -150,11 +151,11 @@ class Breakers:
         return True
 
     def dropped(self, key: Hashable, task: Hashable) -> Hashable | None:
-        """A task was cancelled, or had no budget left: it says nothing of its kind.
+        """Record a task's end that is neither success nor failure: cancelled, or out of budget.
 
         Returns:
-            The task to release in its place, as the probe, if it was the probe and others are held
-            back. If none is, the next dispatch is the probe.
+            If it was the probe, the held task to start as the next probe. If no task is held, the
+            next dispatch becomes the probe.
         """
         breaker = self._breakers.get(key)
         if breaker is None:
@@ -163,9 +164,9 @@ class Breakers:
         return breaker.next_probe() if breaker.probe == task else None
 
     def due(self, now: float) -> list[tuple[Any, Hashable]]:
-        """Breakers whose reset time has come and the task to release for each, as its probe.
+        """Return the breakers whose reset time has come, each with the held task to start as probe.
 
-        Those that hold none back are not named: their next dispatch is the probe.
+        Leaves out breakers without held tasks: their next dispatch becomes the probe.
         """
         probes = []
         while self._resting and next(iter(self._resting.values())) <= now:
@@ -175,19 +176,19 @@ class Breakers:
         return probes
 
     def next_due(self) -> float | None:
-        """When :meth:`due` will have something to do; ``None``: not as things are."""
+        """Return the next reset time; ``None`` if no breaker waits for one."""
         return next(iter(self._resting.values()), None)
 
     def failures(self, key: Hashable) -> int:
-        """Count the failures that it remembers."""
+        """Count the failures that a breaker remembers."""
         return len(self._breakers[key].failures) if key in self._breakers else 0
 
     def held(self, key: Hashable) -> list[Any]:
-        """The tasks that are held back, in order."""
+        """Return the tasks that a breaker holds back, in order."""
         return list(self._breakers[key].held) if key in self._breakers else []
 
     def open(self, now: float) -> list[OpenBreaker]:
-        """All that are not closed."""
+        """Return the breakers that are not closed."""
         return [
             OpenBreaker(
                 key,
@@ -200,10 +201,10 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Forget the breakers that are closed and clean.
+        """Forget closed breakers without recent ends.
 
-        Those as well that have waited for a probe for as long as failures count: a kind that nobody
-        asks for any more would be remembered for ever.
+        Forgets half-open breakers without a probe for ``monitor_window``, too: a kind that is never
+        dispatched again would otherwise stay for ever.
         """
         for key, breaker in list(self._breakers.items()):
             if self._is_over(key, breaker, now):

@@ -1,4 +1,4 @@
-"""A task as the work of an agent: which one, asked what, and what its answer means."""
+"""Tasks as the work of agents: build the agent, query it, and turn its response into an outcome."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
 
 ANONYMOUS = "subagent"
-"""What a child without an agent of its own is called."""
+"""Name of an anonymous sub-agent."""
 DEFAULT_INSTRUCTIONS = (
     "You carry out one task for another agent, which reads your answer and nothing else of you. "
     "Answer with what it asked for, complete and to the point."
@@ -26,11 +26,11 @@ EMPTY = "(the task ended without a text)"
 
 
 class Child:
-    """One dispatch: the task that a tool call asks for.
+    """The task of one dispatching tool call.
 
     Args:
         place: (model call, index of the tool call).
-        agents: of the caller, by name.
+        agents: the caller's sub-agents by name.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Child:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """The task, if it was dispatched before: here, or before a crash."""
+        """Return the task if it was dispatched before; restore it if that was before a crash."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
         if (handle := registry.get(self.task_id, parent)) is not None:
             return handle
@@ -68,11 +68,7 @@ class Child:
         return handle
 
     def dispatch(self, params: DispatchParams) -> SubagentHandle:
-        """Dispatch it now.
-
-        Raises:
-            SubagentRefusedError: as :meth:`SubagentRegistry.dispatch`.
-        """
+        """Dispatch the task; raises as :meth:`SubagentRegistry.dispatch`."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
         work = self._work(params)
         params = self._with_model(params)
@@ -81,7 +77,7 @@ class Child:
         return handle
 
     def _with_model(self, params: DispatchParams) -> DispatchParams:
-        """Add the provider and model that the task's agent asks."""
+        """Set ``model`` to the provider and model of the task's agent."""
         source = self.agents.get(params.agent) if params.named else None
         provider = (source or self.query.agent).provider
         api, model = getattr(provider, "api", ""), getattr(provider, "model", "")
@@ -113,7 +109,7 @@ def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgen
 
 
 def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
-    """A copy, as only texts cross between a task and its parent, or another task."""
+    """Return a fresh copy of an agent: tasks share no state with their parent or each other."""
     agent = fresh_copy(source)
     agent.max_iterations = min(agent.max_iterations, most)
     known = {tool.name for tool in agent.registered_tools}
@@ -127,7 +123,7 @@ def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
 
 
 async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent) -> Outcome:
-    """Let the agent work as a part of the parent's query, which is charged with its usage."""
+    """Query the agent as part of the parent's query; add its usage to the parent's."""
     query = Query(
         agent=agent,
         messages=(),
@@ -147,14 +143,14 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         text = f"{type(error).__name__}: {error}"
         return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
     finally:
-        next_query.reset(token)  # else the task would keep its agent for as long as it is known
+        next_query.reset(token)  # otherwise the task's context keeps its agent in memory
         swarm.forget_files(handle.task_id)
         parent.usage += query.usage
     return outcome_of(response)
 
 
 def first_message(task_id: UUID, prompt: str) -> str:
-    """What the agent of a task is asked: its prompt, and where its files are."""
+    """Return the query of a task's agent: its prompt, and the places of its files."""
     return (
         f"{prompt}\n\nYour own folder is {folder_of(task_id)}/ "
         "(input, output, scratch); /global/ is for reading."
@@ -162,7 +158,6 @@ def first_message(task_id: UUID, prompt: str) -> str:
 
 
 def outcome_of(response: AssistantResponse) -> Outcome:
-    """How a task ended, by the response of its agent. Pure."""
     if not response.is_answer:
         return Outcome(
             SubagentStatus.FAILED,

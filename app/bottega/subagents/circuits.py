@@ -1,4 +1,4 @@
-"""The circuit breakers at work: what they hold back, and when they try again (spec page 3, S8)."""
+"""Connection between the circuit breakers and the scheduler."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ _OF_MODEL = frozenset(
         *("model_error", "provider_failed"),
     }
 )
-"""Failures of a model's server; other codes are of the caller's making, or about content."""
+"""Codes of failures of a model's server; other codes are the caller's fault or about content."""
 _NEVER = frozenset({"budget_exhausted", "max_iterations"})
 
 
 def breaker_keys(parent: Parent, params: DispatchParams) -> tuple[BreakerKey, ...]:
-    """Name the breakers of a task: one for failures of its model, one of its run for the rest.
+    """Return the keys of a task's two breakers: for failures of its model, and for all others.
 
-    Tasks without an agent of their own have none: they have nothing in common.
+    Anonymous tasks have no breakers: they have nothing in common.
     """
     if not params.named:
         return ()
@@ -34,9 +34,10 @@ def breaker_keys(parent: Parent, params: DispatchParams) -> tuple[BreakerKey, ..
 
 
 def blamed(handle: SubagentHandle) -> BreakerKey | None:
-    """Name the breaker for which the end of a task that did not complete counts as a failure.
+    """Return the key of the breaker that counts a task's end as a failure; ``None``: no breaker.
 
-    Cancellation, deadlines, budgets, ``max_steps``, and what a model refused count for none.
+    Cancellations, timeouts, budgets, ``max_iterations``, rate limits and a model's refusals do not
+    count.
     """
     code = handle.error_code or ""
     if not handle.breakers or handle.suspended or handle.status is not SubagentStatus.FAILED:
@@ -48,7 +49,7 @@ def blamed(handle: SubagentHandle) -> BreakerKey | None:
 
 
 class Circuits:
-    """Tells the breakers how tasks end, and the scheduler which tasks may go."""
+    """Reports tasks' ends to the breakers, and released tasks to the scheduler."""
 
     def __init__(self, scheduler: "SubagentScheduler") -> None:
         self.breakers = Breakers(scheduler.options)
@@ -57,7 +58,7 @@ class Circuits:
         self._agents: dict[BreakerKey, str] = {}
 
     def enqueued(self, handle: SubagentHandle) -> None:
-        """A task is about to wait; its kind's breaker may hold it back."""
+        """Ask the breakers about a newly queued task; they may hold it back."""
         now = self._scheduler.now()
         for key in handle.breakers:
             if not self.breakers.admit(key, handle, now):
@@ -65,7 +66,7 @@ class Circuits:
         self._keep_time()
 
     def ended(self, handle: SubagentHandle) -> None:
-        """A task is over, or suspended."""
+        """Report a finished or suspended task to its breakers, and start the tasks they release."""
         now, failed = self._scheduler.now(), blamed(handle)
         for key in handle.breakers:
             if handle.status is SubagentStatus.COMPLETED:
@@ -80,7 +81,7 @@ class Circuits:
         self._keep_time()
 
     def open(self) -> list[tuple[UUID | None, dict[str, Any]]]:
-        """The breakers that are not closed: each with its tenant, and what to show of it."""
+        """Return the breakers that are not closed, as (tenant, JSON description)."""
         return [
             (
                 breaker.key[0],
@@ -96,14 +97,14 @@ class Circuits:
         ]
 
     def forget(self) -> None:
-        """Forget those that are closed and clean."""
+        """Forget breakers that are closed and without recent ends, or idle."""
         now = self._scheduler.now()
         self.breakers.forget(now)
         kept = {breaker.key for breaker in self.breakers.open(now)}
         self._agents = {key: agent for key, agent in self._agents.items() if key in kept}
 
     def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
-        """Tasks of the kind that wait stay queued, not ready."""
+        """Hold back the queued tasks of the kind; they stay in the state ``queued``."""
         options = self._scheduler.options
         data = {
             "attempt": handle.attempt,
@@ -125,7 +126,7 @@ class Circuits:
             self._scheduler.push(handle)
 
     def _keep_time(self) -> None:
-        """Look again when a breaker is due."""
+        """Set the timer to the next reset time."""
         due = self.breakers.next_due()
         if self.timer is not None:
             if due is not None and self.timer.when() == due:

@@ -1,4 +1,4 @@
-"""Remove what nobody will ask for any more (spec page 3, S5)."""
+"""Garbage collection of finished tasks."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _MANY = 10
 
 
 class Collector:
-    """Looks at all of a registry's tasks, regularly between :meth:`start` and :meth:`stop`."""
+    """Periodic collector of a registry's tasks, between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, registry: "SubagentRegistry") -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""How many tasks are in which state; kept up to date, never counted anew (spec page 3, S5)."""
+"""Counts of tasks by state, updated with each change."""
 
 from collections import Counter
 from typing import Any
@@ -8,11 +8,11 @@ from bottega.subagents.handle import SubagentHandle
 from bottega.subagents.states import SubagentStatus
 
 Kind = tuple[UUID | None, str]
-"""Tenant, and kind of task: what shares a breaker."""
+"""(tenant, kind of task)."""
 
 
 class Counts:
-    """Of all tasks there are."""
+    """Counts of all tasks of a registry."""
 
     def __init__(self) -> None:
         self._by_status: Counter[SubagentStatus] = Counter()
@@ -32,7 +32,7 @@ class Counts:
 
     @property
     def tenants_queued(self) -> int:
-        """Count the tenants that have waiting tasks."""
+        """Number of tenants with queued tasks."""
         return len(self._queued_of)
 
     def queued_of_tenant(self, tenant: UUID | None) -> int:
@@ -45,19 +45,19 @@ class Counts:
         return self._active_of.get(tenant, 0)
 
     def tenants(self) -> set[UUID | None]:
-        """Those that have tasks which are not over."""
+        """Return the tenants that have unfinished tasks."""
         return {*self._active_of, *self._queued_of}
 
     def queued_by_priority(self, tenant: UUID | None) -> dict[int, int]:
-        """How many of a tenant's tasks wait, by the priority that they were given."""
+        """Count a tenant's queued tasks by base priority."""
         return dict(self._priorities.get(tenant, {}))
 
     def queued_of_kind(self, kind: Kind) -> list[SubagentHandle]:
-        """In the order of their dispatch."""
+        """Return the queued tasks of a kind, in the order of their dispatch."""
         return list(self._queued.get(kind, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
-        """A task is in its state now."""
+        """Count a task in its current state."""
         self._by_status[handle.status] += 1
         tenant = handle.tenant_id
         if handle.status is SubagentStatus.QUEUED:
@@ -73,7 +73,7 @@ class Counts:
             self._active_of[tenant] += 1
 
     def leave(self, handle: SubagentHandle) -> None:
-        """A task leaves its state."""
+        """Remove a task from the counts of its current state."""
         self._by_status[handle.status] -= 1
         tenant = handle.tenant_id
         if handle.status is not SubagentStatus.QUEUED:
@@ -93,7 +93,7 @@ class Counts:
 
 
 def _take_one(counter: Counter[Any], key: Any) -> None:
-    """Count down; what has none left is not kept."""
+    """Decrement a count; delete the key at 0."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

@@ -1,4 +1,4 @@
-"""The tools with which a model uses its files: ``read_file``, ``write_file``, ``list_files``."""
+"""File tools for models: ``read_file``, ``write_file``, ``list_files``."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -12,10 +12,10 @@ from bottega.subagents.files import MAX_FILE_BYTES, MAX_PATH_BYTES
 from bottega.subagents.shared_context import Workspace
 
 MAX_CONTENT = 200_000
-"""Characters of one ``write_file``."""
+"""Limit of one ``write_file``, in characters."""
 DEFAULT_READ = 20_000
 MAX_READ = 50_000
-"""Characters of one ``read_file``."""
+"""Limit of one ``read_file``, in characters."""
 MAX_LISTED = 500
 
 Path = Annotated[
@@ -30,7 +30,7 @@ Path = Annotated[
 
 
 class _FileTool(FunctionTool):
-    """A tool whose refusals are answers. It acts on nothing outside the run."""
+    """A tool that returns refusals as error results, and has no effect outside the run."""
 
     local = True
 
@@ -42,10 +42,10 @@ class _FileTool(FunctionTool):
 
 
 def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
-    """The three tools.
+    """Return the three file tools.
 
     Args:
-        workspace: whose files a call is about; asked at each call.
+        workspace: returns the files to work on; called at each tool call.
     """
 
     async def read_file(

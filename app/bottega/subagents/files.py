@@ -1,7 +1,6 @@
-"""Virtual files: what one query can write and read, in memory and of bounded size (S14). Pure.
+"""Virtual files of a query, in memory and of bounded size. Pure.
 
-Paths are names, nothing more: there are no links, no current folder and no folders but those
-that the names of files imply.
+Paths are plain names: no links, no current folder, and no folders except those in file names.
 """
 
 import re
@@ -12,7 +11,7 @@ from bottega.errors import InvalidInputError, NotFoundError
 
 MAX_FILE_BYTES = 1_000_000
 MAX_BYTES = 8_000_000
-"""Of all files of one file system, or of one folder of the shared context."""
+"""Limit of one file system, or of one folder of the shared context."""
 MAX_FILES = 1_000
 MAX_RUN_BYTES = 64_000_000
 MAX_PATH_BYTES = 1_024
@@ -21,24 +20,24 @@ MAX_NAME_BYTES = 255
 _LOOK_ALIKES = re.compile(
     "[\u2044\u2215\u2216\u2571\u2572\u27cb\u27cd\u29f5\u29f8\u29f9\U0001f67c\U0001f67d]"
 )
-"""Slashes that no normal form turns into one."""
+"""Characters that look like slashes and stay different under NFKC."""
 
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 )
-"""Letters and marks that show nothing, beside those of the categories C and Z."""
+"""Invisible characters outside the Unicode categories C and Z."""
 
 
 def check_path(path: str) -> str:
-    """The normal form of a path: the same names, with one slash before each.
+    """Return the normal form of a path: the same names, with one slash before each.
 
-    ``notes/a.md`` and ``/notes/a.md`` are one path; no other two texts are. Names are compared
-    letter by letter, so what could be taken for something else is refused, not changed.
+    ``notes/a.md`` and ``/notes/a.md`` are the same path; any other two texts differ. Refuses
+    ambiguous characters instead of replacing them, since names are compared by character.
 
     Raises:
-        InvalidInputError: code ``bad_path``; says what to mend.
+        InvalidInputError: code ``bad_path``; the text says how to correct the path.
     """
-    if len(path) <= MAX_PATH_BYTES:  # what is far too long is not even looked at
+    if len(path) <= MAX_PATH_BYTES:  # skip the costly check for very long paths
         _check_letters(path)
     normal = path if path.startswith("/") else f"/{path}"
     if len(path) > MAX_PATH_BYTES or len(normal.encode()) > MAX_PATH_BYTES:
@@ -85,7 +84,7 @@ def _check_name(name: str, path: str) -> None:
 
 
 def check_prefix(prefix: str) -> str:
-    """The normal form of a folder or file to list: ``""`` for all there is.
+    """Return the normal form of a folder or file to list: ``""`` for all files.
 
     Raises:
         InvalidInputError: code ``bad_path``.
@@ -94,17 +93,17 @@ def check_prefix(prefix: str) -> str:
 
 
 def below(prefix: str, paths: Iterable[str]) -> list[str]:
-    """Those of ``paths`` that are ``prefix`` or lie below it, sorted. All in normal form."""
+    """Return the ``paths`` equal to ``prefix`` or below it, sorted. All are in normal form."""
     return sorted(path for path in paths if path == prefix or path.startswith(f"{prefix}/"))
 
 
 def missing(path: str) -> NotFoundError:
-    """The one text for what is not there and for what is not yours: it tells nothing of others."""
+    """Return the error for a missing or forbidden file; one text for both hides others' files."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files shows those")
 
 
 class Allowance:
-    """Bytes that several file systems share."""
+    """Bytes that several file systems may use together."""
 
     def __init__(self, max_bytes: int = MAX_RUN_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -112,13 +111,13 @@ class Allowance:
 
 
 class VirtualFileSystem:
-    """Files in memory: text by path, kept as UTF-8, of bounded size and number.
+    """Text files in memory, stored as UTF-8 by path.
 
     Args:
-        max_bytes: of all files together.
-        max_files: how many there may be.
-        max_file_bytes: of one file.
-        shared: what it shares with other file systems of the run.
+        max_bytes: limit for all files together.
+        max_files: limit for the number of files.
+        max_file_bytes: limit for one file.
+        shared: bytes shared with other file systems of the run.
     """
 
     def __init__(
@@ -136,11 +135,11 @@ class VirtualFileSystem:
         self.used = 0
 
     def read(self, path: str) -> str:
-        """The text of a file.
+        """Return a file's text.
 
         Raises:
             InvalidInputError: ``bad_path``.
-            NotFoundError: there is none.
+            NotFoundError: no such file.
         """
         path = check_path(path)
         try:
@@ -149,11 +148,11 @@ class VirtualFileSystem:
             raise missing(path) from None
 
     def write(self, path: str, content: str) -> None:
-        """Write a file anew.
+        """Write a file; replace its text if it exists.
 
         Raises:
-            InvalidInputError: ``bad_path``; ``bad_content`` for what is no text; ``too_large``
-                for what no room is left for. Nothing is changed then.
+            InvalidInputError: ``bad_path``, ``bad_content`` (NUL or a lone surrogate) or
+                ``too_large``. Nothing is written then.
         """
         path = check_path(path)
         if "\x00" in content:
@@ -185,7 +184,7 @@ class VirtualFileSystem:
             raise _too_large(f"room for {left} bytes is left in this run, {growth} more are needed")
 
     def restore(self, path: str, content: str) -> None:
-        """Write what was written before, as it was accepted then: nothing is checked."""
+        """Write a file from before a crash; no limit is checked."""
         path = path if path.startswith("/") else f"/{path}"
         self._put(path, content.encode(errors="replace"))
 
@@ -196,7 +195,7 @@ class VirtualFileSystem:
         self._shared.used += growth
 
     def list(self, prefix: str = "") -> list[str]:
-        """The paths below a folder, sorted.
+        """Return the paths below a folder, sorted.
 
         Raises:
             InvalidInputError: ``bad_path``.
@@ -204,7 +203,7 @@ class VirtualFileSystem:
         return below(check_prefix(prefix), self._files)
 
     def clear(self) -> None:
-        """Forget all files, and give their room back."""
+        """Delete all files and release their shared bytes."""
         self._files.clear()
         self._shared.used -= self.used
         self.used = 0

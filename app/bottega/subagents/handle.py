@@ -1,4 +1,4 @@
-"""A task of an asynchronous sub-agent, and the parent that dispatched it (spec page 3, S1)."""
+"""A task of an asynchronous sub-agent, and the parent that dispatched it."""
 
 import asyncio
 import contextvars
@@ -21,12 +21,13 @@ MAX_PARTIAL_OUTPUT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DispatchParams:
-    """What a task is to do.
+    """Parameters of a dispatch.
 
     Attributes:
-        agent: who does it; ``named``: one that its parent has under this name.
-        timeout: in seconds; ``None`` is the default.
-        model: that its agent asks, with its provider.
+        agent: the sub-agent's name.
+        named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous one.
+        timeout: in seconds; ``None``: the default.
+        model: provider and model of the task's agent.
     """
 
     prompt: str
@@ -42,11 +43,11 @@ class DispatchParams:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task's work ended.
+    """End of a task's work.
 
     Attributes:
         status: a final one.
-        error_code: stable; the text is in ``error``.
+        error_code: stable code of the error; the text is in ``error``.
     """
 
     status: SubagentStatus
@@ -58,16 +59,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of a task from before a crash. Times in seconds, wall time.
+    """Stored state of a task from before a crash. Times are seconds of wall time.
 
     Attributes:
-        outcome: if it had ended.
-        waited: since its dispatch.
-        remaining: of its timeout, if it ever ran.
-        attempt: the one that begins now.
-        spent: tokens that it used itself.
-        usage: of a finished task and all below it, which do not run again.
-        publications: what those published to the run's graph.
+        attempt: number of the attempt that begins now.
+        waited: time since its dispatch.
+        remaining: rest of its timeout; ``None`` if it never ran.
+        outcome: ``None`` if it had not ended.
+        spent: tokens that the task itself used.
+        usage: usage of a finished task and all tasks below it; they do not run again.
+        publications: their publications to the run's graph.
     """
 
     params: DispatchParams
@@ -82,30 +83,30 @@ class Past:
 
 
 class Listener(Protocol):
-    """Is told what happens to tasks. Must not block, nor raise."""
+    """Receiver of the tasks' events. Must neither block nor raise."""
 
     def happened(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
-        """``event`` is the part of its type behind ``subagent.`` (spec page 3, S20)."""
+        """Receive an event; ``event`` is its type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
-        """A dispatch was refused."""
+        """Receive the refusal of a dispatch."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Parent:
-    """One that dispatches tasks: a query of an agent.
+    """A query of an agent that dispatches tasks.
 
     Attributes:
-        agent: its name.
-        path: its place in the run's tree; its tasks' begin with it.
-        limits: that its tasks are kept to.
-        account: what all its tasks may spend together.
-        accounts: that pay for its tasks' model calls, that one first.
-        owner: the task that it is part of, if it is.
-        remaining: seconds that it has left; ``None``: no end is set.
-        alive: whether it can still ask for anything; ``None``: as long as it is not ended.
-        ancestors: of an agent, in the run's graph.
-        active: of its tasks, by agent; only where there is a graph.
+        agent: the agent's name.
+        path: its place in the run's tree; the paths of its tasks begin with it.
+        limits: limits of its tasks.
+        account: token budget of all its tasks together.
+        accounts: accounts that pay for its tasks' model calls; ``account`` is the first.
+        owner: the task that the query works for; ``None`` outside of tasks.
+        remaining: returns the seconds until its deadline; ``None``: no deadline.
+        alive: returns false once the query can dispatch no more.
+        ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
+        active: its unfinished tasks by agent; filled only with a graph.
     """
 
     parent_id: UUID
@@ -132,11 +133,11 @@ class Parent:
 
     @property
     def is_over(self) -> bool:
-        """It dispatches nothing any more, be it only that it did not notice yet."""
+        """True if it dispatches no more: it is ended, or its task has ended."""
         return self.ended or not self.alive()
 
     def paying(self) -> Iterator[Account]:
-        """Of its accounts those that are charged here; what is outside the run is charged there."""
+        """Yield the accounts that are charged here; accounts outside of the run are not."""
         yield self.account
         if self.owner is not None:
             yield self.owner.account
@@ -148,24 +149,24 @@ class SubagentHandle:
     """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
 
     Attributes:
-        named: its agent is one of its parent's; else it is nobody in particular.
+        named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
         kind: tasks of one kind share a circuit breaker.
-        work: does what the task is there for; run by the scheduler.
-        attempt: 1, and one more each time it is rebuilt after a crash.
-        queue_position: at its dispatch, how many of its tenant's ready tasks were to go before it:
-            the better ones of its run, and as many of each other run, as runs take turns.
+        work: coroutine function that does the task; the scheduler runs it.
+        attempt: 1, plus one for each restoration after a crash.
+        queue_position: ready tasks of the tenant before it at its dispatch (see
+            :meth:`TakeQueue.position`).
         deadline: set when it first runs.
-        partial_output: the last 10,000 characters of what its model said.
-        token_usage: also of tasks that failed.
-        rate_limited: its agent's model call failed since its server answered 429 to the last try.
-        received: its parent has read how it ended.
-        scopes: parents within it.
-        holds: other tasks that must be over before it may run.
+        partial_output: the last 10,000 characters of its model's text.
+        token_usage: set for failed tasks as well.
+        rate_limited: a model call failed because the server answered 429 to the last try.
+        received: its parent has read its outcome.
+        scopes: queries of the task that dispatch tasks.
+        holds: tasks that must end before it may run.
         blocks: tasks that it holds back.
-        breakers: keys of those that may hold it back.
-        held_by: keys of those that do.
-        suspended: given up without an end, to be rebuilt by another process.
-        waiting_below: descendants that wait for a slot that they could take.
+        breakers: keys of its breakers.
+        held_by: keys of the breakers that hold it back now.
+        suspended: stopped here without an end; another process restores it.
+        waiting_below: number of descendants that only wait for a slot.
     """
 
     task_id: UUID
@@ -235,19 +236,19 @@ class SubagentHandle:
         return len(self.path) - 1
 
     def duration_ms(self, now: float) -> int:
-        """Since its dispatch, or between that and its end."""
+        """Return the milliseconds from its dispatch to its end, or to ``now``."""
         if self.fixed_duration_ms is not None:
             return self.fixed_duration_ms
         return max(0, round((now - self.created_at) * 1000))
 
     def hear(self, text: str) -> None:
-        """Add to what its model said so far."""
+        """Append to ``partial_output``; keep its last ``MAX_PARTIAL_OUTPUT`` characters."""
         self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Somebody who waits until ``missing`` more of some tasks are over."""
+    """A wait for the end of ``missing`` more of some tasks."""
 
     future: "asyncio.Future[None]"
     missing: int

@@ -1,7 +1,7 @@
-"""Token budgets that many tasks spend from at once (spec page 3, S14).
+"""Token budgets that several tasks spend at once.
 
-Before a model call its tokens are reserved in every account that pays for it, and what was not
-used goes back. So together they overspend by no more than one call's estimate was wrong.
+A model call first reserves its tokens in every account that pays for it, and returns the unused
+ones afterwards. So tasks together overspend at most by the error of one call's estimate.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from bottega.agents.recording import Query
 from bottega.errors import BudgetExhaustedError
 
 MAX_OUTPUT = 4096
-"""Tokens that an answer is expected to have at most."""
+"""Expected maximum of tokens in an answer."""
 MIN_OUTPUT = 16
 _CHARACTERS_PER_TOKEN = 3
 _PER_MESSAGE = 4
@@ -24,11 +24,11 @@ _PER_TOOL = 100
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Tokens that somebody may spend; ``limit`` ``None``: as many as wanted.
+    """A token budget; without a ``limit`` it is unlimited.
 
     Attributes:
-        name: in texts.
-        reserved: by model calls that are under way.
+        name: used in error texts.
+        reserved: tokens reserved by running model calls.
     """
 
     name: str
@@ -39,23 +39,23 @@ class Account:
 
     @property
     def left(self) -> int | None:
-        """Neither spent nor reserved."""
+        """Tokens neither spent nor reserved; ``None``: unlimited."""
         return None if self.limit is None else self.limit - self.spent - self.reserved
 
     @property
     def is_exhausted(self) -> bool:
-        """All of it was spent."""
+        """True if the whole limit is spent."""
         return self.limit is not None and self.spent >= self.limit
 
     def used_up(self, sent: int) -> str:
-        """Say why a call cannot be made that sends about so many tokens."""
+        """Return the error text for a call that would send about ``sent`` tokens."""
         return (
             f"{self.name} is used up: {self.spent} of {self.limit} tokens are spent, and the next "
             f"model call takes about {sent}"
         )
 
     def give_back(self, tokens: int) -> None:
-        """What was reserved is not any more."""
+        """Release reserved tokens and wake the waiting calls."""
         self.reserved -= tokens
         for waiting in self._waiting:
             if not waiting.done():
@@ -63,7 +63,7 @@ class Account:
         self._waiting.clear()
 
     async def changed(self) -> None:
-        """Return when something was given back."""
+        """Wait until reserved tokens are released."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
@@ -73,21 +73,21 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, tokens: int) -> None:
-        """Get more, where there is more, if fewer than so many tokens are left."""
+        """Get more tokens from a shared budget if fewer than ``tokens`` are left; none here."""
 
     @property
     def may_grow(self) -> bool:
-        """True if it may have more later, though nothing is given back here."""
+        """True if the limit may grow later, without a release here."""
         return False
 
 
 def estimate(query: Query) -> int:
-    """Estimate how many tokens the next model call of a query sends."""
+    """Estimate the tokens that the next model call of a query sends."""
     if query.composed is not None:
         return query.composed["tokens"]
     history = query.agent.conversation_history
     text = sum(len(message.content) for message in history) + sum(
-        len(str(call.arguments))  # a file that was written goes along with every call
+        len(str(call.arguments))  # large if a tool call wrote a file
         for message in history
         if isinstance(message, AssistantMessage)
         for call in message.tool_calls
@@ -100,10 +100,10 @@ def estimate(query: Query) -> int:
 
 
 def grant(accounts: Sequence[Account], sent: int) -> int | Account:
-    """How many tokens a call may produce that sends ``sent``, or the account to wait for. Pure.
+    """Return the tokens that a call may produce, or the account to wait for. Pure.
 
     Raises:
-        BudgetExhaustedError: however long it waited, an account has not enough.
+        BudgetExhaustedError: an account would not have enough even without reservations.
     """
     tightest: Account | None = None
     free = MAX_OUTPUT
@@ -122,10 +122,10 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
 
 @asynccontextmanager
 async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int | None]:
-    """Hold tokens for a model call; answers how many it may produce, ``None``: as it likes.
+    """Reserve tokens for a model call; yield the tokens that it may produce, ``None``: no bound.
 
-    It may produce as many as it likes if an expected answer fits. Waits while it is only others'
-    reservations that leave too little.
+    There is no bound if an answer of ``MAX_OUTPUT`` fits. Waits while only other calls'
+    reservations leave too little.
 
     Raises:
         BudgetExhaustedError: as :func:`grant`.

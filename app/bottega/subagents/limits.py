@@ -1,4 +1,4 @@
-"""Limits of asynchronous sub-agents (spec page 3, S3, S6 to S8). Pure values."""
+"""Limits of asynchronous sub-agents. Pure values."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -6,18 +6,18 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class SubagentLimits:
-    """What tasks are kept to. Times are seconds.
+    """Limits of tasks. Times are seconds.
 
     Attributes:
         max_concurrent: tasks of one parent that hold a slot.
         max_queued: tasks of one parent that wait.
-        max_total_tokens: that all tasks of one parent may spend.
+        max_total_tokens: tokens that all tasks of one parent may spend together.
         max_concurrent_global: tasks of all parents that hold a slot.
         max_queue_size: tasks of all parents that wait.
-        max_depth: how many tasks may stand one below the other.
-        gc_ttl: how long a finished task that its parent has read stays.
-        tenant_max_concurrent: of one tenant; ``None``: as many as there are slots.
-        tenant_max_queued: of one tenant; ``None``: half of ``max_queue_size``.
+        max_depth: levels of nested tasks.
+        gc_ttl: time that a finished task stays after its parent has read it.
+        tenant_max_concurrent: tasks of one tenant that hold a slot; ``None``: no limit.
+        tenant_max_queued: tasks of one tenant that wait; ``None``: half of ``max_queue_size``.
     """
 
     max_concurrent: int = 5
@@ -35,7 +35,7 @@ class SubagentLimits:
     tenant_max_queued: int | None = None
 
     def lowered(self, **wanted: float | None) -> Self:
-        """These limits, each lowered to what is ``wanted`` of it; none is ever raised."""
+        """Return a copy with the given limits lowered; a higher value changes nothing."""
         known = {field.name for field in fields(self)}
         if unknown := wanted.keys() - known:
             raise ValueError(f"no such limits: {', '.join(sorted(unknown))}")
@@ -49,13 +49,15 @@ class SubagentLimits:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """How the pool, the queue and the breakers behave. Times are seconds, thresholds shares.
+    """Options of the pool, the queue and the breakers. Times are seconds.
 
     Attributes:
-        resize_cooldown: the least time between two resizes of the pool.
+        scale_up_threshold, scale_down_threshold: shares of busy slots, 0 to 1.
+        resize_cooldown: least time between two resizes of the pool.
         ageing_interval: a waiting task gains one priority in this time.
-        failure_threshold: tasks of a kind that must have ended within ``monitor_window`` before
-            its breaker opens, for ``reset_timeout``: it does if at least half of them failed.
+        failure_threshold: a kind's breaker opens if at least this many of its tasks ended within
+            ``monitor_window``, and at least half of them failed.
+        reset_timeout: time that a breaker stays open.
     """
 
     min_workers: int = 2

@@ -1,4 +1,4 @@
-"""What plugins may do to the tasks of sub-agents: look at them before and after (S19).
+"""Plugins for the tasks of sub-agents: called before a dispatch and after a task's end.
 
 A plugin is any object with one or both of these functions, async or not::
 
@@ -7,8 +7,8 @@ A plugin is any object with one or both of these functions, async or not::
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
-It has a few seconds for each. One that raises, takes longer or answers nonsense is logged and
-left out, unless it says ``guard = True``: a guard that cannot judge a task keeps it from starting.
+Each call has a few seconds. A plugin that raises, takes longer or returns something invalid is
+logged and skipped. But if it has ``guard = True``, its failure refuses the task.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ from bottega.subagents.states import SubagentStatus
 TIMEOUT_S = 5.0
 MAX_PROMPT = 10_000
 MAX_RESULT = 100_000
-"""Characters of what stands in for a task that was skipped."""
+"""Limit of a skipped task's result, in characters."""
 MAX_METADATA = 16_384
-"""Characters of a task's metadata as JSON."""
+"""Limit of a task's metadata, in characters of JSON."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """Who dispatches.
+    """The dispatching query, for plugins.
 
     Attributes:
-        parent_id: of the task that dispatches, or the run's root.
-        depth: of the task that is dispatched; 0 for the root's.
-        agent: the name of the agent that dispatches.
+        parent_id: id of the dispatching task, or of the run for the root.
+        depth: depth of the dispatched task; 0 for the root's tasks.
+        agent: name of the dispatching agent.
     """
 
     run_id: UUID
@@ -56,7 +56,7 @@ class PluginContext:
 
 @dataclass(frozen=True, slots=True)
 class SubagentPlugin:
-    """The functions of an installed plugin, with the name of its entry point for the log."""
+    """The functions of an installed plugin; ``name`` is its entry point's, for the log."""
 
     name: str
     before_dispatch: Callable[..., Any] | None
@@ -66,12 +66,12 @@ class SubagentPlugin:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRequest:
-    """A task that a model asks for. ``prompt``, ``priority`` and ``metadata`` may be changed.
+    """A requested task. Plugins may change ``prompt``, ``priority`` and ``metadata``.
 
     Attributes:
         agent: the sub-agent's name; ``None`` for an anonymous one.
-        priority: 1 to 10, 1 first.
-        metadata: what JSON can hold.
+        priority: 1 (first) to 10.
+        metadata: a JSON object.
     """
 
     prompt: str
@@ -83,21 +83,21 @@ class DispatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """There shall be no task; the model reads ``result`` instead."""
+    """Decision to skip the task; the model reads ``result`` instead."""
 
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There may be no task; the model reads ``detail``, which says why."""
+    """Decision to refuse the task; the model reads the reason in ``detail``."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """How a task ended; ``status`` is final, ``duration_ms`` fixed."""
+    """A task's end, for plugins; ``status`` is a final one."""
 
     task_id: UUID
     status: SubagentStatus
@@ -113,10 +113,10 @@ async def before_dispatch(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> DispatchRequest | Skip | Refused:
-    """Ask all plugins in order, each about what the last one left, until one says no.
+    """Pass the request through all plugins in order, until one skips or refuses it.
 
     Args:
-        timeout_s: that each may take.
+        timeout_s: limit per plugin.
     """
     for plugin in plugins:
         function = getattr(plugin, "before_dispatch", None)
@@ -146,7 +146,7 @@ async def after_complete(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Tell all plugins in order how a task ended. What they answer or raise changes nothing."""
+    """Report a task's end to all plugins in order; log their errors."""
     for plugin in plugins:
         function = getattr(plugin, "after_subagent_complete", None)
         if function is None:
@@ -158,7 +158,7 @@ async def after_complete(
 
 
 def is_guard(plugin: object) -> bool:
-    """Whether no task may start that this plugin could not judge."""
+    """Return true if this plugin's failure refuses a task."""
     return getattr(plugin, "guard", False) is True
 
 
@@ -172,13 +172,13 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 
 
 async def _bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What a plugin answers.
+    """Call a plugin's function with a time limit.
 
-    It gets a task of its own, so that one which will not be cancelled is left behind.
+    Runs it in a task of its own: if it ignores the cancellation, nobody waits for it.
 
     Raises:
         TimeoutError: it takes longer than ``timeout_s``.
-        Exception: whatever it raised.
+        Exception: any error that it raises.
     """
     task = asyncio.ensure_future(_called(partial(function, *arguments), function))
     try:
@@ -195,7 +195,7 @@ async def _bounded(function: Callable[..., Any], *arguments: Any, timeout_s: flo
 
 
 def _look_at(task: "asyncio.Task[Any]") -> None:
-    """Take a late failure of one that was left behind, which nobody waits for."""
+    """Retrieve the exception of an abandoned task, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -207,12 +207,16 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
         )
         value = call() if is_async else await run_in_thread(call)
         return await value if inspect.isawaitable(value) else value
-    except SystemExit as error:  # in a task of its own it would end the event loop
+    except SystemExit as error:  # in its own task it would stop the event loop
         raise RuntimeError(f"SystemExit: {error}") from None
 
 
 def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
-    """A copy that the plugin has no hand on."""
+    """Check that metadata is small enough JSON; return a deep copy.
+
+    Raises:
+        ValueError: the metadata is not JSON, or too large.
+    """
     try:
         encoded = json.dumps(value, allow_nan=False)
     except (TypeError, RecursionError) as error:
@@ -224,7 +228,7 @@ def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Said(BaseModel):
-    """What a plugin may answer; ``None``: it did not say."""
+    """Valid fields of a plugin's answer; ``None``: no change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -236,10 +240,10 @@ class _Said(BaseModel):
 
 
 def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Skip | Refused:
-    """What a plugin's answer makes of the request.
+    """Apply a plugin's answer to the request.
 
     Raises:
-        TypeError, ValueError: it is nonsense, or more than a plugin may say.
+        TypeError, ValueError: the answer is invalid, or changes a fixed field.
     """
     if said is None:
         return request
@@ -259,7 +263,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
             raise ValueError(f"it may not change {name}")
     try:
         valid = _Said.model_validate(words)
-    except ValidationError as error:  # without its input, which may quote a prompt
+    except ValidationError as error:  # leave its input out: it may quote a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:
         return Skip(valid.result or "")

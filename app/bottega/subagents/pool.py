@@ -1,4 +1,4 @@
-"""How many slots there should be (spec page 3, S6). Pure."""
+"""Size of the slot pool. Pure."""
 
 from math import ceil, floor
 
@@ -9,10 +9,10 @@ _SHRINKAGE = 0.75
 
 
 def resized(size: int, busy: int, options: SchedulerOptions) -> int:
-    """The size of a pool of ``size`` slots, at least 1, of which ``busy`` are held.
+    """Return the new size of a pool of ``size`` slots (at least 1), of which ``busy`` are held.
 
-    It grows by half above the upper threshold and loses a quarter below the lower one; exactly at
-    a threshold it stays.
+    The pool grows by half above the upper threshold and shrinks by a quarter below the lower one.
+    Exactly at a threshold it stays.
     """
     share = busy / size
     if share > options.scale_up_threshold:

@@ -1,4 +1,4 @@
-"""A guard that keeps tasks from starting whose prompt an operator does not want (S19)."""
+"""A plugin that refuses tasks by an operator's patterns."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from bottega.subagents.plugins import MAX_PROMPT, DispatchRequest, PluginContext
 
 
 class PromptGuard:
-    """Refuses tasks by what their prompt or instructions hold, or by how long the prompt is.
+    """Guard that refuses tasks by patterns in their prompt or instructions, or by prompt length.
 
-    The patterns are the operator's. They are matched in linear time (by the regex engine of
-    pydantic-core), so no text can make it hang; and against the text both as it is and in plain
-    letters, so that full-width or invisible ones do not get around them.
+    Matches in linear time (with the regex engine of pydantic-core), so no text can make it hang.
+    Matches both the original text and its plain form, so full-width or invisible characters do not
+    hide a match.
 
     Args:
-        deny: regular expressions, found anywhere, in upper or lower case.
-        max_prompt_chars: of the prompt.
+        deny: regular expressions; they match anywhere and ignore case.
+        max_prompt_chars: limit of the prompt's length.
 
     Raises:
-        InvalidInputError: a pattern is not understood; look-around and back-references are not.
+        InvalidInputError: an invalid pattern; look-around and back-references are not supported.
     """
 
     guard = True
@@ -31,7 +31,7 @@ class PromptGuard:
         self._max_prompt_chars = max_prompt_chars
 
     async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Refused | None:
-        """Refuse the task, or say nothing. The model is not told which pattern it was."""
+        """Return a refusal or ``None``. The refusal does not name the pattern."""
         length = len(params.prompt)
         if length > self._max_prompt_chars:
             return Refused(
@@ -60,12 +60,12 @@ def _matcher(pattern: str) -> SchemaValidator:
 def _found(matcher: SchemaValidator, text: str) -> bool:
     try:
         matcher.validate_python(text)
-    except ValidationError as error:  # of what is no text, nobody knows
+    except ValidationError as error:  # invalid Unicode gives another error: treat it as a match
         return error.errors(include_input=False)[0]["type"] != "string_pattern_mismatch"
     return True
 
 
 def _plain(text: str) -> str:
-    """In plain letters: no full-width or other variants, and no invisible ones."""
+    """Return the NFKC form of a text, without invisible characters."""
     letters = unicodedata.normalize("NFKC", text)
     return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")

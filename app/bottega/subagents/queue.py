@@ -1,10 +1,11 @@
-"""What waits for a slot: priorities that age, room per parent and tenant (spec page 3, S7). Pure.
+"""Queue of tasks that wait for a slot: ageing priorities, limits per parent and tenant. Pure.
 
-Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Ageing rules out
-one fixed order of all that wait. But of two that came in with the same priority the earlier is
-always first, so it is enough to compare the first of each priority: per parent and priority one
-line by age, per run and priority the heads of those lines whose parent has room. A parent at its
-limit takes its heads away, at most one per priority, however many wait behind.
+Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities age,
+so there is no fixed order of all entries. But of two entries with the same base priority the older
+one is always first. So it is enough to compare the first entry of each priority: the queue keeps
+one line by age per parent and priority, and per run and priority the heads of the lines whose
+parent is below its limit. A parent that reaches its limit removes at most one head per priority,
+however long its lines are.
 """
 
 from collections import OrderedDict
@@ -16,21 +17,21 @@ from typing import Any, TypeVar
 from sortedcontainers import SortedList
 
 WAKE = 0
-"""The priority of what ran before and only needs its slot again: ahead of all that is new."""
+"""Priority of a task that already runs and needs its slot again; goes before all new tasks."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One thing that waits for a slot; not to be changed while it does.
+    """One entry of the queue; must not change while it waits.
 
     Attributes:
         run: takes turns with the tenant's other runs.
-        parent: whose limit counts; of one run only.
-        limit: how many of that parent may hold a slot; the last one pushed says it for all.
+        parent: belongs to one run only.
+        limit: slots that the parent may hold; the last pushed entry sets it for all.
         priority: 1 (first) to 10, or ``WAKE``.
-        enqueued_at: seconds on the scheduler's clock; may lie before what waits already.
-        item: what the scheduler does with it.
-        order: set by the queue, kept if pushed again; decides between two of the same time.
+        enqueued_at: seconds on the scheduler's clock; may be earlier than that of older entries.
+        item: the scheduler's payload.
+        order: set by the queue at the first push; breaks ties of ``enqueued_at``.
     """
 
     tenant: Hashable
@@ -44,23 +45,24 @@ class Entry:
 
 
 def effective_priority(priority: int, waited: float, ageing_interval: float) -> int:
-    """The priority after ``waited`` seconds: one better per interval, at best 1."""
+    """Return the priority after ``waited`` seconds: one better per interval, at best 1."""
     if priority == WAKE:
         return WAKE
     return max(1, priority - floor(waited / ageing_interval))
 
 
 _Lines = dict[int, SortedList]
-"""Per base priority (enqueued_at, order, entry) by age; without empty lines."""
+"""Per base priority a list of (enqueued_at, order, entry) by age; no list is empty."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """
+    """A tenant with waiting or taken entries.
+
     Attributes:
-        runs: those that have something waiting or taken.
-        turns: those of them that have something ready; the first is next.
-        waiting: how many wait at all, per priority.
+        runs: the runs with waiting or taken entries.
+        turns: the runs with ready entries; the first is next.
+        waiting: number of waiting entries per priority.
     """
 
     key: Hashable
@@ -72,10 +74,11 @@ class _Tenant:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """
+    """A run with waiting or taken entries.
+
     Attributes:
-        heads: of the lines of its parents that have room.
-        ready: how many wait in those lines, per priority.
+        heads: the first entries of the lines whose parent is below its limit.
+        ready: number of entries in those lines, per priority.
     """
 
     key: Hashable
@@ -86,7 +89,7 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Count the waiting tasks that have room."""
+        """Number of entries whose parent is below its limit."""
         return sum(self.ready.values())
 
 
@@ -105,22 +108,22 @@ class _Parent:
 
     @property
     def waiting(self) -> int:
-        """How many could be taken if a slot were free."""
+        """Number of entries that could be taken if a slot were free."""
         return self.size if self.has_room else 0
 
 
 class TakeQueue:
-    """Says who gets the next slot: tenants in turn, then a tenant's runs, then the best priority.
+    """Queue that selects the next entry: by tenant in turn, then by run in turn, then by priority.
 
-    A tenant or run that has something to take again joins at the end of the turns. A change costs
-    O(log n) and no look at other tenants, other runs, other parents, or what waits behind a parent
-    at its limit.
+    A tenant or run that has ready entries again joins at the end of the turns. A change costs
+    O(log n), independent of other tenants, runs and parents, and of the entries of a parent at its
+    limit.
 
     Args:
-        ageing_interval: what waits gains one priority in this time, in seconds.
-        tenant_limit: how many of one tenant may hold a slot; ``None``: any number.
-        on_waiting: called with a parent and a difference whenever ``waiting(parent)`` has changed,
-            as the last thing of a change: it may change the queue itself.
+        ageing_interval: seconds after which a waiting entry gains one priority.
+        tenant_limit: slots that one tenant may hold; ``None``: no limit.
+        on_waiting: called with a parent and a difference whenever ``waiting(parent)`` changes. It
+            is the last step of a change, so it may change the queue itself.
     """
 
     def __init__(
@@ -142,14 +145,14 @@ class TakeQueue:
         self._newest = (-inf, 0)
 
     def __len__(self) -> int:
-        """All that wait, also behind parents at their limit."""
+        """Return the number of waiting entries, those of parents at their limit included."""
         return len(self._entries)
 
     def push(self, entry: Entry) -> None:
-        """Let it wait: it may be taken as soon as there is room.
+        """Add an entry.
 
         Raises:
-            ValueError: it waits already.
+            ValueError: the entry already waits.
         """
         if entry in self._entries:
             raise ValueError("an entry may wait only once")
@@ -164,7 +167,7 @@ class TakeQueue:
         self._settle(parent, before)
 
     def discard(self, entry: Entry) -> bool:
-        """It waits no more. ``False``: it did not."""
+        """Remove a waiting entry; return false if it does not wait."""
         if entry not in self._entries:
             return False
         parent = self._parents[entry.parent]
@@ -174,7 +177,7 @@ class TakeQueue:
         return True
 
     def take(self, now: float) -> Entry | None:
-        """The next one, if there is room for any; it counts as taken until it is released."""
+        """Remove and return the next ready entry; it counts as taken until :meth:`release`."""
         if not self._turns:
             return None
         tenant = next(iter(self._turns.values()))
@@ -192,10 +195,10 @@ class TakeQueue:
         return chosen
 
     def release(self, tenant: Hashable, parent: Hashable) -> None:
-        """One that was taken gives its room back.
+        """Release one taken entry of a parent.
 
         Raises:
-            ValueError: none of that tenant's and parent's is taken.
+            ValueError: that tenant and parent have no taken entry.
         """
         holder = self._parents.get(parent)
         if holder is None or holder.run.tenant.key != tenant or not holder.taken:
@@ -205,40 +208,40 @@ class TakeQueue:
         self._settle(holder, before)
 
     def ready(self, now: float) -> bool:
-        """Whether there is something that :meth:`take` would answer with."""
+        """Return true if :meth:`take` would return an entry."""
         return bool(self._turns)
 
     def waiting(self, parent: Hashable) -> int:
-        """How many of a parent could be taken if a slot were free: none while it is at its limit.
+        """Count a parent's entries that could be taken if a slot were free; 0 at its limit.
 
-        The tenant's limit does not count: whoever gives a slot up makes room there, too.
+        The tenant's limit does not count: a released slot makes room for the tenant, too.
         """
         found = self._parents.get(parent)
         return found.waiting if found else 0
 
     def by_priority(self, tenant: Hashable = None) -> dict[int, int]:
-        """How many wait per base priority, of one tenant or of all."""
+        """Count the waiting entries per base priority, of one tenant or of all."""
         if tenant is None:
             return dict(self._waiting)
         return dict(self._tenants[tenant].waiting) if tenant in self._tenants else {}
 
     def holding(self, tenant: Hashable = None) -> int:
-        """How many are taken and not released, of one tenant or of all."""
+        """Count the entries taken and not released, of one tenant or of all."""
         if tenant is None:
             return self._taken
         return self._tenants[tenant].taken if tenant in self._tenants else 0
 
     def holding_of(self, parent: Hashable) -> int:
-        """How many of a parent are taken and not released."""
+        """Count a parent's entries that are taken and not released."""
         return self._parents[parent].taken if parent in self._parents else 0
 
     def position(self, entry: Entry, now: float) -> int:
-        """How many of its tenant's that have room would go before one that waits.
+        """Count the ready entries of the same tenant that go before a waiting entry.
 
-        Of its run those that are better; of each other run, since they take turns, as many, and one
-        more if the turn of that run comes before. Costs a look at the runs that have something
-        ready, and at those parents of its own run whose first of a priority goes before it; nothing
-        for a priority of which all do, as of its own and better ones when it is new.
+        They are the better entries of its own run and, since runs take turns, as many of each other
+        run, plus one if that run's turn is earlier. Looks at all runs with ready entries, and at
+        the parents of its own run whose head of a priority goes before it. A priority of which all
+        entries go before it (its own and better ones, for a new entry) costs nothing.
         """
         run = self._parents[entry.parent].run
         better = self._better(entry, now)
@@ -251,7 +254,7 @@ class TakeQueue:
         return ahead
 
     def _better(self, entry: Entry, now: float) -> int:
-        """Count the ready tasks of its run that go before an entry."""
+        """Count the ready entries of the same run that go before an entry."""
         parent = self._parents[entry.parent]
         run = parent.run
         ahead = 0
@@ -266,7 +269,7 @@ class TakeQueue:
         return ahead
 
     def _end(self, entry: Entry, priority: int, now: float) -> tuple[float, float]:
-        """(enqueued_at, order) below which those of a base priority go before ``entry``."""
+        """Return the (enqueued_at, order) below which entries of a priority go before ``entry``."""
         own = entry.enqueued_at, entry.order
         if priority == entry.priority:
             return own
@@ -278,7 +281,7 @@ class TakeQueue:
         return max((better_until, inf), min((equal_until, inf), own))
 
     def _reached(self, priority: int, wanted: int, now: float) -> float:
-        """Since when something must wait to have an effective priority of ``wanted`` or better."""
+        """Return the latest ``enqueued_at`` that gives an effective priority ≤ ``wanted``."""
         steps = priority - wanted
         return now - steps * self._ageing_interval if steps > 0 else inf
 
@@ -293,7 +296,7 @@ class TakeQueue:
         return parent
 
     def _shift(self, parent: _Parent, entry: Entry, by: int) -> None:
-        """Put an entry into its line (``by`` = 1) or take it out (-1)."""
+        """Add an entry to its line (``by`` = 1) or remove it (-1)."""
         run, priority = parent.run, entry.priority
         place = entry.enqueued_at, entry.order, entry
         before = _head(parent.lines, priority)
@@ -321,10 +324,10 @@ class TakeQueue:
         self._taken += by
 
     def _settle(self, parent: _Parent, before: int) -> None:
-        """Bring what depends on a parent's room up to date: heads, turns, and who is remembered.
+        """Update the heads and turns after a parent's change; forget it if it has no entries.
 
         Args:
-            before: how many of the parent could be taken before the change.
+            before: ``parent.waiting`` before the change.
         """
         run, tenant = parent.run, parent.run.tenant
         if parent.has_room != (parent.taken < parent.limit):
@@ -343,7 +346,7 @@ class TakeQueue:
             self._on_waiting(parent.key, parent.waiting - before)
 
     def _forget(self, parent: _Parent) -> None:
-        """Remember nothing of a parent, nor of its run and tenant if it was their last."""
+        """Remove a parent, and its run and tenant if it was their last."""
         run, tenant = parent.run, parent.run.tenant
         del self._parents[parent.key]
         run.parents -= 1
@@ -354,7 +357,7 @@ class TakeQueue:
 
 
 def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> None:
-    """Let a tenant or run take turns, from the end on, or take it out; if that is new."""
+    """Add a tenant or run at the end of the turns, or remove it; do nothing if already so."""
     if not may:
         turns.pop(one.key, None)
     elif one.key not in turns:

@@ -1,4 +1,4 @@
-"""Whether a task may be dispatched (spec page 3, S3, S4, S8). Decides, and changes nothing."""
+"""Checks before a dispatch. Pure."""
 
 from bottega.errors import (
     SubagentCircuitOpenError,
@@ -19,16 +19,16 @@ def check_dispatch(
     room: int,
     wait: float | None,
 ) -> None:
-    """Refuse what is beyond a limit. Over ``max_concurrent`` is not: that task waits.
+    """Check a dispatch against the limits. A task above ``max_concurrent`` waits, so it passes.
 
     Args:
-        limits: of all parents together; each has its own.
-        counts: of the tasks that wait.
-        room: how many of this parent's tasks would not wait at all.
-        wait: seconds until the breaker lets a task of this kind through; ``None``: it does.
+        limits: limits of all parents together; ``parent.limits`` are its own.
+        counts: counts of the registry's tasks.
+        room: number of further tasks of this parent that would start at once.
+        wait: seconds until the breakers let a task of this kind through; ``None``: now.
 
     Raises:
-        SubagentRefusedError: its kinds, with a text for the model.
+        SubagentRefusedError: a subclass per limit; the text is for the model.
     """
     own = parent.limits
     if parent.is_over:
@@ -63,10 +63,10 @@ def check_dispatch(
 
 
 def _check_queue(parent: Parent, limits: SubagentLimits, counts: Counts, room: int) -> None:
-    """Refuse what the queue has no place for.
+    """Check that the queue has a place.
 
-    Beyond its bounds it has one place for each tenant. A tenant of which nothing waits gets it at
-    once, and so does a run of which nothing waits while its tenant has not used it.
+    Beyond its bounds the queue has one extra place per tenant. A tenant without queued tasks always
+    gets a place. A run without queued tasks may use its tenant's extra place.
     """
     of_tenant = counts.queued_of_tenant(parent.tenant_id)
     if not of_tenant:

@@ -1,4 +1,4 @@
-"""The single source of truth about tasks; executes nothing (spec page 3, S1 to S5)."""
+"""Registry of tasks: their states, limits and ends. The scheduler executes them."""
 
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,14 +25,14 @@ Work = Callable[[SubagentHandle], Awaitable[Outcome]]
 
 
 class SubagentRegistry:
-    """Knows every task of this process, and keeps them to their limits.
+    """Registry of all tasks of this process; enforces their limits.
 
     Args:
-        limits: for all parents; one parent's own may be lower.
-        scheduler: that runs the tasks; made of the defaults if not given.
+        limits: for all parents; a parent's own may be lower.
+        scheduler: runs the tasks; by default one with default options.
 
     Attributes:
-        late_results: results that came after their task's end, and were dropped.
+        late_results: number of results dropped because their task had already ended.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SubagentRegistry:
         self.counts = Counts()
         self._collector = Collector(self)
 
-    # Looking
+    # Lookup
 
     @property
     def active_count(self) -> int:
@@ -66,7 +66,7 @@ class SubagentRegistry:
         return len(self._handles)
 
     def get(self, task_id: UUID, within: Parent | None = None) -> SubagentHandle | None:
-        """A task; with ``within`` only if it is among that one's descendants."""
+        """Return a task; with ``within`` only if it is a descendant of that parent."""
         handle = self._handles.get(task_id)
         if handle is None or within is None:
             return handle
@@ -74,11 +74,10 @@ class SubagentRegistry:
         return handle if ours and len(handle.path) > within.depth else None
 
     def handles(self) -> list[SubagentHandle]:
-        """All tasks."""
         return list(self._handles.values())
 
     def parents(self) -> list[Parent]:
-        """All that have tasks, parents before those of their tasks."""
+        """Return all parents that have tasks, each before the parents among its tasks."""
         return list(self._parents.values())
 
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
@@ -90,13 +89,14 @@ class SubagentRegistry:
     def dispatch(
         self, parent: Parent, params: DispatchParams, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Take a task in; it waits in the queue. Once taken it is found again by its id.
+        """Register and queue a task, or return the known task of this id.
 
         Args:
             place: (model call, index of the tool call) of the dispatch.
 
         Raises:
-            SubagentRefusedError: which of its kinds, and its text, say why.
+            SubagentRefusedError: a limit, a budget or a breaker refuses the task; the subclass
+                says which.
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
@@ -113,8 +113,10 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, past: Past, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Rebuild a task from before a crash: as it ended, or else queued. No limits are applied
-        again, and no move is told."""
+        """Rebuild a task from before a crash, as it ended or else queued.
+
+        Checks no limits and emits no event for its status.
+        """
         if (known := self.get(task_id, parent)) is not None:
             return known
         breakers = breaker_keys(parent, past.params)
@@ -190,7 +192,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Let a task wait for siblings whose answers its agent reads, and those for it."""
+        """Hold a task back until siblings that its agent reads from end, and siblings for it."""
         parent = handle.parent
         if parent.ancestors is None or not handle.named:
             return
@@ -212,10 +214,10 @@ class SubagentRegistry:
     def transition(
         self, handle: SubagentHandle, status: SubagentStatus, outcome: Outcome | None = None
     ) -> None:
-        """Move a task to another state: atomic, told once, its consequences with it.
+        """Move a task to another state; emit the event and apply the consequences.
 
         Raises:
-            IllegalTransition: there is no such move.
+            IllegalTransition: no such move exists.
         """
         check_move(handle.status, status)
         old = handle.status
@@ -231,7 +233,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: Outcome) -> bool:
-        """What a task's work came to; dropped and counted if the task is over already."""
+        """End a task with its outcome; drop and count the outcome if the task has ended."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False
@@ -253,7 +255,7 @@ class SubagentRegistry:
                 del handle.parent.active[handle.agent]
 
     def _ended(self, handle: SubagentHandle) -> None:
-        """What follows from the end of a task."""
+        """Apply the consequences of a task's end: events, slot, waiters, sub-tasks, siblings."""
         usage = handle.token_usage
         data: dict[str, Any] = {
             "duration_ms": handle.fixed_duration_ms,
@@ -281,8 +283,10 @@ class SubagentRegistry:
     # Ending
 
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
-        """End a task, and then all below it (``parent-cancelled:{reason}``). Idempotent: answers
-        whether it was under way."""
+        """Cancel a task and all tasks below it; return true if it had not ended. Idempotent.
+
+        The tasks below get the reason ``parent-cancelled:{reason}``.
+        """
         handle = self._handles.get(task_id)
         if handle is None or handle.status.is_final:
             return False
@@ -291,11 +295,11 @@ class SubagentRegistry:
         return True
 
     def cancel_all(self, parent_id: UUID, reason: str = "cancelled") -> int:
-        """End all tasks of a parent; answers how many were under way."""
+        """Cancel all tasks of a parent; return the number of tasks that had not ended."""
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """A parent is over: its tasks are cancelled, and it will not read them any more."""
+        """Mark a parent as ended and cancel its tasks; it will not read their results."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)
@@ -303,9 +307,9 @@ class SubagentRegistry:
             self._parents.pop(parent.parent_id, None)
 
     def discard(self, parents: Iterable[Parent]) -> None:
-        """Forget parents and their tasks: nobody will ask for them again here.
+        """Forget parents and their tasks.
 
-        Tasks that are under way are suspended: they get no end, and no slot.
+        Suspends the tasks that have not ended: they get no final state and no slot.
         """
         for parent in parents:
             parent.ended = True
@@ -327,23 +331,23 @@ class SubagentRegistry:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait until all, any, or a quorum of the tasks are over; answers whether they are.
+        """Wait until all, any, or a quorum of the tasks have ended; return false on timeout.
 
-        The wait's timeout changes nothing about the tasks: they go on.
+        The tasks go on after a timeout.
 
         Args:
-            gone: more tasks that are waited for, over and collected.
+            gone: number of further awaited tasks that have ended and were collected.
         """
         return await wait_for(handles, missing(handles, mode, quorum, gone), timeout)
 
-    # Life
+    # Lifecycle
 
     def start(self) -> None:
-        """Collect regularly, until :meth:`shutdown`."""
+        """Collect every ``gc_interval`` seconds until :meth:`shutdown`."""
         self._collector.start()
 
     async def shutdown(self) -> None:
-        """Cancel all tasks, and return when nothing of them runs any more."""
+        """Cancel all tasks; return when none of them runs."""
         self._collector.stop()
         while self._handles:
             for parent in self.parents():
@@ -362,16 +366,18 @@ class SubagentRegistry:
         await self.shutdown()
 
     def tidy(self) -> None:
-        """Collect if it is time to, and nobody has called :meth:`start`."""
+        """Collect if ``gc_interval`` seconds have passed and :meth:`start` was not called."""
         self._collector.look()
 
     def collect(self) -> int:
-        """Remove what nobody will ask for, end what lost its parent or its timer; answers how many
-        tasks were removed. The one operation that looks at all tasks."""
+        """Remove finished tasks, and end orphans and overdue tasks; return the number removed.
+
+        The only operation that visits all tasks.
+        """
         return self._collector.collect()
 
     def remove(self, handle: SubagentHandle) -> None:
-        """Forget a task."""
+        """Forget a task, and its parent if it has ended and has no other task."""
         if self._handles.pop(handle.task_id, None) is None:
             return
         self.counts.leave(handle)
@@ -386,7 +392,7 @@ def _kind(params: DispatchParams) -> str:
 
 
 def _reason(handle: SubagentHandle) -> str:
-    """Why the tasks below one that is over are cancelled: in all of a subtree by one reason."""
+    """Return the reason for cancelling the tasks below an ended task; one for a whole subtree."""
     if handle.status is not SubagentStatus.CANCELLED:
         return f"parent-{handle.status}"
     reason = handle.error or ""

@@ -1,4 +1,4 @@
-"""What tasks look like to those who dispatched them (spec page 3, S12)."""
+"""Reports about tasks for the agents that dispatched them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from bottega.subagents.swarm import QueryScope
 
 
 def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
-    """The task of this id, if it is among the caller's own descendants."""
+    """Return the task of this id if it is a descendant of the calling query."""
     known = as_id(task_id)
     return None if known is None else scope.swarm.registry.get(known, scope.parent)
 
 
 async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) -> dict[str, Any]:
-    """What ``poll_subagent`` answers. Whoever reads it has received the results in it."""
+    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received."""
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
     for each in ids:
@@ -38,7 +38,7 @@ async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) ->
 
 
 async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
-    """Answer for tasks that were collected, from what is stored of them."""
+    """Fill in collected tasks from the stored records."""
     assert scope.swarm.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:

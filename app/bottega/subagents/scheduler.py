@@ -1,6 +1,6 @@
-"""Runs tasks: slots, timers, cancellation (spec page 3, S6 to S10).
+"""Scheduler of tasks: slots, timers, cancellation.
 
-What is decided is decided by the queue, the pool's size and the breakers; here it is carried out.
+The queue, the pool's size and the breakers decide; this module carries their decisions out.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ _SMOOTHING = 0.2
 
 
 class SubagentScheduler:
-    """Gives slots to tasks, takes them back, and keeps time for them.
+    """Scheduler that assigns slots to tasks, runs them and enforces their deadlines.
 
     Attributes:
-        size: slots that there are now.
+        size: current number of slots.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
@@ -50,7 +50,7 @@ class SubagentScheduler:
         self._mean_s: float | None = None
 
     def serve(self, registry: "SubagentRegistry") -> None:
-        """Belong to a registry; called by it."""
+        """Attach the scheduler to a registry; the registry calls this."""
         self.registry = registry
         self._queue = TakeQueue(
             self.options.ageing_interval,
@@ -59,38 +59,37 @@ class SubagentScheduler:
         )
 
     def now(self) -> float:
-        """Seconds on the clock that everything here goes by: the event loop's."""
+        """Return the event loop's time in seconds; all times here use this clock."""
         return asyncio.get_running_loop().time()
 
-    # What the registry asks
+    # For the registry
 
     @property
     def capacity(self) -> int:
-        """How many tasks may hold a slot."""
+        """Number of tasks that may hold a slot."""
         return min(self.size, self.registry.limits.max_concurrent_global)
 
     @property
     def busy(self) -> int:
-        """Slots that are held."""
         return self._queue.holding()
 
     def busy_for(self, tenant: UUID | None) -> int:
-        """Slots that a tenant's tasks hold."""
+        """Return the number of slots that a tenant's tasks hold."""
         return self._queue.holding(tenant)
 
     @property
     def parked(self) -> int:
-        """Tasks that run and hold no slot: they wait, for others or for a slot."""
+        """Number of running tasks without a slot: they wait for other tasks or for a slot."""
         return self.registry.active_count - self.busy
 
     def refusal(self, breakers: Sequence[BreakerKey]) -> float | None:
-        """Seconds until a task that these may hold back may be dispatched; ``None``: now."""
+        """Return the seconds until these breakers let a dispatch through; ``None``: now."""
         now = self.now()
         waits = [self.circuits.breakers.refusal(key, now) for key in breakers]
         return max((wait for wait in waits if wait is not None), default=None)
 
     def room(self, parent: Parent) -> int:
-        """How many more of a parent's tasks would get a slot at once."""
+        """Count the further tasks of a parent that would get a slot at once."""
         others = len(self._queue) - self._queue.waiting(parent)
         free = self.capacity - self.busy - others
         own = parent.limits.max_concurrent - self._queue.holding_of(parent)
@@ -100,34 +99,37 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """Count its tenant's ready tasks that go before it, if all get room."""
+        """Count the tenant's ready tasks that go before a task.
+
+        For a task that is not ready: all waiting entries of the tenant.
+        """
         if handle.entry is None:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())
 
     def estimated_start_ms(self, position: int) -> int | None:
-        """When a task at this place may start, by how long tasks took lately."""
+        """Estimate the start of a task at this position, from the recent mean duration."""
         if self._mean_s is None:
             return None
         ahead = position + 1 - max(0, self.capacity - self.busy)
         return max(0, round(ahead * self._mean_s * 1000 / max(1, self.capacity)))
 
     def enqueue(self, handle: SubagentHandle) -> None:
-        """Let a task wait for a slot."""
+        """Queue a new task, unless a breaker or another task holds it back."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # timers of one that is over come to nothing
+        if loop is not self._loop:  # timers of a closed loop never fire
             self.stop()
             self._loop = loop
         self.circuits.enqueued(handle)
         self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
-        """A queued task must wait for others first."""
+        """Take a queued task out of the queue: it must wait for others first."""
         if handle.status is SubagentStatus.QUEUED:
             self._leave_queue(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
-        """One of those that a task waited for is over."""
+        """Queue a task after the end of a task that held it; warn if that one failed."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
             data = {
                 "code": "upstream_failed",
@@ -138,7 +140,7 @@ class SubagentScheduler:
         self.push(handle)
 
     def ended(self, handle: SubagentHandle) -> None:
-        """A task is over, or suspended: nothing of it stays here."""
+        """Stop a finished or suspended task: its timer, queue entry, slot and coroutine."""
         if handle.timer is not None:
             handle.timer.cancel()
             handle.timer = None
@@ -151,28 +153,26 @@ class SubagentScheduler:
         self.circuits.ended(handle)
 
     def watch_over(self, handle: SubagentHandle) -> None:
-        """End a task whose timer was lost (spec page 3, S18)."""
+        """End a task whose timer was lost: it has run for twice its timeout."""
         started = handle.started_at
         if started is not None and self.now() - started > _OVERDUE * handle.timeout:
             self._time_out(handle)
 
     def tidy(self) -> None:
-        """Forget what is over."""
+        """Forget breakers without failures."""
         self.circuits.forget()
 
     async def idle(self) -> None:
-        """Return when no task runs any more."""
         await self.stopped(self._running)
 
     def stop(self) -> None:
-        """Leave no timer."""
         for timer in (self._pumping, self._resizing, self.circuits.timer):
             if timer is not None:
                 timer.cancel()
         self._pumping = self._resizing = self.circuits.timer = None
 
     async def stopped(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Return when these run no more, however often the caller is cancelled meanwhile."""
+        """Return when these tasks are done, even if the caller is cancelled meanwhile."""
         cancelled = False
         while running := [task for task in tasks if not task.done()]:
             try:
@@ -185,7 +185,7 @@ class SubagentScheduler:
     # Slots
 
     def pump_soon(self) -> None:
-        """Give out free slots, once whoever is at it now has dispatched all it wants to."""
+        """Assign free slots in the next loop iteration, after the current code's dispatches."""
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump)
 
@@ -213,7 +213,7 @@ class SubagentScheduler:
                 self._start(handle)
 
     def push(self, handle: SubagentHandle, priority: int | None = None) -> None:
-        """Make a task ready, if nothing holds it back."""
+        """Add a task to the queue, if nothing holds it back."""
         wakes = priority == WAKE
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
@@ -285,7 +285,7 @@ class SubagentScheduler:
     def _time_out(self, handle: SubagentHandle) -> None:
         owner = handle.parent.owner
         if owner is not None and owner.deadline is not None and owner.deadline <= self.now():
-            self._time_out(owner)  # both at once: the one above is what ends
+            self._time_out(owner)  # same deadline: end the owner, which ends its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"
@@ -299,14 +299,14 @@ class SubagentScheduler:
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:
-        """Only model calls ask for a slot; without one, a task that waits for others holds none."""
+        """Release the slot, and any request for one, that no model call of the task needs."""
         if not handle.calls:
             self._ask_no_more(handle)
             if handle.awaits:
                 self._give_up_slot(handle)
 
     async def _need_slot(self, handle: SubagentHandle) -> None:
-        """Return when a task that runs holds a slot (again)."""
+        """Return when a running task holds a slot again."""
         while not handle.holds_slot:
             if handle.status.is_final or handle.suspended:
                 raise asyncio.CancelledError
@@ -322,7 +322,7 @@ class SubagentScheduler:
             self.push(handle, WAKE)
 
     def _ask_no_more(self, handle: SubagentHandle) -> None:
-        """No model call of a task waits for a slot any more."""
+        """Cancel a task's request for a slot."""
         if handle.slot is None:
             return
         handle.slot.cancel()
@@ -332,7 +332,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """While a task only waits it holds no slot; its next model call takes one again (S10)."""
+        """Release a task's slot while it only waits; its next model call takes one again."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -342,7 +342,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """A model call of a task takes a slot. Before it, tasks below that wait go first (S10)."""
+        """Hold a slot during a model call of a task; waiting descendants go first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -357,7 +357,7 @@ class SubagentScheduler:
             self._only_if_needed(handle)
 
     def _waiting_changed(self, parent: Hashable, change: int) -> None:
-        """More or fewer tasks of a parent wait for nothing but a slot."""
+        """Update ``waiting_below`` of a parent's ancestors; wake the ones that now go on."""
         assert isinstance(parent, Parent)
         owner = parent.owner
         while owner is not None:
@@ -370,8 +370,11 @@ class SubagentScheduler:
     # The pool's size
 
     def _resize(self) -> bool:
-        """Change the pool's size if it should; answers whether it did. To be called with the free
-        slots given out, or the end of many tasks at once would look like too few of them."""
+        """Resize the pool if its load asks for it; return true if it changed.
+
+        Call it after free slots are assigned: otherwise the end of many tasks at once would look
+        like a low load.
+        """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:
             return False

@@ -1,6 +1,6 @@
-"""What the agents of one run pass each other as files, and who may reach what of it (S15).
+"""Shared files of the agents of one run, and the access rights.
 
-``/global/**`` is written by the root and read by all. ``/subagent/{task_id}/**`` is a task's own
+The root writes ``/global/**``; all agents read it. ``/subagent/{task_id}/**`` is a task's own
 folder; its parent reads all of it and writes ``input``. Any other path is a query's private file.
 """
 
@@ -29,15 +29,16 @@ SUBAGENT = "/subagent"
 
 
 def folder_of(task_id: UUID) -> str:
-    """The folder of a task, without a slash at its end."""
+    """Return a task's folder, without a slash at the end."""
     return f"{SUBAGENT}/{task_id}"
 
 
 def namespace_of(path: str) -> str | None:
-    """The shared folder that a path in normal form lies in; ``None`` for a private file.
+    """Return the shared folder of a path in normal form; ``None`` for a private file.
 
     Raises:
-        InvalidInputError: ``bad_path``: it names such a folder, or nearly one, and no file in it.
+        InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or
+            differs from one only in case.
     """
     first, _, rest = path[1:].partition("/")
     if f"/{first}" == GLOBAL and rest:
@@ -53,12 +54,12 @@ def namespace_of(path: str) -> str | None:
 
 
 class SharedContext:
-    """The shared files of one run. Knows no rights: those are :class:`Workspace`'s.
+    """The shared files of one run; :class:`Workspace` checks the rights.
 
     Args:
-        max_bytes: of the files of one folder (``/global``, or a task's).
-        max_files: of one folder.
-        max_run_bytes: of all folders, and of the private files made by :meth:`private_files`.
+        max_bytes: limit per folder (``/global``, or a task's).
+        max_files: limit per folder.
+        max_run_bytes: limit for all folders and private files (:meth:`private_files`) together.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SharedContext:
         self._turns: dict[str, _Turn] = {}
 
     def private_files(self) -> VirtualFileSystem:
-        """A new file system that counts in this run's bytes."""
+        """Return a new file system that counts towards the run's bytes."""
         return VirtualFileSystem(self._max_bytes, self._max_files, shared=self._allowance)
 
     @property
@@ -84,15 +85,15 @@ class SharedContext:
 
     @property
     def locked(self) -> int:
-        """How many files are being written."""
+        """Number of files with a running or waiting write."""
         return len(self._turns)
 
     def read(self, path: str) -> str:
-        """The text of a shared file, as its last finished write left it.
+        """Return the text of a shared file after its last finished write.
 
         Raises:
             InvalidInputError: ``bad_path``.
-            NotFoundError: there is none.
+            NotFoundError: no such file.
         """
         path, namespace = _shared(path)
         if namespace not in self._folders:
@@ -100,7 +101,7 @@ class SharedContext:
         return self._folders[namespace].read(path)
 
     async def write(self, path: str, content: str) -> None:
-        """Write a shared file anew, after the writes to it that were asked for before.
+        """Replace a shared file's text; earlier requested writes to the file go first.
 
         Raises:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
@@ -112,10 +113,10 @@ class SharedContext:
         await self.update(path, whole)
 
     async def update(self, path: str, change: Callable[[str | None], Awaitable[str]]) -> None:
-        """Read, change and write a shared file; no other write to it comes in between.
+        """Read, change and write a shared file as one atomic operation.
 
         Args:
-            change: makes the new text of the old, which is ``None`` if there is no file.
+            change: returns the new text for the old one (``None``: no file).
 
         Raises:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
@@ -133,7 +134,7 @@ class SharedContext:
 
     @asynccontextmanager
     async def _turn(self, path: str) -> AsyncIterator[None]:
-        """One writer of a file at a time, first come, first served; a lock goes with its last."""
+        """Lock a file for one writer, in order of arrival; the last one removes the lock."""
         turn = self._turns.setdefault(path, _Turn())
         turn.writers += 1
         try:
@@ -145,15 +146,14 @@ class SharedContext:
                 del self._turns[path]
 
     def folders(self) -> tuple[str, ...]:
-        """The folders that hold files."""
         return tuple(self._folders)
 
     def list(self, folder: str) -> list[str]:
-        """The paths in one of :meth:`folders`, sorted."""
+        """Return the paths in a folder, sorted."""
         return self._folders[folder].list() if folder in self._folders else []
 
     def restore(self, path: str, content: str) -> None:
-        """Write what was written before, as it was accepted then: nothing is checked."""
+        """Write a file from before a crash; no limit is checked."""
         path, namespace = _shared(path)
         folder = self._folders.setdefault(namespace, self.private_files())
         folder.restore(path, content)
@@ -161,14 +161,14 @@ class SharedContext:
 
 @dataclass(slots=True)
 class _Turn:
-    """Attributes: writers: how many hold the lock or wait for it."""
+    """A file's lock, and the number of writers that hold it or wait for it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     writers: int = 0
 
 
 def _shared(path: str) -> tuple[str, str]:
-    """The normal form of a shared file's path, and the folder it lies in."""
+    """Return a shared file's path in normal form, and its folder."""
     path = check_path(path)
     namespace = namespace_of(path)
     if namespace is None:
@@ -177,16 +177,16 @@ def _shared(path: str) -> tuple[str, str]:
 
 
 class Workspace:
-    """What one query can reach: its private files, and of the shared ones what it may.
+    """The files that one query may use: its private files, and the shared ones within its rights.
 
-    A path is judged before it is looked up, and another task's folder is answered like one that
+    Checks a path before any lookup. Another task's folder gives the same error as a folder that
     does not exist.
 
     Args:
-        context: of the run.
-        files: its own, that nobody else can reach.
-        task_id: whose query it is; ``None`` for the root.
-        is_child: whether a task was dispatched by this query itself.
+        context: the run's shared files.
+        files: the query's private files.
+        task_id: the query's task; ``None`` for the root.
+        is_child: returns true if this query itself dispatched the task.
     """
 
     def __init__(
@@ -203,15 +203,15 @@ class Workspace:
 
     @property
     def folder(self) -> str:
-        """Where it writes what others may read: ``/subagent/{task_id}/``, or ``/global/``."""
+        """The query's own shared folder: ``/subagent/{task_id}/``, or ``/global/`` for the root."""
         return f"{self._own}/"
 
     async def read(self, path: str) -> str:
-        """The text of a file.
+        """Return a file's text.
 
         Raises:
             InvalidInputError: ``bad_path``.
-            NotFoundError: there is none that this query may read.
+            NotFoundError: no such file, or this query may not read it.
         """
         path = check_path(path)
         namespace = namespace_of(path)
@@ -222,12 +222,12 @@ class Workspace:
         return self._context.read(path)
 
     async def write(self, path: str, content: str) -> None:
-        """Write a file anew.
+        """Write a file; replace its text if it exists.
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``.
-            ForbiddenError: ``read_only``: it may be read, but not written, by this query.
-            NotFoundError: another task's folder, or none.
+            ForbiddenError: ``read_only``: this query may read the file, but not write it.
+            NotFoundError: the folder is another task's, or does not exist.
         """
         path = check_path(path)
         namespace = namespace_of(path)
@@ -238,7 +238,7 @@ class Workspace:
         await self._context.write(path, content)
 
     def list(self, prefix: str = "") -> list[str]:
-        """The paths below a folder that this query may read, sorted.
+        """Return the paths below a folder that this query may read, sorted.
 
         Raises:
             InvalidInputError: ``bad_path``.
@@ -251,7 +251,7 @@ class Workspace:
         return below(prefix, paths)
 
     def restore(self, path: str, content: str) -> None:
-        """Write what this query wrote before, as it was accepted then: no right is checked."""
+        """Write a file from before a crash; no right is checked."""
         path = path if path.startswith("/") else f"/{path}"
         if namespace_of(path) is None:
             self._files.restore(path, content)

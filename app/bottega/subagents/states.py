@@ -1,4 +1,4 @@
-"""The states of an asynchronous task and the moves between them (spec page 3, S2). Pure."""
+"""The states of an asynchronous task and the moves between them. Pure."""
 
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ class SubagentStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """No move leads out of it."""
+        """True if no move leads out of the state."""
         return not _MOVES[self]
 
 
@@ -35,10 +35,11 @@ _MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
 
 
 def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
-    """Refuse a move that is not legal.
+    """Check that a move is legal.
 
     Raises:
-        IllegalTransition: it is not; a final state has none, and staying is no move.
+        IllegalTransition: the move is illegal; so is any move from a final state, and ``old`` to
+            ``old``.
     """
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none: it is final"

@@ -26,12 +26,15 @@ from bottega.subagents.states import SubagentStatus
 from bottega.subagents.waiting import Mode, missing
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
-"""Answers for tasks that were collected, by their ids and who asks (``None``: the root): per id
-what ``poll_subagent`` says of it; those that are not below that one are left out."""
+"""Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.
+
+A report has the form of one task in the result of ``poll_subagent``. Ids of tasks that are not
+below the asking task are missing.
+"""
 
 
 class NoListener:
-    """Hears nothing."""
+    """Listener that ignores everything."""
 
     def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
 
@@ -42,22 +45,21 @@ class Swarm:
     """The asynchronous sub-agents of one run.
 
     Args:
-        run_id: what the ids of its tasks are derived from.
-        listener: told what happens.
-        remaining: seconds that the run has left; ``None``: no end is set.
-        outer: accounts that pay for all of the run, and are charged by others.
-        plugins: asked before a task is dispatched, and told when it is over.
-        past: tasks from before a crash.
-        waits: by (task, model call, tool call) of a wait from before a crash, how many seconds of
-            it were over.
-        cancelled: tasks that somebody cancelled before the crash.
-        lookup: for tasks that were collected; without it they are not found.
-        is_suspended: whether what ends the run's queries now is no end of the run: another process
-            goes on with it.
-        broke: told what ended a task's query that must end the run too.
+        run_id: the task ids are derived from it.
+        listener: receives all events of the tasks.
+        remaining: returns the seconds that the run has left; ``None``: no deadline.
+        outer: accounts of the whole run; other code charges them.
+        plugins: called before a dispatch and after a task's end.
+        past: tasks from before a crash, by id.
+        waits: seconds already waited before a crash, by (task, model call, tool call).
+        cancelled: ids of tasks that were cancelled before the crash.
+        lookup: finds collected tasks; without it they are not found.
+        is_suspended: returns true if the run's queries end here but another process resumes the
+            run.
+        broke: called with the first error of a task that must end the run.
 
     Attributes:
-        broken: the first error that must end the run.
+        broken: the first error of a task that must end the run.
     """
 
     def __init__(
@@ -101,37 +103,37 @@ class Swarm:
 
     @property
     def suspended(self) -> bool:
-        """It is given up without an end; another process goes on with it."""
+        """True if the run stops here without an end, and another process resumes it."""
         return self.broken is None and self._is_suspended()
 
     def id_at(self, path: Path) -> UUID:
-        """The id of the query at a place of the tree: of the root that of the run."""
+        """Return the id of the query at a path; the root's is the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def files_of(self, task_id: UUID) -> VirtualFileSystem:
-        """The private files of a query."""
+        """Return the private files of a query; create an empty file system if it has none."""
         if task_id not in self._files:
             self._files[task_id] = self.context.private_files()
         return self._files[task_id]
 
     def forget_files(self, task_id: UUID) -> None:
-        """A query is over: its private files go."""
+        """Delete the private files of a finished query."""
         if files := self._files.pop(task_id, None):
             files.clear()
 
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
-        """Write what a query (``None``: the root) wrote before a crash."""
+        """Restore a file that a query (``None``: the root) wrote before a crash."""
         files = self.files_of(task_id or self.run_id)
         Workspace(self.context, files, task_id, lambda task: False).restore(path, content)
 
     def open(self, parent: Parent) -> None:
-        """A query may dispatch tasks from now on."""
+        """Register a query that may dispatch tasks."""
         self._parents[parent] = None
         if parent.owner is not None:
             parent.owner.scopes.append(parent)
 
     def closed(self, parent: Parent) -> None:
-        """A query dispatches no more, and none of its tasks runs."""
+        """Unregister a query; none of its tasks runs any more."""
         if parent not in self._parents:
             return
         del self._parents[parent]
@@ -140,13 +142,13 @@ class Swarm:
             parent.owner.scopes.remove(parent)
 
     def break_with(self, error: Exception) -> None:
-        """A task met an error that is nobody's to read: a lost run, or a bug around an agent."""
+        """End the run with an error that no model may handle: a lost run, or a bug in a hook."""
         if self.broken is None and not self.suspended:
             self.broken = error
             self._broke(error)
 
     def tell_plugins(self, handle: SubagentHandle) -> None:
-        """A task is over."""
+        """Call the plugins with a task's outcome, in the background."""
         context = context_of(handle.parent)
         outcome = TaskOutcome(
             task_id=handle.task_id,
@@ -160,9 +162,9 @@ class Swarm:
         telling.add_done_callback(self._told.discard)
 
     async def close(self) -> None:
-        """The run is over, or suspended: return when nothing of it runs here any more.
+        """End or suspend all tasks of the run; return when none of them runs.
 
-        Nothing is left of its tasks either: a later attempt must not find what became of them here.
+        Forgets the tasks as well: a later attempt in this process must not find their old state.
         """
         parents = list(self._parents)
         running = {
@@ -181,7 +183,7 @@ class Swarm:
 
 
 def context_of(parent: Parent) -> PluginContext:
-    """What plugins are told of whoever dispatches."""
+    """Return the plugins' view of a dispatching query."""
     return PluginContext(
         run_id=parent.run_id,
         tenant_id=parent.tenant_id,
@@ -192,7 +194,7 @@ def context_of(parent: Parent) -> PluginContext:
 
 
 class _Told:
-    """Tells a run's plugins, too, when a task is over."""
+    """Listener that also calls the run's plugins after a task's end."""
 
     def __init__(self, swarm: Swarm, listener: Listener) -> None:
         self._swarm = swarm
@@ -208,7 +210,7 @@ class _Told:
 
 
 class TaskOfQuery:
-    """The task that a query, and those below it, are the work of (``Query.task``)."""
+    """The task that a query and its sub-queries work for (``Query.task``)."""
 
     def __init__(self, swarm: Swarm, handle: SubagentHandle) -> None:
         self.swarm = swarm
@@ -245,21 +247,17 @@ class TaskOfQuery:
 
 
 class DispatchingTool(ToolBase):
-    """A tool that starts tasks for the agent that has it.
-
-    Attributes:
-        limits: that they are kept to.
-    """
+    """A tool that starts tasks for its agent, within ``limits``."""
 
     limits: SubagentLimits
 
     @abstractmethod
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        """Per name of a sub-agent, those above it in the graph; ``None``: there is no graph."""
+        """Return a function from a sub-agent's name to its ancestors; ``None`` without a graph."""
 
 
 class QueryScope:
-    """What one query may dispatch, and the files it works with (``Query.scope``)."""
+    """The tasks and files of one query (``Query.scope``)."""
 
     def __init__(self, swarm: Swarm, query: Query) -> None:
         tools = query.agent.registered_tools
@@ -297,7 +295,7 @@ class QueryScope:
         swarm.open(self.parent)
 
     def id_below(self, place: tuple[int, int]) -> UUID:
-        """The id of the task that a tool call of this query dispatches (S1)."""
+        """Return the id of the task dispatched by the tool call at ``place`` of this query."""
         return task_id_at(self.task_id or self.swarm.task_root, (place,))
 
     async def wait(
@@ -308,8 +306,7 @@ class QueryScope:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """:meth:`SubagentRegistry.wait_for_completion`; a task holds no slot meanwhile, if there
-        is anything to wait for."""
+        """Wait as :meth:`SubagentRegistry.wait_for_completion` does; release the slot meanwhile."""
         registry, owner = self.swarm.registry, self.parent.owner
         if missing(handles, mode, quorum, gone) <= 0:
             return True
@@ -325,11 +322,11 @@ class QueryScope:
         """See :class:`bottega.agents.recording.Scope`.
 
         Raises:
-            Exception: what a task met that must end the run.
+            Exception: ``broken`` of the swarm, if the query itself ended without an error.
         """
         swarm, parent = self.swarm, self.parent
         if swarm.suspended:
-            return  # whoever suspends the run waits for all of it
+            return  # Swarm.close waits for all tasks
         cancelled = isinstance(error, asyncio.CancelledError)
         registry = swarm.registry
         children = list(parent.children.values())
@@ -342,7 +339,7 @@ class QueryScope:
 
 
 def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
-    """Seconds that a task has left."""
+    """Return a function that returns the seconds until a task's deadline."""
 
     def left() -> float | None:
         return None if owner.deadline is None else owner.deadline - swarm.registry.scheduler.now()
@@ -351,7 +348,7 @@ def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
 
 
 def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
-    """The scope of a query; made when it is first asked for."""
+    """Return a query's scope; create it at the first call."""
     if isinstance(query.scope, QueryScope):
         return query.scope
     scope = QueryScope(_swarm_of(query, registry), query)
@@ -376,7 +373,7 @@ def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
 
 @functools.cache
 def own_file_tools() -> tuple[ToolBase, ...]:
-    """The tools for files; they work on those of whichever query calls them."""
+    """Return the file tools; each call works on the files of the calling query."""
 
     def workspace() -> Workspace:
         call = current_call.get()

@@ -1,4 +1,4 @@
-"""The port through which tasks are counted and measured (spec page 3, S21)."""
+"""Port for the metrics of tasks."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Telemetry(Protocol):
-    """Takes figures. Must not block, nor raise."""
+    """Receiver of metrics. Must neither block nor raise."""
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         """Add to a counter."""
 
     def gauge(self, name: str, value: float) -> None:
-        """Set what something is now."""
+        """Set a gauge."""
 
     def observe(self, name: str, value: float) -> None:
         """Add a measurement to a histogram."""
 
 
 class NoTelemetry:
-    """Takes no notice."""
+    """Telemetry that ignores everything."""
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None: ...
 
@@ -29,15 +29,15 @@ class NoTelemetry:
 
 
 BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
-"""Upper bounds of a histogram's buckets; what is above counts in its count alone."""
+"""Upper bounds of a histogram's buckets; larger values only count in ``count`` and ``sum``."""
 
 
 class Totals:
-    """Adds up, for whoever asks.
+    """Telemetry that adds up in memory.
 
     Attributes:
-        values: by name, with its attributes as ``name{key=value}``; of a histogram ``name.count``,
-            ``name.sum`` and ``name.le_{bound}``, how many were no more than that.
+        values: counters by ``name`` or ``name{key=value}``; histograms as ``name.count``,
+            ``name.sum`` and ``name.le_{bound}`` (number of values up to the bound).
     """
 
     def __init__(self) -> None:
@@ -60,5 +60,5 @@ class Totals:
             self.values[f"{name}.le_{bound}"] += 1
 
     def shown(self) -> dict[str, float]:
-        """All there is, gauges as they are now."""
+        """Return all values, with the current gauges."""
         return {**self.values, **self._gauges}

@@ -1,4 +1,4 @@
-"""``dispatch_subagent``, ``poll_subagent``, ``await_subagent`` (spec page 3, S11 to S13)."""
+"""The tools ``dispatch_subagent``, ``poll_subagent`` and ``await_subagent``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -67,11 +67,11 @@ class AwaitArguments(_Arguments):
 
 
 class AsyncSubagents:
-    """What an agent dispatches to: shared by its three tools.
+    """State shared by an agent's three tools.
 
     Attributes:
-        agents: its sub-agents, by name.
-        limits: its own, none above the registry's.
+        agents: the agent's sub-agents by name.
+        limits: the agent's own limits.
     """
 
     def __init__(
@@ -85,14 +85,18 @@ class AsyncSubagents:
         self.limits = limits
 
     def scope(self) -> tuple[CurrentCall, QueryScope]:
-        """Of the query whose tool call is being executed."""
+        """Return the running tool call and the scope of its query.
+
+        Raises:
+            InvalidInputError: no tool call of an agent is running.
+        """
         call = current_call.get()
         if call is None:
             raise InvalidInputError("this tool works only within an agent's query")
         return call, scope_of(call.query, self.registry)
 
     def workspace(self) -> Workspace:
-        """The files of that query."""
+        """Return the files of the query of the running tool call."""
         return self.scope()[1].workspace
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
@@ -120,17 +124,17 @@ def use_async_subagents(
     *,
     limits: SubagentLimits | None = None,
 ) -> None:
-    """Give an agent the three tools, and those for files: it runs sub-agents beside itself.
+    """Register the sub-agent tools and the file tools on an agent.
 
     Args:
-        agents: that it may name in a dispatch, by their ``agent_id`` or ``agent_name``, or by the
-            names given; each needs a description.
-        limits: for its own tasks.
+        agents: sub-agents that it may name in a dispatch. Their names are the keys of a mapping,
+            else ``agent_id`` or ``agent_name``. Each needs a description.
+        limits: limits of its tasks; by default the registry's.
 
     Raises:
-        InvalidInputError: ``missing_description``; ``duplicate_tool``: it has a tool of one of
-            these names, or calls sub-agents already.
-        CycleError: it is among the sub-agents of one of them.
+        InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool of one
+            of these names, or synchronous sub-agents.
+        CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
     if not isinstance(agents, Mapping):
         agents = {child.agent_id or child.agent_name: child for child in agents}
@@ -159,8 +163,6 @@ def use_async_subagents(
 
 
 class _SubagentTool(DispatchingTool):
-    """One of the three."""
-
     timeout_s = None
     idempotent = True
     local = True
@@ -228,7 +230,6 @@ class DispatchTool(_SubagentTool):
     async def _decided(
         self, scope: QueryScope, arguments: DispatchArguments
     ) -> DispatchRequest | Skip | Refused:
-        """What the plugins make of a dispatch."""
         request = DispatchRequest(
             prompt=arguments.prompt,
             instructions=arguments.instructions,
@@ -325,7 +326,7 @@ def _bad_quorum(arguments: AwaitArguments, tasks: int) -> str | None:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """JSON Schema without titles: they only cost tokens."""
+    """Return the JSON Schema without titles, which would only cost tokens."""
     schema = model.model_json_schema()
     for field in schema["properties"].values():
         field.pop("title", None)

@@ -1,4 +1,4 @@
-"""Wait for tasks (spec page 3, S13)."""
+"""Waiting for the end of tasks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Mode = Literal["all", "any", "quorum"]
 
 
 def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
-    """How many of so many tasks must be over."""
+    """Return the number of tasks that must end, out of ``tasks``."""
     if mode == "quorum":
         return min(tasks, tasks if quorum is None else quorum)
     return tasks if mode == "all" else min(1, tasks)
@@ -19,19 +19,19 @@ def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
 def missing(
     handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
 ) -> int:
-    """How many of the tasks must still end for a wait to be over; 0 or less: it is.
+    """Return the number of tasks that must still end for a wait to be over; 0 or less: none.
 
     Args:
-        gone: more tasks that are waited for, over and collected.
+        gone: number of further awaited tasks that have ended and were collected.
     """
     over = gone + sum(handle.status.is_final for handle in handles)
     return needed(mode, quorum, len(handles) + gone) - over
 
 
 async def wait_for(handles: Sequence[SubagentHandle], count: int, timeout: float) -> bool:
-    """Wait until ``count`` more of the tasks are over; answers whether they are.
+    """Wait until ``count`` more of the tasks have ended; return false on timeout.
 
-    The wait's timeout changes nothing about the tasks: they go on.
+    The tasks go on after a timeout.
     """
     if count <= 0:
         return True
