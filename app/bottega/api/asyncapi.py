@@ -1,4 +1,4 @@
-"""``/asyncapi.json``: the WebSocket as a document that tools read, as OpenAPI is for the rest."""
+"""``/asyncapi.json``: the AsyncAPI document of the WebSocket."""
 
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -64,11 +64,11 @@ DATA = {
     EventType.EPISODE_STORED: "episode_id outcome",
     EventType.WARNING: "code message",
 }
-"""What an event's ``data`` may hold, by its type; docs/events.md says what it means."""
+"""Fields of an event's ``data``, by type; docs/events.md explains them."""
 
 
 class LiveText(Answer):
-    """What came in of a model call's text since the last one."""
+    """Text of a model call that arrived since the last frame."""
 
     call: int
     attempt: int
@@ -85,13 +85,13 @@ class Delta(Event):
 
 
 class OutputChunk(Delta):
-    """Live text of a task that runs beside its parent, for those who name this type."""
+    """Live text of an asynchronous task, for subscribers that name this type."""
 
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
 
 class Heartbeat(Answer):
-    """Nothing to send; all up to this seq was, or is not wanted."""
+    """A frame in quiet times: all events up to `seq` were sent or filtered out."""
 
     type: Literal["heartbeat"]
     seq: int
@@ -104,13 +104,13 @@ class Pong(Answer):
 
 
 class CancelAccepted(Answer):
-    """The wish that the run, or the task, ends is stored."""
+    """Confirmation that the cancellation is stored."""
 
     type: Literal["cancel.accepted"]
 
 
 class FrameError(Answer):
-    """A frame that the server does not know, or cannot do."""
+    """An error: the frame is unknown, or cannot be carried out."""
 
     type: Literal["error"]
     code: str
@@ -118,13 +118,13 @@ class FrameError(Answer):
 
 
 class Ping(Answer):
-    """Asks for a pong."""
+    """A request for a pong."""
 
     type: Literal["ping"]
 
 
 class Cancel(Answer):
-    """Ends the run, or one task of it and all below that."""
+    """A request to cancel the run, or one task and all tasks below it."""
 
     type: Literal["cancel"]
     task_id: UUID | None = None
@@ -159,7 +159,7 @@ async def asyncapi() -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """The AsyncAPI 3.0 document of this version."""
+    """Return the AsyncAPI 3.0 document of this version."""
     models: tuple[type[BaseModel], ...] = (Event, Usage, AgentUsage, *_SENT, *_RECEIVED)
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF
@@ -232,13 +232,13 @@ def _message(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _event_message(kind: EventType) -> dict[str, Any]:
-    """A stored event: the envelope, with the data of its type."""
+    """Return the message of a stored event: the envelope with the type's data."""
     fields: dict[str, Any] = {name: {} for name in DATA[kind].split()}
     of_calls = Usage if kind == EventType.LLM_COMPLETED else AgentUsage
     for name, model in (("usage", of_calls), ("token_usage", Usage)):
         if name in fields:
             fields[name] = {"$ref": _REF.format(model=model.__name__)}
-    if kind in FINAL_EVENT_TYPES:  # a run that no worker ended says nothing of what it spent
+    if kind in FINAL_EVENT_TYPES:  # null if no worker ended the run
         fields["usage"] = {"anyOf": [fields["usage"], {"type": "null"}]}
     data = {"type": "object", "properties": fields}
     narrowed = {"properties": {"type": {"const": str(kind)}, "data": data}}

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/audit", tags=["operations"])
 
 
 class AuditEntry(Answer):
-    """Something that somebody did."""
+    """An action that the audit log recorded."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,4 +1,4 @@
-"""Who asks: nobody gets past here unknown, whether there is something at the path or not."""
+"""Authentication: every path but the public ones needs a key or a ticket."""
 
 import re
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from bottega.tenants import keys
 from bottega.tenants.keyring import Identity, Keyring
 
 SHORTEST, LONGEST = 32, 256
-"""Characters of a key. Ours have 56; an operator's own has what they like."""
+"""Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
 
 _PUBLIC = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
 _ASSETS = "/docs-assets/"
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *")
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
-"""What the subprotocol begins with that is no subprotocol, but shows who a browser is."""
+"""Prefix of the "subprotocol" that carries a browser's ticket."""
 _TICKET = re.compile(re.escape(TICKET) + r"([A-Za-z0-9_-]{43})")
 _WEBSOCKET = re.compile(r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/ws")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks, and what they may do.
+    """The authenticated caller, and its rights.
 
     Attributes:
-        actor: for the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
+        actor: name in the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
         key_id: ``None`` while there are no keys.
     """
 
@@ -45,11 +45,11 @@ class Principal:
 
     @property
     def identity(self) -> Identity:
-        """What the keyring knows them by."""
+        """Identity of the caller's key in the keyring."""
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
     def need(self, scope: keys.Scope) -> None:
-        """Check that they may do what needs ``scope``.
+        """Check that the caller's scope includes ``scope``.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
@@ -62,16 +62,16 @@ class Principal:
 
 
 LOCAL = Principal(DEFAULT_TENANT, "admin", "local", None)
-"""Everybody on this machine, while there are no keys."""
+"""Caller while there are no keys; only this machine has access then."""
 
 
 def is_public(path: str) -> bool:
-    """Whether anybody may read this."""
+    """Return true for paths that need no key."""
     return path in _PUBLIC or path.startswith(_ASSETS)
 
 
 class Authenticate:
-    """Put the :class:`Principal` into ``scope["state"]``, or refuse."""
+    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -121,7 +121,7 @@ async def _by_key(keyring: Keyring, sent: list[str]) -> Principal:
 
 
 def _ticket(scope: Scope) -> str | None:
-    """The ticket that a browser shows among the subprotocols of a WebSocket."""
+    """Return the ticket among the subprotocols that a browser offers."""
     offered = (name for name in scope.get("subprotocols", ()) if name.startswith(TICKET))
     return next(offered, None)
 

@@ -1,4 +1,4 @@
-"""Routes that agents and graphs have in common: create, list, read, replace, delete, versions."""
+"""Routes that agents and graphs share: create, list, read, replace, delete, versions."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -30,11 +30,11 @@ _ETAG = "The version, for `If-Match`."
 
 ContentT = TypeVar("ContentT", bound=BaseModel)
 Prepare = Callable[[AsyncConnection, UUID, str, Any], Awaitable[dict[str, Any]]]
-"""(transaction, tenant, name, body) → what to store; refuses what must not be."""
+"""Function (transaction, tenant, name, body) → content to store; raises for invalid bodies."""
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
-    """A definition as the API shows it; with ``response``, its ETag is set."""
+    """Return a definition as response body; set the ETag of ``response``."""
     if response is not None:
         response.headers["ETag"] = f'"{definition.version}"'
     return {
@@ -54,13 +54,13 @@ def definition_router(
     summary: type[BaseModel],
     prepare: Prepare,
 ) -> APIRouter:
-    """The routes of one kind under ``/v1/{noun}s``.
+    """Return the routes of one kind under ``/v1/{noun}s``.
 
     Args:
-        new: schema of POST; ``content`` with a ``name``.
+        new: schema of POST: ``content`` with a ``name``.
         content: schema of PUT.
-        shown: schema of the answers.
-        summary: schema of items of lists, which have no bodies.
+        shown: schema of responses.
+        summary: schema of list items, without bodies.
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])

@@ -1,7 +1,7 @@
-"""What routes ask for: the service's parts, who asks, and a transaction of theirs.
+"""Dependencies of routes: the service, the caller, and a transaction.
 
-Every route but the public ones asks for one of ``Tenant``, ``ReadTenant`` and ``AdminTenant``,
-which check that who asks may do it; app/bottega/api/openapi.py insists on it.
+Every route that is not public depends on ``Tenant``, ``ReadTenant`` or ``AdminTenant``, which check
+the key's scope. ``bottega.api.openapi`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +21,7 @@ async def _service(request: Request) -> Service:
     return service
 
 
-# Not awaiting anything, and still ``async``: FastAPI gives a plain function a thread to run in.
+# ``async`` without awaiting anything: FastAPI would run a plain function in a thread.
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
@@ -31,7 +31,7 @@ async def _principal(request: Request) -> Principal:
 
 
 PrincipalDep = Annotated[Principal, Depends(_principal)]
-"""Who asks; says nothing about what they may do."""
+"""Caller, without a check of its scope."""
 
 
 async def _actor(principal: PrincipalDep) -> str:
@@ -39,7 +39,7 @@ async def _actor(principal: PrincipalDep) -> str:
 
 
 Actor = Annotated[str, Depends(_actor)]
-"""Who asks, for the audit log."""
+"""Name of the caller in the audit log."""
 
 
 async def _tenant(request: Request, principal: PrincipalDep) -> UUID:
@@ -58,18 +58,18 @@ async def _admin_tenant(principal: PrincipalDep) -> UUID:
 
 
 Tenant = Annotated[UUID, Depends(_tenant)]
-"""Whose data it is about: reading needs the scope ``read``, everything else ``run``."""
+"""Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``run``."""
 ReadTenant = Annotated[UUID, Depends(_read_tenant)]
-"""The same where a POST only reads."""
+"""Tenant of the caller, for a POST that only reads (scope ``read``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
-"""The same for administration, which needs the scope ``admin``."""
+"""Tenant of the caller, for administration (scope ``admin``)."""
 
 
 _SCOPES: dict[Callable[..., Any], Scope] = {_read_tenant: "read", _admin_tenant: "admin"}
 
 
 def required_scope(dependency: Callable[..., Any], method: str) -> Scope | None:
-    """What a dependency of a route asks of a key; ``None``: nothing."""
+    """Return the scope that a route's dependency requires, or ``None``."""
     return _usual_scope(method) if dependency is _tenant else _SCOPES.get(dependency)
 
 
@@ -85,8 +85,10 @@ async def _transaction(
 
 
 Transaction = Annotated[AsyncConnection, Depends(_transaction, scope="function")]
-"""A transaction of the tenant's, committed *before* the answer leaves: a commit that fails is an
-error answer. (FastAPI's default scope commits after the response was sent.)"""
+"""Transaction of the tenant. It commits *before* the response is sent.
+
+A failed commit is an error response. (FastAPI's default scope commits after the response.)
+"""
 
 
 async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:
@@ -95,4 +97,4 @@ async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[N
 
 
 Turn = Depends(_turn, scope="function")
-"""Of routes that take connections of the driver's pool: a tenant has only so many at a time."""
+"""Limit on a tenant's connections, for routes that use the driver's pool."""

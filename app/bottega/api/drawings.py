@@ -1,4 +1,4 @@
-"""Drawings of graphs: made off the event loop, once for the same graph, and kept for a while."""
+"""Drawings of graphs, made outside the event loop and cached."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ from bottega.definitions.draw import command, draw, packed
 from bottega.errors import LimitedError, UnavailableError
 
 _SMALL = 100
-"""Nodes and edges that are drawn in a few milliseconds, in a thread."""
+"""Nodes and edges of a graph that a thread draws in a few milliseconds."""
 _AT_ONCE = 2
 _OF_ONE_TENANT = 8
-"""Drawings that are made or wait to be made."""
+"""Limit on a tenant's drawings that are in progress or wait."""
 _LONGEST_S = 60.0
 _MOST_BYTES = 16 * 1024 * 1024
 _KEPT_S = 600.0
@@ -29,14 +29,14 @@ Key = tuple[UUID, bytes]
 
 
 class Drawings:
-    """The drawings that this process makes and keeps.
+    """Cache of this process's drawings, by content.
 
-    A large one is made in a process of its own, for a tenant one at a time, for all tenants two.
-    Drawings are kept by what they show, so a changed graph is another drawing.
+    A large graph is drawn in a separate process: one at a time per tenant, two in all. Equal
+    requests share one drawing.
 
     Args:
-        clock: seconds.
-        most_bytes: of all drawings that are kept.
+        clock: returns seconds.
+        most_bytes: limit on the cache's size.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Drawings:
     async def get(
         self, tenant_id: UUID, content: dict[str, Any], versions: dict[str, int], form: str
     ) -> bytes:
-        """A drawing of a tenant's graph; see :func:`bottega.definitions.draw.draw`.
+        """Return a drawing of a tenant's graph; see :func:`bottega.definitions.draw.draw`.
 
         Raises:
             UnavailableError: ``drawing_too_slow``.
-            LimitedError: ``drawings``: the tenant waits for too many others.
+            LimitedError: ``drawings``: too many others of the tenant are in progress.
         """
         plan = packed(content, versions, form)
         key = (tenant_id, sha256(plan).digest())
@@ -110,7 +110,7 @@ class Drawings:
 
 
 async def _drawn(plan: bytes) -> bytes:
-    """Draw in a process of its own, which does not outlive the call."""
+    """Draw in a separate process, which does not outlive the call."""
     arguments, environment = command()
     process = await asyncio.create_subprocess_exec(
         *arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True

@@ -1,6 +1,4 @@
-"""HTTP connections with bounds: how large a request's head may be, how slow its sender, and how
-many there may be at a time. uvicorn has none of these.
-"""
+"""HTTP connections with limits on size, time and number, which uvicorn lacks."""
 
 import logging
 import socket
@@ -19,7 +17,7 @@ from bottega.api.errors import problem_response
 from bottega.api.headers import for_path
 
 DROP = "bottega.drop"
-"""Extension of the scope: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+"""Scope extension: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
 MAX_URL_BYTES = 8000
 MAX_FIELDS = 100
 MAX_FIELD_BYTES = 8000
@@ -27,20 +25,20 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 LINGER_S = 1.0
 _KERNEL_BYTES = 128 * 1024
-# uvicorn warns of each request that cannot be read: a log that anybody could fill.
+# uvicorn warns about each unreadable request: anyone could fill the log.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a client may take.
+    """Limits on clients.
 
     Attributes:
-        patience_s: time for a request's head to arrive, and again for its body.
-        slow_reader_s: time in which nothing of an answer is read.
-        connections: of all clients, at a time.
-        trusted: proxies, which may have more than a quarter of them.
+        patience_s: seconds for a request's head to arrive, and again for its body.
+        slow_reader_s: seconds that a client may read nothing of a response.
+        connections: of all clients together.
+        trusted: proxies, exempt from the limit per address.
     """
 
     patience_s: float
@@ -51,10 +49,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The open connections by the address of the client.
+    """Open connections, counted by client address.
 
     Args:
-        each: connections that one address may have; of IPv6, one network of 64 bits.
+        each: connections per address; for IPv6, per /64 network.
     """
 
     each: int
@@ -63,24 +61,24 @@ class Addresses:
 
     @classmethod
     def of(cls, bounds: Bounds) -> "Addresses":
-        """At most a quarter of all connections for each."""
+        """Return a counter that allows each address a quarter of all connections."""
         return cls(max(1, bounds.connections // 4), bounds.trusted)
 
     def enter(self, client: tuple[str, int] | None) -> int:
-        """Count a new connection; return how many its address then has beyond what it may."""
+        """Count a new connection; return by how many its address exceeds its limit."""
         place = _place(client)
         self._open[place] += 1
         return 0 if self._is_trusted(client) else max(0, self._open[place] - self.each)
 
     def leave(self, client: tuple[str, int] | None) -> None:
-        """Count a connection that was entered, and is closed."""
+        """Count the end of a connection that was entered."""
         place = _place(client)
         self._open[place] -= 1
         if not self._open[place]:
             del self._open[place]
 
     def _is_trusted(self, client: tuple[str, int] | None) -> bool:
-        if client is None:  # no address of a network
+        if client is None:  # not a network address
             return True
         address = ip_address(client[0])
         return any(address in network for network in self.trusted)
@@ -96,14 +94,14 @@ def _place(client: tuple[str, int] | None) -> str:
 
 
 class _RefusedError(Exception):
-    """What was read is more than there may be."""
+    """A request exceeds a limit."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """HTTP within bounds, with ``drop()`` in the scope.
+    """HTTP protocol with limits, and with ``drop()`` in the scope.
 
-    The kernel keeps little for a client that is slow. A request that is refused here is answered if
-    no other answer is under way on the connection, which then closes.
+    The kernel buffers little for a slow client. A refusal is sent if no other response is in
+    progress on the connection, which then closes.
     """
 
     _timer: TimerHandle | None = None
@@ -141,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def _refuse_at_once(self, why: str) -> None:
-        """Answer and close; a client that has sent something may not get the answer."""
+        """Answer and close; a client that has already sent something may miss the response."""
         self._refusal = _busy(why)
         self.transport.write(raw_answer(self._refusal, self.server_state.default_headers))
         self.transport.close()
@@ -160,9 +158,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
         elif self._timer is None and not (self._answering or self._upgraded):
-            self._wait()  # for what follows on the empty lines that there may be between requests
+            self._wait()  # for the request after empty lines, which may stand between requests
 
-    # What the parser finds. An exception reaches send_400_response.
+    # Callbacks of the parser, which turns an exception into send_400_response.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -210,7 +208,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        if self._answering:  # both answers would mix, and the first never see the connection end
+        if self._answering:  # the responses would mix, and the first would miss the disconnect
             detail = "a WebSocket was asked for before the request before it was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
             return
@@ -224,7 +222,7 @@ class HttpProtocol(HttpToolsProtocol):
         scope.setdefault("extensions", {})[DROP] = self.transport.abort
         super()._start_asgi_task(cycle, app)
 
-    # An answer is kept until it is read, even behind the end of the connection.
+    # A response stays buffered until it is read, even after the connection ended.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -252,7 +250,7 @@ class HttpProtocol(HttpToolsProtocol):
     # Refusing
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn does when the parser stops, because of itself or of us."""
+        """Answer a request that the parser, or a limit, stopped."""
         stopped = self._refusal or problem_response(
             400, "bad_request", "this cannot be read as an HTTP/1.1 request"
         )
@@ -272,7 +270,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _too_slow(self) -> None:
-        if not (self._in_head or self._in_body):  # nothing was asked
+        if not (self._in_head or self._in_body):  # no request has begun
             self.transport.close()
             return
         part = "body" if self._in_body else "head"
@@ -285,14 +283,14 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Answer, unless it would be taken for another request's answer, and close."""
+        """Answer and close; abort if the client could take it for another request's response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer
         self._stop_waiting()
         self._unset_keepalive_if_required()
         free = not self._answering
-        if self._in_body:  # a request whose head was good, and that may have been answered
+        if self._in_body:  # its head was accepted, so its response may have begun
             free = not (free or self.pipeline or self.cycle.response_started)
         if self._answering:
             self.cycle.disconnected = True
@@ -301,14 +299,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(raw_answer(answer, self.server_state.default_headers))
-        # Closed at once, with something unread, it would be reset, and the answer lost.
+        # Closing with unread input would reset the connection and lose the response.
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def raw_answer(answer: Response, more: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """A response as it goes over the wire, as the last one of its connection."""
+    """Return the bytes of a response that closes its connection."""
     phrase = HTTPStatus(answer.status_code).phrase
     fields = [
         *more,

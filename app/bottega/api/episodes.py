@@ -1,4 +1,4 @@
-"""Routes of episodes: what was done, found again."""
+"""Routes of episodes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 
 EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
 CLOCK_SKEW = timedelta(minutes=5)
-"""How far in the future a client's clock may be."""
+"""Tolerance for a client's clock that runs ahead."""
 
 
 def _storable(text: str) -> str:
@@ -61,10 +61,10 @@ _OF_USER = "Only this user's. Without `user` and `session_id`: what names no use
 def within(
     principal: Principal, user: str | None, session_id: str | None, scope: Within | None
 ) -> Scope:
-    """The scope that a client asks for.
+    """Return the scope that a client asks for.
 
     Raises:
-        ForbiddenError: it asks for the whole tenant, and may not.
+        ForbiddenError: the whole tenant, without the scope ``admin``.
     """
     if scope == "tenant":
         principal.need("admin")
@@ -107,7 +107,7 @@ def _wanted(filters: EpisodeFilters) -> EpisodeFilter:
 
 
 def shown(episode: memory.Episode) -> dict[str, Any]:
-    """An episode as clients see it."""
+    """Return an episode as response body."""
     state = episode.state
     task, result = dict(episode.task), dict(episode.result)
     metadata = dict(episode.metadata)

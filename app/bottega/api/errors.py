@@ -1,4 +1,4 @@
-"""Errors as the API's clients see them: RFC 9457 problems. The only place that knows statuses."""
+"""Errors as RFC 9457 problems. Only this module knows HTTP statuses."""
 
 import math
 import re
@@ -53,7 +53,7 @@ _CODES = {
 
 
 class FieldProblem(BaseModel):
-    """One thing that is wrong with the request."""
+    """An error in one field or parameter of the request."""
 
     detail: str
     pointer: Annotated[
@@ -65,7 +65,7 @@ class FieldProblem(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong, and what to mend (RFC 9457)."""
+    """An error, and how to mend it (RFC 9457)."""
 
     type: str = "about:blank"
     title: str
@@ -76,7 +76,7 @@ class Problem(BaseModel):
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Documentation of the problems that an operation may answer with."""
+    """Describe the problems that an operation may return, for OpenAPI."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -87,7 +87,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def headers(**described: str) -> dict[str, Any]:
-    """Documentation of a response's headers; ``_`` in a name stands for ``-``."""
+    """Describe a response's headers, for OpenAPI; ``_`` in a name stands for ``-``."""
     return {
         "headers": {
             name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
@@ -103,7 +103,7 @@ def problem_response(
     errors: Sequence[FieldProblem] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A problem as a response."""
+    """Return a problem as a response."""
     body = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -117,7 +117,7 @@ def problem_response(
 
 
 def for_error(error: BottegaError) -> Response:
-    """The problem for one of our own errors."""
+    """Return the problem for an error of Bottega's own."""
     pointed = (
         [] if error.pointer is None else [FieldProblem(detail=error.detail, pointer=error.pointer)]
     )
@@ -128,7 +128,7 @@ def for_error(error: BottegaError) -> Response:
 
 
 def database_unavailable() -> Response:
-    """The problem of a request that met a database which was away."""
+    """Return the problem of a request during an outage of the database."""
     return problem_response(
         503,
         "database_unavailable",
@@ -139,11 +139,11 @@ def database_unavailable() -> Response:
 
 
 def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
-    """One of Pydantic's errors, without the input it quotes.
+    """Convert an error of Pydantic's, without the input that it quotes.
 
     Args:
-        body: as it was sent; tells which steps of the error's path are places in it, and which
-            are Pydantic's names for the members of a union.
+        body: the body as sent. Steps of the error's path that it lacks are Pydantic's names for
+            members of a union.
     """
     place, *path = error["loc"]
     if place == "body":
@@ -203,10 +203,10 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """The methods that the API documents for the request's path."""
+    """Return the methods that the API documents for the request's path."""
     paths, asked = request.app.openapi()["paths"], request.url.path
     methods: set[str] = {method.upper() for method in paths.get(asked, ())}
-    if methods:  # a path of its own, though one with a parameter would fit, too
+    if methods:  # an exact path goes before a template
         return sorted(methods)
     for template, operations in paths.items():
         pattern, *_ = compile_path(template)
@@ -220,7 +220,7 @@ async def _on_own(request: Request, error: BottegaError) -> Response:
 
 
 def storage_full() -> Response:
-    """The problem of a request that could not be stored because the database's disk is full."""
+    """Return the problem of a write while the database's disk is full."""
     return problem_response(
         503,
         "storage_full",

@@ -8,10 +8,10 @@ _TAG = re.compile(r'"(\d{1,9})"')
 
 
 def if_match_version(header: str | None) -> int | None:
-    """The version that a request insists on; ``None`` if it takes any.
+    """Return the version in ``If-Match``, or ``None`` if any version will do.
 
     Raises:
-        VersionConflictError: the header is no tag of ours, so it matches no version.
+        VersionConflictError: the header is no ETag of this API, so it matches no version.
     """
     if header is None or header.strip() == "*":
         return None

@@ -1,4 +1,4 @@
-"""What every answer says to browsers, whoever gives it."""
+"""Security headers of every response."""
 
 from base64 import b64encode
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Nothing of it is a page: what is shown in a browser anyway may load, run and be framed by
-    # nothing. Answers that are pages bring a policy of their own.
+    # Responses are not pages: one that a browser shows anyway may load and run nothing. Pages
+    # set their own policy.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
 
 def for_path(path: str) -> Iterator[tuple[str, str]]:
-    """The fields of an answer at ``path`` that does not set them itself."""
+    """Yield the default headers of a response at ``path``."""
     yield from _ALWAYS.items()
     if path.startswith("/v1/"):
         yield "Cache-Control", "no-store"
 
 
 class SecurityHeaders:
-    """Around everything, so that no answer goes without."""
+    """Outermost middleware, which adds the default headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -47,7 +47,7 @@ class SecurityHeaders:
 
 
 def add_docs(app: FastAPI) -> None:
-    """``/docs``, which may run the scripts that it consists of, and no other."""
+    """Add ``/docs``, with a policy that allows only its own scripts."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{app.title} - Swagger UI",

@@ -1,7 +1,7 @@
-"""``Idempotency-Key``: a request that is sent again creates nothing again.
+"""``Idempotency-Key``: a repeated request creates nothing.
 
-The answer is stored in the transaction that creates, so there are both or neither, whatever dies.
-The sweep deletes what is old.
+The response is stored in the transaction that creates, so a crash leaves both or neither. The sweep
+deletes old responses.
 """
 
 import json
@@ -28,10 +28,10 @@ _keys = idempotency_keys.c
 
 
 class Once:
-    """Creates once for all requests with one key; without a key, at every request.
+    """Creates once per key; without a key, on every call.
 
     Args:
-        key: the request's, if it has one.
+        key: of the request, or ``None``.
     """
 
     def __init__(self, request: Request, tenant_id: UUID, key: str | None) -> None:
@@ -46,16 +46,16 @@ class Once:
         shown: type[BaseModel],
         create: Callable[[], Awaitable[Any]],
     ) -> Any:
-        """What ``create`` answers, or answered when the key was first used.
+        """Return the response of ``create``, or the one stored at the key's first use.
 
         Args:
-            tx: the transaction that creates; it is still to be committed.
-            response: its headers as ``create`` leaves them are stored too.
-            shown: the schema of the answer.
+            tx: the uncommitted transaction that creates.
+            response: its headers, as ``create`` leaves them, are stored too.
+            shown: the schema of the response.
 
         Raises:
-            ConflictError: ``in_flight``: a request with this key is being answered.
-            InvalidInputError: ``idempotency_key_reused``: it was another request's.
+            ConflictError: ``in_flight``: a request with this key is in progress.
+            InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
         """
         if self._key is None:
             return await create()
@@ -85,7 +85,7 @@ class Once:
         return body
 
     async def _hash(self) -> bytes:
-        """Of what is asked; the same whatever the spaces and the order of keys in the body."""
+        """Return a hash of path and body, independent of spaces and the order of keys."""
         body = await self._request.body()
         plain = json.dumps(from_json(body) if body else None, sort_keys=True)
         return sha256(f"{self._request.url.path}\n{plain}".encode()).digest()
@@ -119,4 +119,4 @@ async def _once(
 
 
 OnceDep = Annotated[Once, Depends(_once)]
-"""For every route that creates."""
+"""Dependency of every route that creates."""

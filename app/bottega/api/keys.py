@@ -1,4 +1,4 @@
-"""Routes of API keys: an administrator's own tenant's."""
+"""Routes of API keys, for an administrator's own tenant."""
 
 from typing import Annotated, Any
 from uuid import UUID

@@ -1,7 +1,7 @@
-"""What a tenant may ask of this process: requests per second, and streams at a time.
+"""Limits per tenant: requests per second, and concurrent streams.
 
-Decided behind the keys and before anything else, so that a refusal costs next to nothing. While
-there are no keys there are no limits: everybody is on this machine.
+They are checked right after the key, so that a refusal is cheap. While there are no keys there are
+no limits: only this machine has access.
 """
 
 import asyncio
@@ -20,17 +20,20 @@ from bottega.clock import monotonic
 from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 
 TURN = "bottega.turn"
-"""Extension of a WebSocket's scope: ``await turn()`` returns when its tenant may ask for more; it
-is missing where nothing is limited."""
+"""Scope extension of a WebSocket: ``await turn()`` waits until the rate limit allows a request.
+
+Missing where there is no limit.
+"""
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
 class LimitTenants:
-    """Refuses with 429, and tells on every answer what is left.
+    """Middleware that refuses with 429, and adds the remaining quota to every response.
 
     Args:
-        per_s: requests (and ``cancel`` frames) of a tenant per second, in the long run.
-        streams: of a tenant, at a time: WebSockets, server-sent events, and who waits for a run.
+        per_s: requests (and ``cancel`` frames) of a tenant per second, on average.
+        streams: concurrent streams of a tenant: WebSockets, server-sent events, and requests that
+            wait for a run.
     """
 
     def __init__(

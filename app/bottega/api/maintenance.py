@@ -1,4 +1,4 @@
-"""Routes of the looks through a tenant's memory, and of their reports."""
+"""Routes of memory maintenance and its reports."""
 
 from typing import Annotated, Any
 from uuid import UUID

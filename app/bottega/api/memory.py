@@ -1,4 +1,4 @@
-"""Routes of what a memory knows for a task, and of what it is taught."""
+"""Routes that find memory for a task, and that learn from episodes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,7 +22,7 @@ from bottega.memory.signature import failure_signature
 from bottega.runs.sessions import user_of
 from bottega.tenants import audit
 
-if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
+if TYPE_CHECKING:  # it imports numpy, which only matching needs
     from bottega.memory.matching import Match
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -33,7 +33,7 @@ def _memory(service: Service) -> Memory:
 
 
 def _known(pattern: Pattern) -> dict[str, Any]:
-    """A pattern as whoever applies it sees it."""
+    """Return the parts of a pattern that are needed to apply it."""
     evidence = pattern.evidence
     same = ("id", "version", "name", "category", "state", "trust", "summary")
     return {name: getattr(pattern, name) for name in same} | {

@@ -1,4 +1,4 @@
-"""What happens to a request before any route sees it."""
+"""Middleware: size limit of bodies, CORS, and access while there are no keys."""
 
 import contextlib
 from collections.abc import Collection
@@ -16,9 +16,10 @@ from bottega.api.errors import problem_response
 
 
 class RefuseLongBody:
-    """Answer 413 to a body over the limit: by its declared length, unread, or once it gets there.
+    """Middleware that answers 413 to a body over the limit.
 
-    (FastAPI has a limit of its own, but it answers in plain text.)
+    It checks the declared length, then counts the received bytes. (FastAPI's own limit answers in
+    plain text.)
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -51,8 +52,7 @@ class RefuseLongBody:
 
 
 class Cors(CORSMiddleware):
-    """Lets web pages of other origins use the API with a key of theirs; the browser asks first,
-    without one."""
+    """CORS for the configured origins; refusals are problems."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -79,14 +79,14 @@ class Cors(CORSMiddleware):
 
 
 class OnlyFromHere:
-    """While there are no keys: refuse what a web page elsewhere makes a browser send.
+    """Middleware that refuses requests of foreign web pages while there are no keys.
 
-    The Host must be this machine's (else a name that was made to point here could be read from:
-    DNS rebinding), and an Origin, which only browsers send, the server's own.
+    The Host must name this machine, else DNS rebinding would let a page read responses. An Origin,
+    which only browsers send, must be the server's own.
 
     Args:
-        host: the address that the server listens on.
-        origins: whose pages may ask all the same.
+        host: address that the server listens on.
+        origins: other origins that are allowed.
     """
 
     def __init__(self, app: ASGIApp, *, host: str, origins: Collection[str]) -> None:
@@ -118,7 +118,7 @@ class OnlyFromHere:
 
 
 async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request, or, before its upgrade, a WebSocket."""
+    """Answer a request, or a WebSocket before its upgrade."""
     if scope["type"] == "http":
         await answer(scope, receive, send)
         return

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with what it cannot know, which is errors and keys."""
+"""OpenAPI document: FastAPI's, with problems and keys added."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +27,11 @@ SCHEME = {
 
 
 _AT_THE_EDGE = (408, 414, 431)
-"""Requests that come too slowly or are too long are refused before any route sees them."""
+"""Statuses of requests that are too slow or too long, refused before routing."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document of all routes; made once."""
+    """Return the document of all routes; it is made once."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title,
@@ -55,7 +55,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _protected(app: FastAPI) -> Iterator[tuple[str, str, Scope]]:
-    """Path, method and needed scope of every operation that is not public."""
+    """Yield path, method and required scope of every operation that is not public."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         path = context.path_format or ""

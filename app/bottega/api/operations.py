@@ -1,4 +1,4 @@
-"""Routes for operators: is it alive, is it ready, what is it."""
+"""Routes for operators: health, readiness, version."""
 
 import asyncio
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ class Health(Answer):
 
 
 class Readiness(Answer):
-    """The service can do its work."""
+    """The service is ready for work."""
 
     status: Literal["ready"] = "ready"
     worker: Annotated[
@@ -44,7 +44,7 @@ class Readiness(Answer):
 
 
 class Info(Answer):
-    """What this server is."""
+    """The server's version and model."""
 
     name: str = "bottega"
     version: str

@@ -1,6 +1,6 @@
-"""Lists come in pages: ``limit``, ``order``, and an opaque ``cursor`` for the next one.
+"""Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
-A page ends earlier if its items take more than ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+A page ends early if its items exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
 """
 
 import binascii
@@ -38,10 +38,10 @@ class PageQuery(BaseModel):
         return self.order == "desc"
 
     def place(self, kind: Any) -> Any:
-        """The place that the cursor names, checked to be of the list's own type.
+        """Return the place in the cursor, checked to be of the list's type.
 
         Raises:
-            InvalidInputError: ``invalid_cursor``: hand-made, or another list's.
+            InvalidInputError: ``invalid_cursor``: malformed, or of another list.
         """
         if self.cursor is None:
             return None
@@ -76,10 +76,10 @@ class PageQuery(BaseModel):
         found: Part[Any],
         place: Callable[[Any], Any],
     ) -> dict[str, Any]:
-        """Return the answer for a page's items.
+        """Return the response for a page's items.
 
         Args:
-            place: of an item, what :meth:`place` is to give back.
+            place: maps an item to the place that a cursor holds.
         """
         if not found.more:
             return {"items": found, "next_cursor": None}

@@ -1,4 +1,4 @@
-"""Routes of what comes of patterns: applications, judgement, one made of several, and their end."""
+"""Routes of a pattern's evidence and end: applications, validation, merge, deprecation, pruning."""
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from bottega.tenants import audit
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""How far in the future a client's clock may be."""
+"""Tolerance for a client's clock that runs ahead."""
 
 
 @router.post(

@@ -1,4 +1,4 @@
-"""Routes of patterns: what several runs taught together, or somebody knows."""
+"""Routes of patterns."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 
 PatternId = Annotated[UUID, Path(description="The pattern's id.")]
 GIVEN_BY_HAND = 1
-"""The trust of what somebody says."""
+"""Trust of a pattern that a client added or changed."""
 ETAG = "The version, for `If-Match`."
 
 _NAMED = ("domain", "task_type")
@@ -52,13 +52,13 @@ class PatternQuery(PageQuery):
 
 
 def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
-    """A pattern, with its version as entity tag."""
+    """Return the pattern; set its version as ETag of the response."""
     response.headers["ETag"] = f'"{pattern.version}"'
     return pattern
 
 
 def _written(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a body as those of a pattern."""
+    """Convert fields of a body to fields of a pattern."""
     kinds = ("applicability", "content", "guide", "relations")
     document = {name: fields[name] for name in kinds if name in fields}
     base = {"content": {"kind": "HEURISTIC"}}
@@ -144,7 +144,7 @@ async def list_(
     dependencies=[Turn],
 )
 async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -> Any:
-    from bottega.memory.matching import score_parts  # and numpy with it, once it is needed
+    from bottega.memory.matching import score_parts  # imports numpy
 
     features = _features(body)
     found = await service.patterns.find_applicable(
@@ -168,12 +168,12 @@ async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -
 
 
 def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Features without those that are said not to be known."""
+    """Return the features that are not null."""
     return {name: value for name, value in features.items() if value is not None}
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """What is known of the task."""
+    """Return the features that the body gives, and those read from its task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:

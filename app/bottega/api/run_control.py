@@ -1,4 +1,4 @@
-"""Routes that end runs and their tasks, or repeat them."""
+"""Routes that cancel or retry runs, and cancel tasks."""
 
 from typing import Annotated, Any
 from uuid import UUID

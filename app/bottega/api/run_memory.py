@@ -1,4 +1,4 @@
-"""Routes of what runs leave in memory, and of what is thought of it."""
+"""Routes of a run's working memory, its learning, and feedback on it."""
 
 from typing import Annotated, Any
 from uuid import UUID

@@ -94,7 +94,9 @@ async def check_webhook(
     *,
     pointer: str = "/webhook_url",
 ) -> None:
-    """Refuse at once what could never be sent; what a name resolves to is judged when it is.
+    """Refuse a webhook that could never be sent.
+
+    The addresses of its host are checked when it is sent.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
@@ -166,7 +168,7 @@ async def create(
     except Exception as error:
         if not is_transient(error):
             raise
-        return run  # it is accepted; that it cannot be watched now is no reason to refuse it
+        return run  # the run is accepted, though it cannot be watched now
     async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 

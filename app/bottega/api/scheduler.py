@@ -1,4 +1,4 @@
-"""How busy the workers are, by their heartbeats."""
+"""Load of the workers, from their heartbeats."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -45,7 +45,7 @@ class Pool(Answer):
 
 
 class Breaker(Answer):
-    """A circuit breaker: what keeps a kind of task that fails from being tried again."""
+    """A circuit breaker: it stops the dispatch of a kind of task that keeps failing."""
 
     kind: Annotated[str, Field(description="A hash of the agent's name and its instructions.")]
     agent: str | None = None
@@ -60,7 +60,7 @@ class Breaker(Answer):
 
 
 class OwnTasks(Answer):
-    """A worker's tasks of the tenant that asks."""
+    """A worker's tasks of the caller's tenant."""
 
     running: Annotated[int, Field(description="Tasks under way, those that are parked too.")] = 0
     parked: Parked = 0

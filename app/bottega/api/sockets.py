@@ -1,8 +1,8 @@
-"""uvicorn's WebSockets, with what ASGI lacks, as functions in the scope's extensions.
+"""uvicorn's WebSockets, with functions in the scope's extensions that ASGI lacks.
 
-A way to be rid of a client that does not read: a closing handshake waits until it has read all that
-was sent before. And a way to send many frames at once: a system call for each of a thousand
-subscribers costs more than all the rest. And a bound on pings.
+- Drop a client that does not read: a closing handshake would wait until it has read everything.
+- Send many frames at once: with a thousand subscribers, system calls cost more than all the rest.
+- Limit pings.
 """
 
 from collections.abc import Iterable
@@ -22,23 +22,26 @@ from bottega.api.headers import for_path
 from bottega.tenants.ratelimit import Rate, decide
 
 SEND = "bottega.send"
-"""Extension of a WebSocket's scope: ``await send(texts)``; texts are UTF-8, a frame each."""
+"""Scope extension: ``await send(texts)`` sends UTF-8 texts, a frame each."""
 MAY_PING = "bottega.may_ping"
-"""Extension of a WebSocket's scope: ``may_ping()`` counts a frame of the client as a ping. It
-returns false if that is one too many; nothing more is read of the client then."""
+"""Scope extension: ``may_ping()`` counts a frame of the client as a ping.
+
+It returns false beyond the limit; then nothing more is read from the client.
+"""
 TOO_MANY_PINGS = "bottega.too_many_pings"
-"""Extension that the application sets: called once, when the client sent too many pings."""
+"""Scope extension that the application sets: called once, if the client sends too many pings."""
 PINGS_PER_S, PING_BURST = 1.0, 20
 ABORT_AFTER_S = 5.0
 MAX_PIECES = 100
 _PINGS = Rate(PINGS_PER_S, PING_BURST)
 _SLICE_BYTES = 1024
-"""Frames are read so many bytes at a time: too many pings are noticed before all are parsed."""
+"""Bytes parsed at a time, so that excess pings are noticed before all are parsed."""
 _NO_HANDSHAKE = "bad_handshake", "this cannot be read as the opening of a WebSocket"
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """WebSockets, with ``drop(code, reason)``, ``send(texts)`` and ``may_ping()`` in the scope."""
+    """WebSocket protocol with ``drop(code, reason)``, ``send(texts)`` and ``may_ping()`` in the
+    scope."""
 
     _paid_at = 0.0
     _deaf = False
@@ -63,8 +66,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # uvicorn takes a refusal, which it sent, for no answer, and logs an error; the same
-            # where nobody is left to be answered.
+            # uvicorn takes a refusal for no answer and logs an error. Prevent that, also where
+            # the client has gone.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 
@@ -76,13 +79,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 return
             super().data_received(data[start : start + _SLICE_BYTES])
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # It cannot even be read as a handshake: uvicorn would leave it open without an answer.
+            # Not even a readable handshake: uvicorn would leave it open without an answer.
             unreadable = problem_response(400, *_NO_HANDSHAKE)
             self.transport.write(b"".join(self.conn.data_to_send()) or raw_answer(unreadable))
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """uvicorn bounds a message's size, not the number of its pieces, which may be empty."""
+        """Limit a message's pieces: uvicorn limits its size, and pieces may be empty."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:
@@ -96,7 +99,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """Count a pong as a ping: the server sends no pings, so nobody asked for it."""
+        """Count a pong as a ping: the server sends no pings, so it expects no pong."""
         self._may_ping()
 
     def _may_ping(self) -> bool:
@@ -111,10 +114,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return decision.allowed
 
     async def _send(self, texts: Iterable[bytes]) -> None:
-        """Send frames once there is room for them.
+        """Send frames as soon as there is room for them.
 
         Raises:
-            ClientDisconnected: the client has gone, or says goodbye.
+            ClientDisconnected: the client has gone, or is closing.
         """
         await self._room()
         try:
@@ -129,7 +132,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
 
     async def _room(self) -> None:
-        """Wait until there is room; uvloop fails on what is written to a connection that is gone.
+        """Wait until there is room. (uvloop fails on writes to a closed connection.)
 
         Raises:
             ClientDisconnected: the client has gone.
@@ -139,7 +142,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             raise ClientDisconnected
 
     def _drop(self, code: int, reason: str) -> None:
-        """Say so behind what is still to be read, and break the connection off soon after."""
+        """Send a close frame behind the unread data, and abort the connection soon after."""
         if self.transport.is_closing() or self.close_sent:
             return
         self.conn.send_close(code, reason)
@@ -151,8 +154,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
 
     def shutdown(self) -> None:
-        """The server stops: the application says goodbye to those who read, and nobody waits
-        for those who do not."""
+        """Abort the connection if its client does not read.
+
+        The application sends a close frame to clients that read.
+        """
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:
@@ -160,7 +165,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _refuse(status: int, text: str) -> Response:
-    """As :meth:`ServerProtocol.reject`, but a problem."""
+    """Return a problem, where :meth:`ServerProtocol.reject` returns plain text."""
     code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
     problem = problem_response(status, code, text.strip())
     fields = [*problem.headers.items(), *for_path(""), ("Connection", "close")]

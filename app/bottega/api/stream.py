@@ -35,10 +35,10 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
 async def until_final(service: Service, principal: Principal, run_id: UUID) -> None:
-    """Return when the run is over, or this process is about to stop.
+    """Wait until the run is over, or this process is about to stop.
 
     Raises:
-        UnauthenticatedError: who waits would not be let in any more.
+        UnauthenticatedError: the caller's key is no longer valid.
     """
     lost = asyncio.Event()
     with service.feed.watching(run_id) as news:
@@ -130,7 +130,7 @@ class _EventStream(EventSourceResponse):
     def __init__(self, content: AsyncIterator[bytes], settings: Settings) -> None:
         super().__init__(
             content,
-            ping=0,  # the heartbeats below say where to go on, too
+            ping=0,  # the heartbeats below carry an id, too
             send_timeout=settings.slow_reader_s,
         )
 
@@ -151,7 +151,7 @@ async def _sse(
                 if frames:
                     yield b"".join(map(_encoded, frames))
                 else:
-                    # An id without data is no event, but moves the place where a client resumes.
+                    # An id without data makes no event, but moves the place where a client resumes.
                     yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
         if subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"

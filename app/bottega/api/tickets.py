@@ -1,7 +1,7 @@
-"""Tickets: how a browser, whose WebSocket cannot send headers, shows that it may watch.
+"""Tickets for browsers, whose WebSockets cannot send an Authorization header.
 
-Used up in ``bottega.api.auth``, before any route. A ticket has the scopes of the key that asked
-for it, and ends with that key.
+``bottega.api.auth`` redeems them before any route. A ticket has the scope of the key that requested
+it, and ends with that key.
 """
 
 import secrets
@@ -29,7 +29,7 @@ VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6) RETURNING expires
 
 
 class NewTicket(Body):
-    """A ticket to ask for."""
+    """A request for a ticket."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
 
@@ -40,7 +40,7 @@ class NewTicket(Body):
 
 
 class Ticket(Answer):
-    """Good for opening one WebSocket."""
+    """A ticket, which opens one WebSocket."""
 
     ticket: Annotated[
         str, Field(description='Offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`.')

@@ -1,8 +1,7 @@
-"""Request bodies whose fields depend on each other, in the OpenAPI document.
+"""Variants of request bodies whose fields depend on each other, for OpenAPI.
 
-The server checks such rules in validators, which Pydantic does not put into the schema. Here the
-schema of a body becomes `oneOf` complete schemas, one for each kind, so that generators of clients
-make a class for each.
+Validators check such rules, and Pydantic leaves them out of the schema. Here a body's schema
+becomes `oneOf` complete schemas, so that generators of clients make a class for each.
 """
 
 from collections.abc import Mapping
@@ -15,14 +14,14 @@ _REF = "#/components/schemas/"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kind of a body.
+    """One variant of a body.
 
     Attributes:
-        name: of its schema.
+        name: of the variant's schema.
         needs: fields that must be present and not null.
         lacks: fields that must be absent or null.
         mode: allowed values of the field `mode`; empty if the body has no such field.
-        rules: keywords to add to the schema of a field.
+        rules: keywords to add to a field's schema.
     """
 
     name: str
@@ -86,7 +85,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace each schema that has variants by `oneOf` these, in place."""
+    """Replace each schema that has variants by `oneOf` of them, in place."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:
@@ -114,7 +113,7 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a field that must be given: no null, no default."""
+    """Return the schema of a required field: no null, no default."""
     about = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if not kinds:

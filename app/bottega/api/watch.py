@@ -1,4 +1,4 @@
-"""What a client may ask for when it watches a run; the same for pages, SSE and the WebSocket."""
+"""Query parameters for watching a run: pages, SSE and the WebSocket."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
 
 
 class WatchQuery(BaseModel):
-    """Query parameters: from where on, and what of it."""
+    """Query parameters: the place to start from, and filters."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class WatchQuery(BaseModel):
 
     @property
     def only(self) -> Filter:
-        """Which events pass; the final one always does."""
+        """Filter of events; the final event always passes."""
         return Filter(
             agents=None if self.agents is None else frozenset(self.agents.split(",")),
             types=None if self.types is None else frozenset(self.types.split(",")),

@@ -51,16 +51,16 @@ _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id
 async def watch(socket: WebSocket, run_id: str) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
-    A refusal is an HTTP answer, before the upgrade. Frames from the client: ``{"type": "ping"}``
-    and ``{"type": "cancel"}``, which needs the scope ``run`` and with a ``task_id`` ends that task
-    alone. Every frame but ``cancel`` counts as a ping.
+    A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}`` and
+    ``{"type": "cancel"}``. Cancelling needs the scope ``run``; a ``task_id`` limits it to that
+    task. Every frame but ``cancel`` counts as a ping.
     """
-    with contextlib.suppress(ClientDisconnected):  # while it was being let in, or refused
+    with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
         await _watch(socket, run_id)
 
 
 async def nowhere(socket: WebSocket) -> None:
-    """Refuse a WebSocket that is opened where there is none."""
+    """Refuse a WebSocket at any other path."""
     detail = f"there is no WebSocket at this path: a run's is {router.prefix}/{{id}}/ws"
     with contextlib.suppress(ClientDisconnected):
         await socket.send_denial_response(problem_response(404, "not_found", detail))
@@ -97,7 +97,7 @@ def _refusal(error: Exception) -> Response:
 async def _serve(
     socket: WebSocket, service: Service, sight: Sight, tail: Tail, query: WatchQuery
 ) -> None:
-    """Send and listen, until the run is over or one side has enough."""
+    """Send events and read frames until the run is over or either side ends."""
     settings = service.settings
     subscriber = Subscriber(tail, query.after, query.only, settings.heartbeat_s)
     sending = _Sender(socket, subscriber, settings.slow_reader_s)
@@ -110,7 +110,7 @@ async def _serve(
     try:
         with service.keys.watching(identity, sending.revoke):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():  # else an answer to a frame may have met a socket just closed
+        if not tasks[0].done():  # else an answer may have failed on a closed socket
             tasks[1].result()
     finally:
         for task in tasks:
@@ -119,10 +119,10 @@ async def _serve(
 
 
 class _Sender:
-    """Sends a subscriber's frames, and in the end says why it ends.
+    """Sender of a subscriber's frames and of the final close frame.
 
     Args:
-        patience_s: how long the client may read nothing.
+        patience_s: seconds that the client may read nothing.
     """
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
@@ -134,11 +134,11 @@ class _Sender:
         self._place = subscriber.place
 
     def revoke(self) -> None:
-        """What there is from now on is not for this client any more."""
+        """End: the client's key is no longer valid."""
         self._break_off(REVOKED, "key revoked, expired or missing")
 
     def refuse_pings(self) -> None:
-        """End: the client sends more pings than it may."""
+        """End: the client sends too many pings."""
         self._break_off(SLOW, "too many pings")
 
     def _break_off(self, code: int, why: str) -> None:
@@ -146,7 +146,7 @@ class _Sender:
         self._drop(code, f"{why}; resume after={self._place}")
 
     async def send_all(self) -> None:
-        """Return when the socket is closed, or was dropped."""
+        """Send frames until the socket is closed or dropped."""
         try:
             while (frames := await self._subscriber.next()) is not None:
                 place = self._subscriber.place
@@ -154,7 +154,7 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [beat])
                 self._place = place
-            self._place = self._subscriber.place  # beyond what was sent, if that was not wanted
+            self._place = self._subscriber.place  # also past events that the filter left out
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
@@ -175,7 +175,7 @@ class _Sender:
 async def _read_frames(
     socket: WebSocket, service: Service, sight: Sight, subscriber: Subscriber
 ) -> None:
-    """Answer the client's frames until it goes away."""
+    """Answer the client's frames until it disconnects."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
             message = await socket.receive()
@@ -190,7 +190,7 @@ async def _read_frames(
 async def _answer(
     frame: dict[str, Any], socket: WebSocket, service: Service, sight: Sight
 ) -> str | None:
-    """Answer one frame; ``None`` if it was one ping too many."""
+    """Answer one frame; return ``None`` after too many pings."""
     extensions = socket.scope["extensions"]
     match frame:
         case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
@@ -223,7 +223,7 @@ async def _cancel(service: Service, sight: Sight, task: object, actor: str) -> N
 
 
 def _error(error: Exception) -> str:
-    """What a refusal would say, as a frame."""
+    """Return a refusal as a frame."""
     problem = from_json(bytes(_refusal(error).body))
     answer = {"type": "error", "code": problem["code"], "detail": problem["detail"]}
     return to_json(answer).decode()

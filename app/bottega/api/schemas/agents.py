@@ -26,15 +26,17 @@ TASK_TOOLS = (
     *("dispatch_subagent", "poll_subagent", "await_subagent"),
     *("read_file", "write_file", "list_files"),
 )
-"""What the model of an agent in mode ``async`` has besides the agent's own tools."""
+"""Tools of an agent in mode ``async``, besides the agent's own."""
 
 _Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
 _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 
 
 class SubAgentLimits(Body):
-    """What the tasks of an agent in mode `async` are kept to. Each only lowers the operator's own;
-    null is that one. Times are seconds."""
+    """Limits on the tasks of an agent in mode `async`; times are in seconds.
+
+    A limit can only lower the operator's own; null takes the operator's.
+    """
 
     max_concurrent: Annotated[
         _Count | None, Field(description="Tasks that run at a time; others wait.")
@@ -61,7 +63,7 @@ class SubAgentLimits(Body):
 
 
 class SubAgents(Body):
-    """Which agents this one may call, and how."""
+    """Sub-agents that an agent may call, and how."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -122,12 +124,12 @@ class SubAgents(Body):
 
     @property
     def tools(self) -> Sequence[str]:
-        """Names of the tools that the model has for them."""
+        """Names of the tools that the model has for its sub-agents."""
         return TASK_TOOLS if self.mode == "async" else self.names
 
 
 class BuiltinTool(Body):
-    """A tool that every server has."""
+    """A tool that is built into the server."""
 
     type: Literal["builtin"]
     name: Annotated[
@@ -147,14 +149,14 @@ def _no_mcp_yet(tools: object) -> object:
 
 
 class SemanticRecall(Body):
-    """Besides what it reads directly: the ancestors' answers nearest to the agent's query."""
+    """Recall of the ancestors' answers nearest to the query, besides those read directly."""
 
     mode: Literal["semantic"] = "semantic"
     k: Annotated[int, Field(ge=1, le=50, description="How many at most."), WHOLE] = 3
 
 
 class ToolRule(Body):
-    """A tool that must have been called before an answer counts."""
+    """A tool that the model must call before its answer counts."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
@@ -163,7 +165,7 @@ class ToolRule(Body):
 
 
 class AgentContent(Body):
-    """What an agent is, apart from its name."""
+    """An agent's definition, without its name."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -298,7 +300,7 @@ class NewAgent(AgentContent):
 
 
 class AgentSummary(Answer):
-    """An agent in one of its versions, as lists show it."""
+    """One version of an agent, without its system message and tools."""
 
     name: str
     version: int
@@ -321,7 +323,7 @@ class AgentSummary(Answer):
 
 
 class Agent(AgentSummary):
-    """An agent in one of its versions."""
+    """One version of an agent."""
 
     system_message: str
     tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]

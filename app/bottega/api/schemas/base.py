@@ -1,4 +1,4 @@
-"""What all bodies of the API share: strict types, no unknown fields, storable text, bounds."""
+"""Base of all bodies: strict types, no unknown fields, storable text, size limits."""
 
 import math
 from datetime import UTC, datetime
@@ -30,14 +30,14 @@ PlaceInTime = Annotated[
     Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
     AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
-"""A time from a client, in UTC: PostgreSQL refuses offsets of 16 hours and more."""
+"""Time from a client, in UTC; PostgreSQL refuses offsets of 16 hours and more."""
 UserName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=128),
     Field(description="Your own name for your end user: an id, an address, any text."),
 ]
 MemoryMode = Literal["off", "read", "full"]
-"""What may be done with memory: nothing, be given what earlier runs taught, or add to it too."""
+"""Use of memory: none, reading only, or reading and storing the run."""
 
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],
@@ -48,7 +48,7 @@ Metadata = Annotated[
 
 
 class Body(BaseModel):
-    """A request body. What the API does not know it refuses rather than ignores."""
+    """A request body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -78,7 +78,7 @@ class Page(Answer, Generic[T]):
 
 
 def check_storable(value: Any) -> None:
-    """Refuse what the database cannot hold or a reader could not bear.
+    """Refuse values that the database cannot store, or that are too large to read.
 
     Raises:
         PydanticCustomError: NUL characters, lone surrogates, NaN or infinity, nesting beyond

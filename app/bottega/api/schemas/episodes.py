@@ -20,7 +20,7 @@ from bottega.api.schemas.runs import SessionName
 from bottega.tools.json_values import WHOLE
 
 MAX_CORE_BYTES = 65_536
-"""Of an episode, as JSON, what is neither its input, its output nor its trace."""
+"""Limit on an episode's JSON without its input, output and trace."""
 _AROUND = {"task": {"original_input"}, "execution": {"trace"}, "result": {"output"}}
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
@@ -36,7 +36,7 @@ Object = dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], J
 
 
 class EpisodeFailure(Body):
-    """What an episode failed of."""
+    """The error of a failed episode."""
 
     type: Annotated[Signature, Field(description="Class or code of the error.")]
     message: Annotated[str, StringConstraints(max_length=20_000)] = ""
@@ -44,7 +44,7 @@ class EpisodeFailure(Body):
 
 
 class EpisodeTask(Body):
-    """What was asked for."""
+    """The task: input, goals and constraints."""
 
     original_input: Annotated[Text, Field(description="As it was asked.")]
     goals: Lines = Field(default_factory=list)
@@ -54,7 +54,7 @@ class EpisodeTask(Body):
 
 
 class EpisodeExecution(Body):
-    """How it was done."""
+    """The execution: plan, steps and resources."""
 
     plan: Values = Field(default_factory=list)
     trace: Annotated[list[JsonValue], Field(max_length=20_000, description="Step by step.")] = (
@@ -68,7 +68,7 @@ class EpisodeExecution(Body):
 
 
 class EpisodeResult(Body):
-    """What came of it."""
+    """The result: output, side effects and error."""
 
     output: Annotated[JsonValue, Field(description="The answer.")] = None
     side_effects: Values = Field(default_factory=list)
@@ -77,7 +77,7 @@ class EpisodeResult(Body):
 
 
 class EpisodeReflection(Body):
-    """What was learned."""
+    """The reflection: insights, patterns and failures."""
 
     insights: Values = Field(default_factory=list)
     patterns: Values = Field(default_factory=list)
@@ -86,7 +86,7 @@ class EpisodeReflection(Body):
 
 
 class EpisodeMetadata(Body):
-    """By what it was done."""
+    """The tools, strategies and agents of an episode."""
 
     tools_used: Annotated[list[Label], Field(max_length=200)] = Field(default_factory=list)
     strategies_applied: Annotated[list[Line], Field(max_length=100)] = Field(default_factory=list)
@@ -94,7 +94,7 @@ class EpisodeMetadata(Body):
 
 
 class NewEpisode(Body):
-    """Something that was done elsewhere, to be found again here."""
+    """An episode of another system, to store here."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -146,7 +146,7 @@ class NewEpisode(Body):
 
 
 class EpisodeFilters(Body):
-    """Which episodes; what is not given is any."""
+    """Filters for episodes; an omitted filter matches all."""
 
     domain: Label | None = None
     task_type: Label | None = None
@@ -171,7 +171,7 @@ WITHIN = "All of the tenant's, whomever they name; needs a key with the scope `a
 
 
 class EpisodeReader(Body):
-    """The owner of the episodes to look in."""
+    """The user, session or tenant whose episodes are read."""
 
     user: Annotated[
         UserName | None,
@@ -182,7 +182,7 @@ class EpisodeReader(Body):
 
 
 class EpisodeSearch(EpisodeReader):
-    """What to look for."""
+    """A search for episodes."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -238,7 +238,7 @@ class EpisodeSearch(EpisodeReader):
 
 
 class SimilarFailures(EpisodeReader):
-    """A failure, to look for those that are like it."""
+    """A search for episodes that failed in the same way."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -262,7 +262,7 @@ class SimilarFailures(EpisodeReader):
 
 
 class EpisodeOrigin(Answer):
-    """Where an episode comes from."""
+    """The source of an episode."""
 
     principal: Annotated[str | None, Field(description="Who had it done, or imported it.")] = None
     run: UUID | None = None
@@ -270,7 +270,7 @@ class EpisodeOrigin(Answer):
 
 
 class EpisodeState(Answer):
-    """What becomes of an episode, which itself never changes."""
+    """The changing state of an episode; its content never changes."""
 
     state: Annotated[
         Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"],
@@ -290,7 +290,7 @@ class EpisodeState(Answer):
 
 
 class EpisodeBody(Answer):
-    """A part that is stored apart."""
+    """A part of an episode that is stored separately."""
 
     part: Literal["trace", "input", "output"]
     bytes: int
@@ -298,7 +298,7 @@ class EpisodeBody(Answer):
 
 
 class EpisodeSummary(Answer):
-    """The texts by which an episode is found."""
+    """The texts of an episode that a search compares."""
 
     task: str
     result: str
@@ -307,7 +307,7 @@ class EpisodeSummary(Answer):
 
 
 class Episode(Answer):
-    """Something that was done, and what came of it."""
+    """The stored record of finished work: task, steps and outcome."""
 
     id: UUID
     kind: Annotated[
@@ -355,7 +355,7 @@ class Episode(Answer):
 
 
 class EpisodeHit(Answer):
-    """An episode that was found."""
+    """An episode that a search found."""
 
     episode: Annotated[Episode, Field(description="Without the parts that are stored apart.")]
     score: Annotated[float | None, Field(description="Null where nothing is ranked.")] = None
@@ -365,7 +365,7 @@ class EpisodeHit(Answer):
 
 
 class EpisodesFound(Answer):
-    """What was found, best first."""
+    """The episodes found, best first."""
 
     items: list[EpisodeHit]
     by_meaning: Annotated[

@@ -21,7 +21,7 @@ class Node(Body):
 
 
 class Edge(Body):
-    """The source's final answer reaches the target before its first model call."""
+    """A dependency: the target receives the source's answer before its first model call."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"source": "requirements", "target": "designer"}]}
@@ -36,7 +36,7 @@ class Edge(Body):
 
 
 class GraphContent(Body):
-    """What a graph is, apart from its name. Edges add the nodes they name."""
+    """A graph's definition, without its name; an edge adds the nodes it names."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -75,7 +75,7 @@ class NewGraph(GraphContent):
 
 
 class GraphSummary(Answer):
-    """A graph in one of its versions, as lists show it."""
+    """One version of a graph, without its nodes and edges."""
 
     name: str
     version: int
@@ -84,13 +84,13 @@ class GraphSummary(Answer):
 
 
 class Graph(GraphSummary):
-    """A graph in one of its versions."""
+    """One version of a graph."""
 
     nodes: list[Node]
     edges: list[Edge]
 
 
 class Order(Answer):
-    """The agents of a graph, each after all it depends on."""
+    """The agents of a graph in dependency order."""
 
     order: list[str]

@@ -23,7 +23,7 @@ _SHOWN: JsonDict = {
 
 
 class NewKey(Body):
-    """A key to make."""
+    """An API key to create."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "the nightly reports", "scope": "run"}]}
@@ -50,7 +50,7 @@ class NewKey(Body):
 
 
 class Key(Answer):
-    """A key, without the secret itself."""
+    """An API key, without its secret."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_SHOWN]})
 
@@ -67,7 +67,7 @@ class Key(Answer):
 
 
 class MadeKey(Key):
-    """A key that was just made, for the only time with the secret."""
+    """A new API key with its secret, which no later response shows."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{**_SHOWN, "key": "btg_4fqx0a1b_<43 characters>"}]}

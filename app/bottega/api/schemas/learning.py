@@ -1,4 +1,4 @@
-"""What is learned of a run, on the wire."""
+"""Learning from a run, on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -34,7 +34,7 @@ _LEARNING: dict[str, JsonValue] = {
 
 
 class GivenBaseline(Answer):
-    """How often tasks like it go well without the pattern, as it was known when it was given."""
+    """The success rate of similar tasks without the pattern, as known at the assignment."""
 
     name: str
     rate: float
@@ -42,7 +42,7 @@ class GivenBaseline(Answer):
 
 
 class MinedPattern(Answer):
-    """A pattern that was found in the run's episode; so the run proves nothing of it."""
+    """A pattern found in the run's episode; the run is no evidence for it."""
 
     id: UUID
     name: str
@@ -52,7 +52,7 @@ class MinedPattern(Answer):
 
 
 class RunApplication(Answer):
-    """What came of a pattern that the run was given, or by lot was not."""
+    """The assignment of a pattern to the run, and its result."""
 
     pattern_id: UUID
     name: str
@@ -78,7 +78,7 @@ class RunApplication(Answer):
 
 
 class RunLearning(Answer):
-    """What is learned of a run after its end."""
+    """The status and results of learning from a finished run."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_LEARNING]})
 

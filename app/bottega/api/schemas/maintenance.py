@@ -1,4 +1,4 @@
-"""Looks through a memory, and their reports, on the wire."""
+"""Maintenance jobs of a memory, and their reports, on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ _JOB: dict[str, JsonValue] = {
 
 
 class MaintenanceJob(Answer):
-    """A look through the tenant's memory."""
+    """A maintenance job of the tenant's memory."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
 
@@ -45,7 +45,7 @@ class MaintenanceJob(Answer):
 
 
 class MemoryReport(MaintenanceJob):
-    """A look through the tenant's memory, with what it did and found."""
+    """A maintenance job with its progress and report."""
 
     model_config = ConfigDict(
         json_schema_extra={

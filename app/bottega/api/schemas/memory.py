@@ -1,4 +1,4 @@
-"""What a memory knows for a task, and what it is taught, on the wire."""
+"""Memory for a task, and learning from an episode, on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ Id = Annotated[UUID, Field(strict=False)]
 
 
 class ContextQuery(EpisodeReader):
-    """A task."""
+    """A task to find memory for."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -62,7 +62,7 @@ class ContextQuery(EpisodeReader):
 
 
 class KnownPattern(Answer):
-    """A pattern, as far as somebody who applies it needs it."""
+    """The parts of a pattern that are needed to apply it."""
 
     id: UUID
     version: int
@@ -78,7 +78,7 @@ class KnownPattern(Answer):
 
 
 class MatchedPattern(Answer):
-    """A pattern that applies."""
+    """A pattern that applies, and its score."""
 
     pattern: KnownPattern
     score: float
@@ -86,7 +86,7 @@ class MatchedPattern(Answer):
 
 
 class Insight(Answer):
-    """What episodes of a domain taught."""
+    """An insight from episodes of a domain."""
 
     text: str
     times: Annotated[int, Field(description="Of how many of the latest 200 of the domain.")]
@@ -96,14 +96,14 @@ class Insight(Answer):
 
 
 class Knowledge(Answer):
-    """What is known of a domain."""
+    """Patterns and insights of a domain."""
 
     patterns: list[MatchedPattern]
     insights: list[Insight]
 
 
 class ContextFound(Answer):
-    """What is known for a task."""
+    """Memory found for a task."""
 
     goals: list[str]
     constraints: list[str]
@@ -120,7 +120,7 @@ class ContextFound(Answer):
 
 
 class NewLesson(Body):
-    """What an episode teaches."""
+    """A lesson of an episode."""
 
     text: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
@@ -134,7 +134,7 @@ class NewLesson(Body):
 
 
 class NewOutcome(Body):
-    """What came of a pattern in the episode."""
+    """The result of a pattern in the episode."""
 
     pattern_id: Id
     good: Annotated[bool, Field(description="Whether it went well.")]
@@ -144,7 +144,7 @@ class NewOutcome(Body):
 
 
 class NewLearning(Body):
-    """An episode, and what it teaches."""
+    """An episode and its lessons."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -182,7 +182,7 @@ class NewLearning(Body):
 
 
 class Learnt(Answer):
-    """What was learned."""
+    """The result of learning from an episode."""
 
     episode_id: UUID
     reflection: Annotated[

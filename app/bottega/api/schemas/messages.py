@@ -21,7 +21,7 @@ class MessageCall(Answer):
 
 
 class Message(Answer):
-    """A message of a conversation, as the log has it."""
+    """A message of a conversation, from the run's log."""
 
     seq: Annotated[int, Field(description="Of the event that says so; an input shares one.")]
     at: datetime

@@ -1,5 +1,4 @@
-"""What is told of patterns on the wire: what they say, what they are matched with, what came of
-them."""
+"""Patterns in requests."""
 
 from typing import Annotated, Literal, Self
 from uuid import UUID
@@ -53,7 +52,7 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 
 
 class PatternApplicability(Body):
-    """When a pattern applies: all of it must hold, and what is empty always does."""
+    """Conditions of a pattern: all must hold, and an empty one always holds."""
 
     problem_types: Annotated[Terms, Field(description="One is the feature `task_type`.")] = Field(
         default_factory=list
@@ -86,7 +85,7 @@ class Step(Body):
 
 
 class Branch(Body):
-    """What to do in a case."""
+    """An action for one case."""
 
     when: Line
     then: Line
@@ -96,7 +95,7 @@ Steps = Annotated[list[Step], Field(min_length=1, max_length=50)]
 
 
 class StrategyFields(Body):
-    """A way to go about something."""
+    """An approach, with its principles and trade-offs."""
 
     approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
     principles: Lines = Field(default_factory=list)
@@ -104,7 +103,7 @@ class StrategyFields(Body):
 
 
 class TemplateFields(Body):
-    """A division of work, to be filled in."""
+    """Steps with parameters to fill in."""
 
     steps: Steps
     parameters: Lines = Field(default_factory=list)
@@ -120,7 +119,7 @@ class HeuristicFields(Body):
 
 
 class ProcedureFields(Body):
-    """Steps in their order."""
+    """Steps in order, with branches."""
 
     steps: Steps
     branches: Annotated[list[Branch], Field(max_length=MAX_LIST)] = Field(default_factory=list)
@@ -174,7 +173,7 @@ NewContent = Annotated[
 
 
 class PatternGuide(Body):
-    """How to apply a pattern."""
+    """Advice on applying a pattern."""
 
     when: Text = ""
     how: Text = ""
@@ -184,7 +183,7 @@ class PatternGuide(Body):
 
 
 class PatternRelations(Body):
-    """What other patterns it has to do with."""
+    """Relations to other patterns."""
 
     specializes: Id | None = None
     generalizes: Ids = Field(default_factory=list)
@@ -206,7 +205,7 @@ _HEURISTIC: dict[str, JsonValue] = {
 
 
 class NewPattern(Body):
-    """What somebody knows, to be tried."""
+    """A pattern to add."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -234,7 +233,7 @@ class NewPattern(Body):
 
 
 class PatternChanges(Body):
-    """What to change of a pattern; what is not given, or null, stays."""
+    """Changes of a pattern; an omitted or null field stays as it is."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -257,7 +256,7 @@ class PatternChanges(Body):
 
 
 class PatternsWanted(Body):
-    """A task, or what is known of one, to find the patterns that apply to it."""
+    """A task, or its features, to find patterns for."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -300,7 +299,7 @@ class PatternsWanted(Body):
 
 
 class NewApplication(Body):
-    """That a pattern was applied elsewhere, and what came of it."""
+    """An application of a pattern outside this server, and its result."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"good": True, "features": {"domain": "billing"}}]}
@@ -331,7 +330,7 @@ class NewApplication(Body):
 
 
 class Deprecation(Body):
-    """Why a pattern is given up."""
+    """The reason to deprecate a pattern."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"reason": "The store answers at once now."}]}
@@ -342,6 +341,6 @@ class Deprecation(Body):
 
 
 class PatternsToMerge(Body):
-    """Patterns that say the same."""
+    """Equivalent patterns to merge."""
 
     ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="Of one category.")]

@@ -1,4 +1,4 @@
-"""Patterns as they are answered."""
+"""Patterns in responses."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from bottega.api.schemas.patterns import CategoryName, StateName
 
 
 class PatternContent(Answer):
-    """What to do."""
+    """The advice of a pattern."""
 
     kind: Literal["STRATEGY", "TEMPLATE", "HEURISTIC", "PROCEDURE"]
     fields: dict[str, Any]
@@ -20,7 +20,7 @@ class PatternContent(Answer):
 
 
 class AppliesWhen(Answer):
-    """When a pattern applies."""
+    """The conditions of a pattern."""
 
     problem_types: list[str]
     domains: list[str]
@@ -31,7 +31,7 @@ class AppliesWhen(Answer):
 
 
 class PatternBaseline(Answer):
-    """How often tasks like these go well without a pattern."""
+    """The success rate of similar tasks without the pattern."""
 
     name: Annotated[str, Field(description="`like_tasks`, `controls`, `given` or `unknown`.")]
     rate: float
@@ -39,7 +39,7 @@ class PatternBaseline(Answer):
 
 
 class PatternEvidence(Answer):
-    """How a pattern is known."""
+    """The evidence for and against a pattern."""
 
     mined_from: Annotated[
         list[UUID], Field(description="Episodes that it was found in; they never count for it.")
@@ -60,7 +60,7 @@ class PatternEvidence(Answer):
 
 
 class PatternLifecycle(Answer):
-    """Where a pattern is in its life."""
+    """The state of a pattern, and its use."""
 
     state: Annotated[
         StateName,
@@ -78,7 +78,7 @@ class PatternLifecycle(Answer):
 
 
 class GuideShown(Answer):
-    """How to apply a pattern."""
+    """Advice on applying a pattern."""
 
     when: str
     how: str
@@ -88,7 +88,7 @@ class GuideShown(Answer):
 
 
 class RelationsShown(Answer):
-    """What other patterns it has to do with."""
+    """Relations to other patterns."""
 
     specializes: UUID | None
     generalizes: list[UUID]
@@ -97,7 +97,7 @@ class RelationsShown(Answer):
 
 
 class Pattern(Answer):
-    """What several runs taught together, or somebody knows."""
+    """A condition and advice, learned from several runs or added by a client."""
 
     id: UUID
     name: str
@@ -122,7 +122,7 @@ class Pattern(Answer):
 
 
 class ScoreParts(Answer):
-    """What a score is the sum of."""
+    """The terms of a score."""
 
     confidence: float
     success_rate: float
@@ -132,7 +132,7 @@ class ScoreParts(Answer):
 
 
 class PatternMatch(Answer):
-    """A pattern that applies."""
+    """A pattern that applies, and its score."""
 
     pattern: Pattern
     score: float
@@ -150,7 +150,7 @@ class PatternsFound(Answer):
 
 
 class ApplicationRecorded(Answer):
-    """What became of what was told."""
+    """The result of reporting an application."""
 
     recorded: Annotated[
         bool,
@@ -164,7 +164,7 @@ class ApplicationRecorded(Answer):
 
 
 class Validation(Answer):
-    """What a look at a pattern found."""
+    """The result of validating a pattern."""
 
     pattern_id: UUID
     version: int
@@ -182,19 +182,19 @@ class Validation(Answer):
 
 
 class SimilarPattern(Answer):
-    """A pattern that is like another one."""
+    """A similar pattern."""
 
     pattern: Pattern
     likeness: Annotated[float, Field(description="1 is the same.")]
 
 
 class SimilarPatterns(Answer):
-    """The patterns that are most like one, the most alike first."""
+    """The patterns most similar to one, most similar first."""
 
     items: list[SimilarPattern]
 
 
 class PatternsPruned(Answer):
-    """The patterns that were given up."""
+    """The patterns that were pruned."""
 
     ids: list[UUID]

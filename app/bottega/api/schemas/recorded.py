@@ -1,4 +1,4 @@
-"""Parts of episodes as they were stored, on the wire: objects with whatever members they have."""
+"""Stored parts of episodes, on the wire: objects with any members."""
 
 from pydantic import ConfigDict
 
@@ -6,7 +6,7 @@ from bottega.api.schemas.base import Answer
 
 
 class _Recorded(Answer):
-    """A part of an episode, as it was stored: whatever members it has."""
+    """A stored part of an episode, with any members."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -16,8 +16,8 @@ class RecordedTask(_Recorded):
 
 
 class RecordedExecution(_Recorded):
-    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, and `trace`, null if it
-    was not asked for."""
+    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, `trace` (null unless
+    requested)."""
 
 
 class RecordedResult(_Recorded):
@@ -25,8 +25,8 @@ class RecordedResult(_Recorded):
 
 
 class RecordedReflection(_Recorded):
-    """The lessons: `insights`, `patterns`, `failures`, `performance`."""
+    """The reflection: `insights`, `patterns`, `failures`, `performance`."""
 
 
 class RecordedMetadata(_Recorded):
-    """By what it was done: `tools_used`, `strategies_applied`, `agents`."""
+    """The metadata: `tools_used`, `strategies_applied`, `agents`."""

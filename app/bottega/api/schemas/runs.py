@@ -165,7 +165,7 @@ class NewRun(Body):
 
 
 class Retry(Body):
-    """How to repeat a run."""
+    """The point from which to repeat a run."""
 
     from_: Annotated[
         Literal["start", "last_step"],
@@ -174,20 +174,20 @@ class Retry(Body):
 
 
 class StoppedTask(Answer):
-    """What became of a task that was to end."""
+    """The result of cancelling a task."""
 
     task_id: UUID
     status: Literal["stopped", "already_final", "stopping"]
 
 
 class StoppedTasks(Answer):
-    """A task and all below it."""
+    """The cancelled task, and all tasks below it."""
 
     items: list[StoppedTask]
 
 
 class Attempt(Answer):
-    """One worker's go at a run."""
+    """One worker's execution of a run."""
 
     number: int
     cause: Annotated[
@@ -199,14 +199,14 @@ class Attempt(Answer):
 
 
 class Failure(Answer):
-    """Why something failed: a stable code, and a text for people."""
+    """An error: a stable code, and a text for people."""
 
     code: str
     message: str
 
 
 class Webhook(Answer):
-    """What became of telling somebody that the run has ended."""
+    """The webhook delivery about the run's end."""
 
     url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
     status: Literal["pending", "delivered", "failed"]
@@ -238,7 +238,7 @@ class AgentUsage(Usage):
 
 
 class RunSummary(Answer):
-    """A run, as lists show it."""
+    """A run, without its input and output."""
 
     id: UUID
     status: Status
@@ -283,7 +283,7 @@ class Run(RunSummary):
 
 
 class Task(Answer):
-    """One call of a sub-agent, or a task that was dispatched to one."""
+    """A call of a sub-agent, or a task dispatched to one."""
 
     id: UUID
     parent_id: Annotated[UUID | None, Field(description="Null: called by the run's own agent.")]
@@ -337,7 +337,7 @@ class Event(Answer):
 
 
 class Published(Answer):
-    """What an agent of the graph published last."""
+    """The last publication of an agent in the graph."""
 
     version: int
     content: str
@@ -354,7 +354,7 @@ class RunNode(Answer):
 
 
 class ContextItem(Answer):
-    """Something that an agent received from another."""
+    """An answer that an agent received from another agent."""
 
     seq: Annotated[int, Field(description="Of the event that says so.")]
     task_id: UUID | None
@@ -371,7 +371,7 @@ class ContextItem(Answer):
 
 
 class Context(Answer):
-    """Why an agent saw what it saw."""
+    """All answers that an agent received from other agents."""
 
     items: list[ContextItem]
 

@@ -29,7 +29,7 @@ def _zone(value: str) -> str:
 
 
 class NewSchedule(Body):
-    """Runs to start by the clock."""
+    """A schedule to create."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -79,13 +79,13 @@ class NewSchedule(Body):
 
 
 class ScheduleChange(Body):
-    """What can be changed about a schedule."""
+    """A change of a schedule."""
 
     paused: bool
 
 
 class Schedule(Answer):
-    """Runs that start by the clock."""
+    """A schedule, which starts a run at each due time."""
 
     name: str
     cron: str

@@ -10,7 +10,7 @@ from bottega.api.schemas.base import Answer
 
 
 class Session(Answer):
-    """Shared memory that outlives a run."""
+    """A session: memory that several runs share."""
 
     id: str
     user: Annotated[str | None, Field(description="Of the run that began it; it never changes.")]
@@ -19,7 +19,7 @@ class Session(Answer):
 
 
 class SessionItem(Answer):
-    """What an agent published last in a session."""
+    """The last publication of an agent in a session."""
 
     agent: str
     version: int
@@ -29,13 +29,13 @@ class SessionItem(Answer):
 
 
 class SessionMemory(Session):
-    """A session with all it holds."""
+    """A session with all its publications."""
 
     memory: list[SessionItem]
 
 
 class Erased(Answer):
-    """What was removed, for good."""
+    """The permanently deleted rows."""
 
     id: str
     removed: Annotated[

@@ -17,7 +17,7 @@ _SHOWN: JsonDict = {
 
 
 class WebhookSecret(Answer):
-    """A secret that signs the tenant's webhooks, without the secret itself."""
+    """A secret that signs the tenant's webhooks, without its value."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_SHOWN]})
 
@@ -30,7 +30,7 @@ class WebhookSecret(Answer):
 
 
 class MadeWebhookSecret(WebhookSecret):
-    """A secret that was just made, for the only time with the secret itself."""
+    """A new webhook secret with its value, which no later response shows."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{**_SHOWN, "secret": "whsec_<44 characters>"}]}
@@ -42,6 +42,6 @@ class MadeWebhookSecret(WebhookSecret):
 
 
 class WebhookSecrets(Answer):
-    """The secrets that sign the tenant's webhooks now, the newest first."""
+    """The tenant's valid webhook secrets, newest first."""
 
     items: list[WebhookSecret]

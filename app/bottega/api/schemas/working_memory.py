@@ -1,4 +1,4 @@
-"""A run's working memory, as the API answers."""
+"""A run's working memory, on the wire."""
 
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -12,7 +12,7 @@ ScopeName = Literal["global", "task", "execution", "intermediate", "metadata"]
 
 
 class MemorySection(Answer):
-    """A section of the working memory; it never takes more than its budget."""
+    """A section of the working memory, within its token budget."""
 
     name: SectionName
     budget: Annotated[int, Field(description="Tokens, at 4 bytes each.")]
@@ -21,7 +21,7 @@ class MemorySection(Answer):
 
 
 class MemoryReference(Answer):
-    """What a tool, a sub-agent or, in a DAG, an agent answered."""
+    """An answer of a tool, of a sub-agent or, in a DAG, of an agent."""
 
     reference: Annotated[str, Field(description="What `recall_memory` is called with.")]
     name: Annotated[str, Field(description="Of the tool or agent.")]
@@ -32,7 +32,7 @@ class MemoryReference(Answer):
 
 
 class MemoryPrompt(Answer):
-    """What the last model call of the run's own agent was given instead of its whole history."""
+    """The last prompt of the run's own agent, if it got less than its whole history."""
 
     tokens: Annotated[int, Field(description="In all, about.")]
     shrunk: Annotated[int, Field(description="Answers shortened to a summary and a reference.")]
@@ -40,7 +40,7 @@ class MemoryPrompt(Answer):
 
 
 class WorkingMemory(Answer):
-    """What a run knows, as its log tells."""
+    """A run's working memory, computed from its log."""
 
     run_id: UUID
     limit: Annotated[int, Field(description="Tokens of all sections together.")]
