@@ -1,6 +1,6 @@
-"""``bottega keys`` and ``bottega tenants``: for whoever runs the server, over all tenants.
+"""``bottega keys`` and ``bottega tenants``: administration of all tenants.
 
-What a script wants goes to standard output, everything else to standard error.
+Results for scripts go to standard output, all other text to standard error.
 """
 
 import re
@@ -18,7 +18,7 @@ keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, o
 tenants = typer.Typer(no_args_is_help=True, help="Who shares this server.")
 
 TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
-"""One ``-`` at most between two others, so that a variable can name a secret of the tenant."""
+"""Pattern of tenant names: single ``-`` only, so that a variable can name a tenant's secret."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
 
@@ -38,7 +38,7 @@ def _name(name: str) -> str:
 
 
 def _expires(text: str | None) -> datetime | timedelta | None:
-    """A time from now, as ``90d``, ``12h``, ``30m``, or a point in time; without a zone in UTC."""
+    """Parse a time from now (``90d``, ``12h``, ``30m``) or a date (UTC if it has no zone)."""
     if text is None:
         return None
     if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
@@ -61,7 +61,7 @@ def create_key(
         str | None, typer.Option(help="When it ends to be good: 90d, 12h, 30m, or an ISO date.")
     ] = None,
 ) -> None:
-    """Make a key and print it, once: only its hash is stored."""
+    """Make a key and print it once; only its hash is stored."""
     until = _expires(expires)
     settings = start()
     from bottega.tenants import operator
@@ -71,7 +71,7 @@ def create_key(
         row, key = run(made)
     end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
     console.print(f"A key of {tenant} with the scope {scope}, good {end}:", highlight=False)
-    print(key)  # noqa: T201 (the one thing that a script wants)
+    print(key)  # noqa: T201 (a script reads it)
 
 
 @keys.command("list")
@@ -80,7 +80,7 @@ def list_keys(
         str | None, typer.Option(callback=_tenant, help="Only this tenant's.")
     ] = None,
 ) -> None:
-    """List all keys, by what they begin with."""
+    """List all keys by prefix."""
     settings = start()
     from bottega.tenants import operator
 
@@ -97,7 +97,7 @@ def list_keys(
 def revoke_key(
     key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
 ) -> None:
-    """Revoke a key: within five seconds nobody is let in with it."""
+    """Revoke a key; within five seconds it no longer works."""
     settings = start()
     from bottega.tenants import operator
 
@@ -108,7 +108,7 @@ def revoke_key(
 
 @tenants.command("list")
 def list_tenants() -> None:
-    """List all tenants, with how many keys they have."""
+    """List all tenants with their number of keys."""
     settings = start()
     from bottega.tenants import operator
 
@@ -126,9 +126,9 @@ def delete_tenant(
     name: Annotated[str, typer.Argument(callback=_tenant, help="As `tenants list` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant and all it has: keys, agents, runs with their logs. `default` is emptied.
+    """Delete a tenant with its keys, agents, runs and logs. `default` is emptied.
 
-    Its keys are revoked first. If it breaks off, say it again: it goes on where it was.
+    Its keys are revoked first. If the command breaks off, repeat it: it continues.
     """
     settings = start()
     from bottega.tenants import operator
@@ -144,7 +144,7 @@ def delete_tenant(
 
 
 def _shown(value: object) -> Text:
-    """For a terminal, which would obey control characters; somebody else chose the names."""
+    """Return text without control characters, which a terminal would obey."""
     text = "" if value is None else _at(value) if isinstance(value, datetime) else str(value)
     return Text(
         "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)

@@ -39,7 +39,7 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Teams of LLM agents on Postgres, with every step visible."""
+    """Run teams of LLM agents on Postgres, with every step visible."""
 
 
 def _announce_model(settings: Settings) -> None:
@@ -72,7 +72,7 @@ def serve(
 
 @cli.command()
 def worker() -> None:
-    """Execute runs. Start as many as wanted, on any machine that reaches the database."""
+    """Execute runs. Start any number of workers, on machines that reach the database."""
     settings = start()
     from bottega import worker as process
 
@@ -84,7 +84,7 @@ def worker() -> None:
 
 @cli.command()
 def migrate() -> None:
-    """Bring the database's schema to this version."""
+    """Migrate the database's schema to this version."""
     settings = start()
     from bottega.db import migrate as migrations
 
@@ -141,14 +141,14 @@ def show_settings() -> None:
     table = Table(Column("variable", no_wrap=True), "value", "meaning")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
-        shown = "" if value is None else clean(str(value))  # of a SecretStr that is ********
+        shown = "" if value is None else clean(str(value))  # a SecretStr prints as ********
         variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
         table.add_row(str(variable), Text(shown), field.description or "")
     Console().print(table)
 
 
 def main() -> None:
-    """Entry point: errors of ours are one line for a person, not a traceback."""
+    """Run the command; print an expected error as one line, not as a traceback."""
     try:
         cli()
     except ValidationError as error:

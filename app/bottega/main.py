@@ -1,4 +1,4 @@
-"""The ASGI application, and serving it."""
+"""The ASGI application and its server."""
 
 import asyncio
 import signal
@@ -61,8 +61,8 @@ machine only.
 
 
 def create_app(service: Service) -> FastAPI:
-    """The API over an open service."""
-    # FastAPI's own /docs loads its scripts from a network that may not be there.
+    """Return the ASGI application of an open service."""
+    # FastAPI's own /docs loads its scripts from the internet.
     app = FastAPIOffline(
         title="Bottega",
         version=package.__version__,
@@ -76,7 +76,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.state.drawings = Drawings()
     settings = service.settings
-    # What is added later comes first.
+    # The middleware that is added last runs first.
     app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
     app.add_middleware(Authenticate)
@@ -112,7 +112,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
-    """How uvicorn serves ``app``."""
+    """Return uvicorn's configuration for ``app``."""
     service: Service = app.state.service
     settings = service.settings
     bounds = Bounds(
@@ -127,15 +127,15 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
-        # Heartbeats keep connections open. A pong may be late: the client reads what is before.
+        # Heartbeats keep connections open. A slow client's pong is late: it reads older data first.
         ws_ping_interval=None,
-        # It would compress every frame anew for every subscriber, and keep 40 KB for each.
+        # Compression would run per frame and subscriber, and take 40 KB per connection.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
-        # Longer than clients and proxies keep idle ones: else they send on one that just closes.
+        # Longer than clients and proxies keep idle connections: none sends on a closing one.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         **options,
@@ -143,7 +143,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us, and says when it listens."""
+    """Server that leaves signals to its caller, and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -160,7 +160,7 @@ class _Server(uvicorn.Server):
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Take the port before anything else starts.
+    """Bind the port before anything else starts.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -183,14 +183,14 @@ async def serve(
     worker: bool = True,
     on_listening: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve the API, and execute runs too unless ``worker`` is false, until SIGINT or SIGTERM.
+    """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
 
     Args:
-        url: of a database that is up and migrated.
-        on_listening: told the port once the API answers.
+        url: of a migrated database.
+        on_listening: called with the port once the API answers.
 
     Raises:
-        InvalidInputError: ``no_keys``: others than this machine could reach it.
+        InvalidInputError: ``no_keys``: other machines could use the server without a key.
     """
     if not settings.on_loopback:
         await require_keys(settings, url)
@@ -199,7 +199,7 @@ async def serve(
 
 
 async def require_keys(settings: Settings, url: str) -> None:
-    """Check that not everybody who reaches this server could use it.
+    """Check that there is an API key.
 
     Raises:
         InvalidInputError: ``no_keys``.

@@ -1,4 +1,4 @@
-"""What the commands share: where they write, their settings, and the database."""
+"""Functions that all commands share: settings, event loop and database."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def start(**overrides: object) -> Settings:
-    """The settings, with those of the command line, and a log as they say."""
+    """Return the settings with the command line's values, and configure the log."""
     from bottega.telemetry import configure_logging
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ def start(**overrides: object) -> Settings:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run until it ends, on the faster event loop where there is one."""
+    """Run a coroutine to its end, on uvloop where there is one."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -34,8 +34,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def database(settings: Settings) -> Iterator[str]:
-    """The URL of the database to use: the configured one, or our own, started and migrated."""
-    # Until the event loop takes over: a signal must not leave our server running.
+    """Yield the database's URL: the configured one, or that of an embedded, migrated server."""
+    # Until the event loop takes over: a signal must not leave the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if settings.database_url is not None:
@@ -51,7 +51,7 @@ def database(settings: Settings) -> Iterator[str]:
 
 
 def store_bootstrap_key(settings: Settings, url: str) -> None:
-    """Make ``BOTTEGA_BOOTSTRAP_KEY`` a key, if it is set and none yet."""
+    """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if it is set and there is no key yet."""
     if settings.bootstrap_key is None:
         return
     from bottega.tenants import operator
