@@ -1,7 +1,7 @@
-"""Wake-ups between processes: "run X has news". The truth is in the log; these are only hints.
+"""Wake-ups between processes: "run X has news". They are only hints; the log has the facts.
 
-NOTIFY takes a lock for the whole database at commit, so a process sends its wake-ups after the
-fact, from one connection, many runs at a time, and never inside a step's transaction.
+NOTIFY takes a lock for the whole database at commit. So a process sends its wake-ups afterwards,
+from one connection, for many runs at a time, and never inside a step's transaction.
 """
 
 import asyncio
@@ -19,14 +19,13 @@ from bottega.db.sessions import Session
 from bottega.events.log import is_transient
 
 EVENTS = "bottega_events"
-"""The channel that says a run's log has grown."""
+"""Channel for runs with new events."""
 TEXT = "bottega_text"
-"""The channel that says there is more live text of a run."""
+"""Channel for runs with new live text."""
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
 _RECONNECT_MAX_S = 5.0
 _PAUSE_S = 0.01
-"""After a notice: what comes meanwhile goes with the next. Each wakes every process that listens,
-and sets it reading."""
+"""Pause after a notice, to batch wake-ups, since each makes every listening process read."""
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +33,7 @@ Connect = Callable[[], Awaitable[Session]]
 
 
 class Notifier:
-    """Sends wake-ups. What comes while one is on its way goes with the next."""
+    """Sender of wake-ups. New ones during a send go with the next."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -43,12 +42,12 @@ class Notifier:
         self._sent = asyncio.Event()
 
     def wake(self, run_id: UUID, channel: str = EVENTS) -> None:
-        """Tell every process that this run has news."""
+        """Notify every process that this run has news."""
         self._pending[channel, run_id] = None
         self._news.set()
 
     async def sent(self) -> None:
-        """Return when nothing is pending any more."""
+        """Wait until nothing is pending."""
         while self._pending:
             await self._sent.wait()
             self._sent.clear()
@@ -81,19 +80,19 @@ class Notifier:
 
 
 class News:
-    """What somebody who watches a run has been told since they last asked."""
+    """Notices about a run since the last :meth:`wait`."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
         self._event = asyncio.Event()
 
     def tell(self, channel: str = EVENTS) -> None:
-        """There may be something new."""
+        """Add a notice that there may be something new."""
         self._told.add(channel)
         self._event.set()
 
     async def wait(self, within_s: float) -> set[str]:
-        """The channels on which something came; none if nothing came in time."""
+        """Return the channels with notices; none if none came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._event.wait()
@@ -103,7 +102,7 @@ class News:
 
 
 class Feed:
-    """Receives wake-ups and hands them to whoever watches that run in this process."""
+    """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -114,7 +113,7 @@ class Feed:
 
     @contextmanager
     def watching(self, run_id: UUID, news: News | None = None) -> Iterator[News]:
-        """Have ``news`` told whenever the run's log may have grown. Start by reading it."""
+        """Notify ``news`` whenever the run's log may have grown. Start by reading the log."""
         news = news or News()
         self._watchers[run_id].add(news)
         try:
@@ -125,7 +124,7 @@ class Feed:
                 del self._watchers[run_id]
 
     def watched(self) -> int:
-        """How many runs are being watched through this process."""
+        """Return the number of runs that are watched through this process."""
         return len(self._watchers)
 
     @property
@@ -134,12 +133,12 @@ class Feed:
         return self._closed
 
     def close(self) -> None:
-        """Wake everybody for the last time."""
+        """Wake all watchers for the last time."""
         self._closed.set()
         self._wake_all()
 
     async def run(self) -> None:
-        """Listen until cancelled; reconnects by itself, and then wakes all: they missed some."""
+        """Listen until cancelled; reconnects by itself, then wakes all watchers."""
         await keep_connected(self._connect, self._listen)
 
     async def _listen(self, connection: Session) -> None:
@@ -149,12 +148,12 @@ class Feed:
         await connection.until_lost()
 
     def speak(self, run_id: UUID) -> None:
-        """There may be new live text of a run."""
+        """Note that there may be new live text of a run."""
         self._spoken.add(run_id)
         self._text.set()
 
     async def spoken(self) -> set[UUID]:
-        """Wait until there is new live text; answers with the watched runs that it is of."""
+        """Wait for new live text; return the runs that it belongs to."""
         await self._text.wait()
         self._text.clear()
         runs, self._spoken = self._spoken, set()
@@ -186,10 +185,10 @@ async def keep_connected(
     use: Callable[[Session], Awaitable[None]],
     longest_s: float = _RECONNECT_MAX_S,
 ) -> None:
-    """Call ``use`` with a connection, and again with a new one whenever it is lost.
+    """Call ``use`` with a connection, and again with a new one when it is lost.
 
     Args:
-        longest_s: the most seconds between two tries, give or take half of it.
+        longest_s: longest pause between two tries, give or take half of it.
     """
     delay = 0.05
     while True:
@@ -210,7 +209,7 @@ async def keep_connected(
 
 @asynccontextmanager
 async def background(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run services beside the block; cancel and await them at its end."""
+    """Run services during the block; cancel and await them at its end."""
     tasks = [asyncio.ensure_future(service()) for service in services]
     for task in tasks:
         task.add_done_callback(_report)

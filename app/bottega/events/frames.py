@@ -1,4 +1,4 @@
-"""A run's events as they go over the wire, encoded once for all who watch, and who wants which."""
+"""A run's events in the form clients receive, encoded once for all, and the clients' filters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from pydantic_core import from_json, to_json
 from bottega.events.types import FINAL_EVENT_TYPES, STATE, EventType, shown
 
 LLM_DELTA = "llm.delta"
-"""Text of a model call while it comes in. Never stored, and so without a ``seq``."""
+"""Live text of a model call. It is not stored, so it has no ``seq``."""
 
 OUTPUT_CHUNK = "subagent.output_chunk"
-"""The same, of the task that it is said in, for those who ask for it by this name."""
+"""The same text for an asynchronous task, for clients whose filter names this type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Frame:
     """One event for clients.
 
     Attributes:
-        seq: ``None`` for what is not stored.
+        seq: ``None`` for an event that is not stored.
         depth: of the event's task as ``/tasks`` shows it; -1 for the root and the run itself.
         body: the envelope as JSON.
     """
@@ -35,13 +35,13 @@ class Frame:
 
     @property
     def is_final(self) -> bool:
-        """Nothing follows a final event."""
+        """True for the run's last event."""
         return self.type in FINAL_EVENT_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events somebody wants to see; the final one is always among them.
+    """A client's choice of events; the final one always passes.
 
     Attributes:
         agents: only theirs.
@@ -54,11 +54,11 @@ class Filter:
     depth: int | None = None
 
     def passes(self, frame: Frame) -> bool:
-        """Whether to show it."""
+        """Return true if the client gets this frame."""
         return frame.is_final or self.wants(frame.type, frame.agent, frame.depth)
 
     def wants(self, kind: str, agent: str | None, depth: int) -> bool:
-        """Whether to show what is of this type, and of this agent at this depth."""
+        """Return true if the client wants this type, agent and depth."""
         return (
             (self.types is None or kind in self.types)
             and (self.agents is None or agent in self.agents)
@@ -66,14 +66,21 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, beside: bool) -> list[str]:
-        """As what to show live text; ``beside``: of a task that runs beside its parent."""
+        """Return the types under which to show live text.
+
+        Args:
+            beside: whether its task is asynchronous.
+        """
         by_name = beside and self.types is not None
         kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
         return [kind for kind in kinds if self.wants(kind, agent, depth)]
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """A frame of an event's row; ``data`` is JSON already, and stays as it is but for one field."""
+    """Return the frame of an event's row.
+
+    ``data`` is JSON already and stays as it is, except for one field.
+    """
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(shown(from_json(data)))
@@ -104,7 +111,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """A frame of live text of this kind; ``data`` is ``{call, attempt, offset, text}``."""
+    """Return a frame of live text; ``data`` is ``{call, attempt, offset, text}``."""
     envelope = {
         "seq": None,
         "type": kind,

@@ -1,4 +1,4 @@
-"""The log of a run in the database: appended to by the worker that owns the run, read by anyone."""
+"""The log of a run in the database: written by the worker that owns the run, read by all."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ _APPEND = "SELECT append_step($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
 async def read(
     pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, after: int = 0, limit: int = 500
 ) -> list[Event]:
-    """Up to ``limit`` events with a ``seq`` above ``after``, in order."""
+    """Return up to ``limit`` events with a ``seq`` above ``after``, in order."""
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_READ, tenant_id, run_id, after, limit)
     return _events(run_id, rows)
@@ -59,7 +59,7 @@ async def page(
     limit: int,
     descending: bool,
 ) -> Part[Event]:
-    """List events that pass, with a ``seq`` above ``after`` and below ``before``: a page of them.
+    """List a page of events that pass the filter, between ``after`` and ``before`` (exclusive).
 
     Args:
         descending: the newest first.
@@ -98,7 +98,7 @@ def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:
 
 
 async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Event]:
-    """The whole log, in order. A database that is away meanwhile is waited for."""
+    """Return the whole log, in order. Waits while the database is away."""
     events: list[Event] = []
     after = 0
 
@@ -113,12 +113,12 @@ async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Ev
 
 
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """What ``ask`` answers; it is called again while the database is away, for a minute.
+    """Return the result of ``ask``; repeat it for a minute while the database is away.
 
-    It must do no harm a second time: whether the first call was carried out is unknown.
+    ``ask`` must be idempotent: it is unknown whether a failed call had an effect.
     """
     try:
-        return await ask()  # as nearly always
+        return await ask()  # the usual case
     except Exception as error:
         if not is_transient(error):
             raise
@@ -128,10 +128,9 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same statement may work on a new connection, or a little later.
+    """Check if the same statement may work later, or on a new connection.
 
-    asyncpg's ``InternalClientError`` is among them: it is what a statement meets on a session whose
-    end the server has announced.
+    asyncpg raises ``InternalClientError`` for a statement on a session that the server is ending.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         driver_error = _driver_error(error)
@@ -182,14 +181,14 @@ async def append_step(
 ) -> None:
     """Store one step of a run: its events and the state they change, in one statement.
 
-    Safe to repeat: a connection that breaks between commit and answer leaves it unknown whether
-    the step is stored, so it is sent again, and the database ignores it if it was.
+    Safe to repeat. If the connection breaks before the reply, the step is sent again, and the
+    database ignores it if it was stored.
 
     Args:
-        attempt: the fence; what :func:`claim_run` answered.
+        attempt: the fence, from :func:`claim_run`.
         after: ``seq`` of the last event stored before this step.
-        known: of secrets that must not be in it; what comes from outside is clean already, and
-            this is for what came another way (a model's server that quotes its key).
+        known: redacts secrets. External text is clean already; this is for other text, such as a
+            model server's error that quotes its key.
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
@@ -218,11 +217,11 @@ async def append_step(
 
 
 def _json(value: Any, known: Redactor) -> str:
-    """Encode for ``jsonb``, which holds neither NUL nor lone surrogates, and for our own decoder,
-    which does not read what is nested too deeply.
+    """Encode for ``jsonb``, replacing what it or our decoder cannot hold.
 
-    Users' input is refused at the edge if it has them; here it can only be a model's or a
-    tool's text, and that must not fail the run.
+    ``jsonb`` holds neither NUL nor lone surrogates, and our decoder refuses deep nesting. The API
+    refuses them in users' input. Here they can only come from a model or a tool, and must not fail
+    the run.
     """
     try:
         encoded = _encode(value)
@@ -249,7 +248,7 @@ def _readable(encoded: bytes) -> bool:
 
 
 def storable(value: Any, depth: int = 0) -> Any:
-    """``value`` with what cannot be stored replaced, character by character."""
+    """Return ``value`` with characters and nesting that cannot be stored replaced."""
     if depth > _MAX_DEPTH:
         return _TOO_DEEP
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What the model calls of a watched run are saying, as far as this process has heard."""
+"""Live text of a watched run's model calls, as far as this process has received it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from bottega.events.frames import LLM_DELTA, Frame, of_text
 from bottega.events.types import EventType
 
 MAX_CHARACTERS = 500_000
-"""Of all calls of a run that are under way; what comes behind is not shown before its end."""
+"""Limit for all open calls of a run; the rest is shown with the complete answer."""
 
 _ENDS = frozenset([EventType.LLM_COMPLETED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED])
 Row = Mapping[str, Any]
@@ -20,10 +20,10 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class Speech:
-    """The text of one model call so far. Text that replaces other text is a new speech.
+    """The live text of one model call. Text that replaces other text is a new object.
 
     Attributes:
-        beside: it is said in a task that runs beside its parent.
+        beside: whether its task is asynchronous.
     """
 
     run_id: UUID
@@ -39,15 +39,15 @@ class Speech:
     _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
 
     def is_of(self, row: Row) -> bool:
-        """Whether a row of text belongs to this call."""
+        """Return true if a row of text belongs to this call."""
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
     def same_call(self, other: "Speech") -> bool:
-        """Whether it is another speech of the same call in the same attempt."""
+        """Return true if both are text of the same call in the same attempt."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
     def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
-        """The text from ``offset`` on; encoded once for all who are as far."""
+        """Return the text from ``offset`` on; encoded once for all subscribers at that offset."""
         assert self.at is not None
         end = len(self.text)
         known = self._frames.get(kind)
@@ -73,18 +73,18 @@ class Speech:
 
 
 class Speeches:
-    """The model calls of a run that are under way; a task has one at a time."""
+    """The open model calls of a run; a task has one at a time."""
 
     def __init__(self, run_id: UUID) -> None:
         self._run_id = run_id
         self._open: dict[UUID | None, Speech] = {}
 
     def open(self) -> Iterable[Speech]:
-        """Those of which anything was heard."""
+        """Return those with text."""
         return [speech for speech in self._open.values() if speech.at is not None]
 
     def see(self, row: Row) -> None:
-        """Take in an event of the log, in order: it may begin a call, or end one."""
+        """Process an event of the log, in order; it may open or close a call."""
         kind, task_id = row["type"], row["task_id"]
         if kind == EventType.LLM_STARTED:
             data = from_json(row["data"])
@@ -106,17 +106,17 @@ class Speeches:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Take in the newest such event of each task, of those that were not seen in order."""
+        """Process the newest such event of each task whose events were not seen in order."""
         for row in rows:
             if row["task_id"] not in self._open:
                 self.see(row)
 
     def knows(self, rows: Iterable[Row]) -> bool:
-        """Whether all this text is of calls that are under way."""
+        """Return true if all rows of text belong to open calls."""
         return all((speech := self._open.get(row["task_id"])) and speech.is_of(row) for row in rows)
 
     def hear(self, rows: Iterable[Row]) -> None:
-        """Take in more text, in order. Text of calls that are over, or of old tries, is void."""
+        """Add rows of text, in order. Text of closed calls and older tries is dropped."""
         room = MAX_CHARACTERS - sum(len(speech.text) for speech in self._open.values())
         for row in rows:
             speech = self._open.get(row["task_id"])

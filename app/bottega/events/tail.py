@@ -1,8 +1,8 @@
-"""The newest events of each run that is being watched: read from its log once for all who watch.
+"""The newest events of each watched run, read from its log once for all its subscribers.
 
-A subscriber is only a cursor, a ``seq``. What is behind it, it takes from the run's tail; if that
-no longer reaches back so far (it came late, or reads slowly), it reads pages from the log itself
-until it has caught up. So nobody delays anybody, and who does not read costs no memory.
+A subscriber is only a cursor, a ``seq``. It takes newer events from the run's tail. If the tail no
+longer reaches back far enough (the subscriber came late or reads slowly), it reads pages from the
+log until it has caught up. So no subscriber delays another, and a slow one costs no memory.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A run as somebody found it who wants to watch it.
+    """The state of a run when a subscriber starts to watch it.
 
     Attributes:
         last_seq: of its newest event.
-        over: nothing will follow that one.
+        over: whether that event is the final one.
     """
 
     tenant_id: UUID
@@ -54,17 +54,17 @@ class Tail:
 
     Attributes:
         last: ``seq`` of the newest event read.
-        over: that was the final one.
-        gone: the run was deleted, and is forgotten here.
+        over: whether that event is the final one.
+        gone: whether the run was deleted.
         closed: set when this process is about to stop.
-        changed: set, and replaced by a new one, whenever anything here changes.
-        news: of the log, and of the text that is put here.
-        speeches: what the model calls under way say; never ahead of the events here, or behind.
+        changed: set, and replaced by a new event, at every change here.
+        news: notices about the log and about text added here.
+        speeches: live text of the model calls under way, in step with the events here.
     """
 
     def __init__(self, pool: asyncpg.Pool, sight: Sight, after: int, closed: asyncio.Event) -> None:
         self.closed = closed
-        # A bit of what was there before, for those who watch a run from its beginning.
+        # Load some older events, for subscribers that watch the run from its start.
         self.last = max(min(after, sight.last_seq), sight.last_seq - _PAGE)
         self.over = sight.over and self.last == sight.last_seq
         self.gone = False
@@ -84,9 +84,9 @@ class Tail:
         self._failed_at: TracebackType | None = None
 
     def since(self, after: int) -> list[Frame] | None:
-        """Some of what came behind ``after``; ``None`` if it is no longer here: read the log."""
+        """Return some events after ``after``; ``None``: they are only in the log."""
         if self._failure is not None:
-            # For many: without this each would add to what is told about it.
+            # Many subscribers raise it; each would add to its traceback without this.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -94,10 +94,10 @@ class Tail:
         return list(islice(self._ring, after - missing, after - missing + _BATCH))
 
     async def page(self, after: int) -> list[Frame]:
-        """Events behind ``after`` from the log, at most a page.
+        """Return events after ``after`` from the log, at most a page.
 
-        Those who are as far behind at the same time share one reading. Waits for a database that
-        is away; answers nothing when this process is about to stop.
+        Subscribers at the same place share one query. Waits while the database is away; returns
+        nothing when this process is about to stop.
         """
         reading = self._pages.get(after)
         if reading is None:
@@ -107,12 +107,12 @@ class Tail:
 
     async def _read_page(self, after: int) -> list[Frame]:
         rows, _ = await self._rows(after)
-        if not rows:  # and there was something behind it
+        if not rows:  # but there were events after it
             self._forget()
         return [of_row(self._run.run_id, row) for row in rows]
 
     async def _rows(self, after: int) -> tuple[list[Any], bool]:
-        """The same as rows, and whether there may be more."""
+        """Return such a page as rows, and whether there may be more."""
         rows = await self._fetch(_READ, after, _PAGE, _PAGE_BYTES)
         size = sum(len(row["data"]) for row in rows)
         return rows, len(rows) == _PAGE or size >= _PAGE_BYTES
@@ -131,14 +131,14 @@ class Tail:
         return []
 
     async def keep_up(self, poll_s: float) -> None:
-        """Read what is new whenever there is news, until the final event.
+        """Read new events at every notice, until the final event.
 
-        Wake-ups are hints; every ``poll_s`` seconds it looks without one.
+        Notices are hints; every ``poll_s`` seconds the log is read without one.
         """
         told = {EVENTS}
         try:
             while True:
-                # Text that is here was written when its call was in the log.
+                # A call's text is written after its ``llm.started`` is in the log.
                 text, self._text = self._text, []
                 if EVENTS in told or not self.speeches.knows(text):
                     await self._read_log()
@@ -148,7 +148,7 @@ class Tail:
                     await self._hear(text)
                 told = await self.news.wait(poll_s) or {EVENTS}
         except Exception as error:
-            self._failure, self._failed_at = error, error.__traceback__  # raised for who reads
+            self._failure, self._failed_at = error, error.__traceback__  # raised for subscribers
         finally:
             self.wake()
 
@@ -163,7 +163,7 @@ class Tail:
             self._forget()
 
     def _forget(self) -> None:
-        """The run is not there any more, unless nothing was read because this process stops."""
+        """Mark the run as deleted, unless nothing was read because this process stops."""
         if not self.closed.is_set():
             self.gone = True
             self._ring.clear()
@@ -172,7 +172,7 @@ class Tail:
             self.wake()
 
     def add_text(self, rows: list[Any]) -> None:
-        """Live text of the run that was read, in order; to be heard with the next news."""
+        """Add live text rows of the run, in order; they are used at the next notice."""
         self._text += rows
         self.text_id = rows[-1]["id"]
         self.news.tell(TEXT)
@@ -196,21 +196,21 @@ class Tail:
             self._size -= len(self._ring.popleft().body)
 
     def wake(self) -> None:
-        """Have all who wait look again."""
+        """Wake all waiting subscribers."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 class Subscriber:
-    """Somebody who watches a run: a place in its log, and what they want to see.
+    """A reader of a run's events: a place in the log, and a filter.
 
     Args:
-        after: the ``seq`` of the last event that they have.
-        heartbeat_s: how long they may be left without any sign of life.
+        after: ``seq`` of the last event that the client has.
+        heartbeat_s: longest time without any output.
 
     Attributes:
-        place: all that is up to this ``seq`` was handed out, or is not wanted.
-        stopped: they get no more, though there may be some.
+        place: all events up to this ``seq`` were returned or filtered out.
+        stopped: no more is returned, even if there is more.
     """
 
     def __init__(self, tail: Tail, after: int, only: Filter, heartbeat_s: float) -> None:
@@ -223,21 +223,21 @@ class Subscriber:
 
     @property
     def finished(self) -> bool:
-        """The run is over, and everything of it was handed out."""
+        """True if the run is over and all its events were returned."""
         return self._tail.over and self.place >= self._tail.last
 
     @property
     def orphaned(self) -> bool:
-        """The run was deleted: nothing will follow, and there is nothing to come back for."""
+        """True if the run was deleted: a client need not reconnect."""
         return self._tail.gone
 
     def stop(self) -> None:
-        """Hand out nothing any more."""
+        """Return no more events from now on."""
         self.stopped = True
         self._tail.wake()
 
     async def next(self) -> list[Frame] | None:
-        """What is next; nothing: a sign of life is due; ``None``: no more will come from here."""
+        """Return the next frames; none: a heartbeat is due; ``None``: no more will follow."""
         tail = self._tail
         due = monotonic() + self._heartbeat_s
         while not (tail.closed.is_set() or tail.gone or self.stopped):
@@ -260,9 +260,10 @@ class Subscriber:
         return None
 
     def _text(self) -> list[Frame]:
-        """What was said since; only for who has all events, so that none comes too late.
+        """Return new live text, if all earlier events were returned.
 
-        Who read a page may have events that the tail has not: it knows less of the calls then.
+        After a page from the log, the subscriber may be ahead of the tail, which then knows less
+        about the calls. It gets no text then.
         """
         if self.place > self._tail.last:
             return []

@@ -1,4 +1,4 @@
-"""All runs that are being watched through this process, each with its tail."""
+"""The tails of all runs that are watched through this process."""
 
 import asyncio
 from collections import defaultdict
@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 
 
 class Tails:
-    """The tails of all runs that are being watched through this process.
+    """The tails of all runs that are watched through this process.
 
     Args:
-        poll_s: how long a lost wake-up may delay an event, in seconds.
+        poll_s: longest delay of an event by a lost wake-up, in seconds.
     """
 
     def __init__(self, pool: asyncpg.Pool, feed: Feed, *, poll_s: float = 5.0) -> None:
@@ -48,12 +48,12 @@ class Tails:
         return Sight(tenant_id, run_id, row["last_seq"], row["over"])
 
     def watched(self) -> dict[UUID, int]:
-        """How many watch each run through this process."""
+        """Return the number of subscribers of each run in this process."""
         return {run_id: tail.watchers for (_, run_id), (tail, _) in self._tails.items()}
 
     @contextmanager
     def watching(self, sight: Sight, after: int) -> Iterator[Tail]:
-        """The run's tail, which lives as long as anybody watches."""
+        """Yield the run's tail, which lives as long as it has subscribers."""
         key = sight.tenant_id, sight.run_id
         if key not in self._tails:
             tail = Tail(self._pool, sight, after, self._feed.closed)
@@ -70,14 +70,14 @@ class Tails:
 
     async def _keep(self, tail: Tail, run_id: UUID) -> None:
         with self._feed.watching(run_id, tail.news):
-            self._feed.speak(run_id)  # what was said before anybody watched
+            self._feed.speak(run_id)  # fetch text from before the first subscriber
             await tail.keep_up(self._poll_s)
 
     async def run(self) -> None:
-        """Read live text for all tails until cancelled: one query for all that have some.
+        """Read live text until cancelled, one query for all runs with new text.
 
-        There is a pause after each, the longer the more there are to send it to: text is for
-        show, and must not hold up the events.
+        A pause follows each query, the longer the more subscribers there are. Text is only for show
+        and must not delay events.
         """
         while True:
             spoken = await self._feed.spoken()

@@ -1,4 +1,4 @@
-"""Types of the events in a run's log, and their envelope (spec page 5, Events). Pure."""
+"""Types of the events in a run's log, and their envelope. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,10 +57,10 @@ FINAL_EVENT = {
     RunStatus.TIMEOUT: EventType.RUN_TIMEOUT,
     RunStatus.CANCELLED: EventType.RUN_CANCELLED,
 }
-"""The one last event of a run, by the status it ends in."""
+"""The last event of a run, by its final status."""
 
 STATE = "server_state"
-"""Field of ``llm.completed`` that only the log has: what goes back to the model's server."""
+"""Field of ``llm.completed`` for the model's server; clients never see it."""
 
 FINAL_EVENT_TYPES = frozenset(FINAL_EVENT.values())
 
@@ -70,8 +70,8 @@ class Event:
     """One entry of a run's log.
 
     Attributes:
-        seq: 1, 2, 3 … over the run and all its descendants, without gaps.
-        data: what the type says (see ``docs/events.md``).
+        seq: 1, 2, 3 … over all tasks of the run, without gaps.
+        data: depends on the type (see ``docs/events.md``).
     """
 
     run_id: UUID
@@ -85,11 +85,11 @@ class Event:
 
     @property
     def is_final(self) -> bool:
-        """Nothing follows a final event."""
+        """True for the run's last event."""
         return self.type in FINAL_EVENT_TYPES
 
     def envelope(self) -> dict[str, Any]:
-        """The event as clients see it."""
+        """Return the event in the form of the API."""
         return {
             "seq": self.seq,
             "type": self.type,
@@ -103,7 +103,7 @@ class Event:
 
 
 def shown(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An event's data as clients see it."""
+    """Return an event's data in the form of the API."""
     if STATE not in data:
         return data
     return {name: value for name, value in data.items() if name != STATE}
