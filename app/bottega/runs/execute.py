@@ -1,4 +1,4 @@
-"""Execute one run: claim it, fold its journal, build its agents, let them work, write the end."""
+"""Execute one run: claim it, fold its journal, build its agents, run them, write the end."""
 
 import asyncio
 import contextlib
@@ -42,9 +42,9 @@ class _UnderWay:
     """A run that is being executed here.
 
     Attributes:
-        cancelled: somebody wants it to end.
+        cancelled: a client or the worker asked for its end.
         lost: another worker has it.
-        recorder: once it was claimed.
+        recorder: set once it was claimed.
     """
 
     tenant_id: UUID
@@ -57,19 +57,19 @@ class _UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What executing runs needs.
+    """The execution of runs in this worker.
 
     Attributes:
-        workshop: what agents are built with.
-        wake: told a run's id after each commit to its log.
-        max_crashes: a run whose worker died so often ends as failed.
-        takeover_s: how long a claim holds without a renewal.
+        workshop: dependencies of agents.
+        wake: called with a run's id after each commit to its log.
+        max_crashes: a run fails after so many deaths of its worker.
+        takeover_s: seconds after which a dead worker's runs are taken over.
         live_text: shows the models' text while it comes in.
-        known: of secrets that no log may hold.
-        bench: of asynchronous sub-agents; without it runs that use them fail.
-        taught: by earlier runs, to look in for what may help.
-        prompt_tokens: that a root agent's prompt is kept to.
-        day_budgets: what tenants may spend today; ``None``: no limit.
+        known: redacts secrets from logs.
+        bench: shared state of asynchronous sub-agents; without it, runs that use them fail.
+        taught: memory of earlier runs.
+        prompt_tokens: limit of a root agent's prompt.
+        day_budgets: of tenants; ``None``: no limit.
         stopping: set when this worker is to stop.
     """
 
@@ -88,15 +88,15 @@ class Executor:
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
-        """The runs that are being executed here. May be called from another thread."""
+        """Return the runs that are being executed here. May be called from another thread."""
         return [held for entry in list(self._under_way.values()) if (held := entry.held)]
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
-        """Tenant and id of the runs that are being executed here, or claimed just now."""
+        """Return tenant and id of the runs that are claimed or being executed here."""
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
-        """End a run that is being executed here, or one task of it, as cancelled. Idempotent."""
+        """Cancel a run that is being executed here, or one task of it. Idempotent."""
         entry = self._under_way.get(run_id)
         if entry is None:
             return
@@ -106,12 +106,12 @@ class Executor:
                 if self.bench is not None:
                     self.bench.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
-            # One that is being handed back ends there.
+            # A run that is being handed back ends at the next worker.
             entry.cancelled = True
             entry.task.cancel()
 
     async def hand_back_waiting(self) -> None:
-        """Once this worker is to stop, hand back the runs that wait for a model that is down."""
+        """Hand back the runs that only wait for a model that is down, when this worker stops."""
         await self.stopping.wait()
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
@@ -122,19 +122,19 @@ class Executor:
             entry.task.cancel()
 
     def lose(self, run: Held) -> None:
-        """Stop executing a run that is not ours any more; nothing is written of it."""
+        """Stop executing a run that another worker has; write nothing more of it."""
         entry = self._under_way.get(run.run_id)
         if entry is None or entry.held != run or entry.lost:
             return
         if entry.recorder is not None and entry.recorder.journal.finishing:
-            return  # it has just ended; if it was lost before that, the database refuses its end
+            return  # it is ending; if it was lost before, the database refuses the end
         entry.lost = True
         entry.task.cancel()
 
     async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
         """Execute a run to its end, or until another worker takes it away.
 
-        Cancelling it hands the run back: its journal stays, and the next worker goes on there.
+        Cancelling this hands the run back: its journal stays, and the next worker resumes it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -150,11 +150,11 @@ class Executor:
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            if claim := await claiming:  # it is ours, and we are not to begin
+            if claim := await claiming:  # claimed, but must not start
                 await self.pool.execute(_HAND_BACK, tenant_id, run_id, claim["attempt"])
             raise
         if claim is None:
-            return  # it is over already, was deleted, or is in good hands
+            return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
         remembers = claim["memory"] == "full"
         telling = Telling(about_of(run_id, claim), self.known.text) if remembers else None
@@ -197,7 +197,7 @@ class Executor:
                 entry.task.uncancel()
                 await self._end_cancelled(entry.recorder, claim)
             else:
-                entry.held = None  # its lease ends here, which is no loss
+                entry.held = None  # its lease ends now; that does not mean it was lost
                 await self._hand_back(tenant_id, journal)
                 bound.info("run.handed_back")
                 raise
@@ -226,14 +226,14 @@ class Executor:
             await self._go_on(recorder, claim, entry)
 
     async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
-        """Leave the run to the next worker, with all that is known of it so far."""
+        """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
         await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
 
     async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
-        """End the asynchronous tasks of a run that ends before it went on with them."""
+        """End the asynchronous tasks of a run that ends before it could resume them."""
         unended = self.bench is not None and recorder.swarm is None and uses_subagents(claim)
         if unended or recorder.journal.untold:
             past = await self._past(recorder.journal)
@@ -243,12 +243,12 @@ class Executor:
     async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         await self._end_tasks(recorder, claim)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
-        # Fenced: it is another worker's by now, who finds the wish when it claims the run.
+        # Fenced: another worker has it, and sees the cancellation when it claims the run.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, end)
 
     async def _finish(self, recorder: JournalRecorder, end: End) -> None:
-        """Write the run's end, and before that what it spent of its tenant's day."""
+        """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         await recorder.journal.finish(end)
 
@@ -265,7 +265,7 @@ class Executor:
         limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
 
         def suspended() -> bool:
-            """Whether what cancels the run now is not its end."""
+            """Return true if the current cancellation does not end the run."""
             return entry.lost or not (
                 entry.cancelled or limit.expired() or not entry.task.cancelling()
             )
@@ -287,7 +287,7 @@ class Executor:
             await self._finish(recorder, broken)
 
     async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
-        """Let the run's agents work; answers how it ended."""
+        """Run the agents; return the run's end."""
         bench = self.bench
         team = build(claim, self.workshop, None if bench is None else bench.registry)
         for code, message in team.warnings:
@@ -316,7 +316,7 @@ class Executor:
         return end_of(response, recorder.answer_seq)
 
     async def _past(self, journal: Journal) -> list[Event]:
-        """What earlier attempts wrote down."""
+        """Return the events of earlier attempts, and add them to the episode."""
         if not journal.has_past:
             return []
         events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
@@ -327,7 +327,7 @@ class Executor:
 def _broken(
     recorder: JournalRecorder, claim: dict[str, Any], error: Exception, *, timed_out: bool
 ) -> End:
-    """The end of a run that raised instead of answering."""
+    """Return the end of a run that raised an error."""
     usage = recorder.spent
     if timed_out and isinstance(error, TimeoutError):
         detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
@@ -341,7 +341,7 @@ def _broken(
 
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
-    """The end that the root's response means for the run. Pure."""
+    """Return the end of a run from the root's response. Pure."""
     if not response.is_answer:
         failure = response.error or ""
         error = {"code": response.error_code or "agent_failed", "message": failure}

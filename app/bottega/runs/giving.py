@@ -1,6 +1,6 @@
-"""What earlier runs taught, as a run is given it (spec page 4, M23, M27 and M28).
+"""Choose the memory of earlier runs that a run gets, and render it.
 
-What is decided here is written into the run's log and never decided again for that run.
+The choice is written into the run's log and never made again for that run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,13 +33,13 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """What decides by lot what a run is given.
+    """The inputs of a run's random assignment.
 
     Attributes:
         salt: of the tenant.
         run: the first of the runs that this one repeats, or itself.
-        learns: whether what comes of the run will be remembered; if not, nothing is drawn, and it
-            is given what is validated.
+        learns: whether the run is stored as an episode. If not, it takes part in no experiment and
+            gets the validated patterns.
     """
 
     salt: UUID
@@ -47,16 +47,16 @@ class Lot:
     learns: bool
 
     def order(self, pattern: Pattern) -> float:
-        """Decides between candidates that are equally promising."""
+        """Return a pseudo-random rank for candidates that are equally promising."""
         return drawn(self.salt, self.run, pattern.key, pattern.version, "order")
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """Where to look for what earlier runs taught.
+    """Sources of memory about earlier runs.
 
     Attributes:
-        analyst: a model that says what tasks ask for; ``None``: rules do.
+        analyst: a model that analyses tasks; ``None``: only rules do.
         shared: whether agents may read the episodes of all sessions (``memory_scope: tenant``).
     """
 
@@ -69,7 +69,7 @@ class Taught:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A pattern that applies, and the side of its comparison that the run is on."""
+    """A pattern that applies, with the run's arm in the experiment about it."""
 
     pattern: Pattern
     arm: Arm
@@ -78,11 +78,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What failed.
+    """A tool call or a sub-agent that failed.
 
     Attributes:
-        tool: or the sub-agent.
-        why: code and message of the error that a sub-agent failed with.
+        tool: the tool or the sub-agent.
+        why: code and message of a sub-agent's error.
     """
 
     tool: str
@@ -93,11 +93,12 @@ class Failure:
 def choose(
     matches: "Sequence[Match]", candidates: "Sequence[Match]", lot: Lot, options: LearningOptions
 ) -> list[Chosen]:
-    """The three best of the validated patterns, or two and a candidate that is on trial; those that
-    are withheld, and a candidate whose control the run is, besides. Pure.
+    """Choose three patterns: the best validated ones, or two of them and one on trial. Pure.
+
+    Withheld patterns are among them, and a candidate for which the run is a control comes on top.
 
     Args:
-        matches, candidates: that apply, the best first.
+        matches, candidates: patterns that apply, the best first.
     """
 
     def arm(match: "Match") -> Arm:
@@ -120,11 +121,11 @@ async def patterns_for(
     failure_signature: str | None = None,
     but: frozenset[UUID] = frozenset(),
 ) -> list[dict[str, Any]]:
-    """The patterns that a run is given, or by lot is not, as events tell them.
+    """Return the patterns assigned to a run, given and withheld, as event data.
 
     Args:
-        failure_signature: of what just failed.
-        but: patterns that it had already.
+        failure_signature: of the latest failure.
+        but: patterns that the run had already.
     """
     cache = taught.patterns
     if failure_signature is not None:
@@ -162,9 +163,9 @@ def _pattern_event(chosen: Chosen, baseline: Baseline) -> dict[str, Any]:
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """A pattern as a model reads it: what it is, how sure that is, from where, and what it says.
+    """Render a pattern for a prompt: category, confidence, source, text.
 
-    Only the first line is ours: those of its texts are indented, whatever they look like.
+    The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
     """
     known = pattern.evidence
     head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
@@ -179,7 +180,7 @@ def pattern_text(pattern: Pattern) -> str:
 
 
 def _steps(pattern: Pattern) -> str:
-    """What it says to do, in one line."""
+    """Return the pattern's instructions in one line."""
     said = pattern.content.fields
     steps = said.get("steps")
     if isinstance(steps, list | tuple):
@@ -192,7 +193,7 @@ def _steps(pattern: Pattern) -> str:
 
 
 def episode_event(hit: Hit) -> dict[str, Any]:
-    """An episode that was found, as an event tells it."""
+    """Return a found episode as event data."""
     return {
         "source": f"{EPISODE}{hit.episode.id}",
         "version": 1,
@@ -202,9 +203,9 @@ def episode_event(hit: Hit) -> dict[str, Any]:
 
 
 def told(episode: Any) -> str:
-    """An episode as a model reads it: what it was, how it ended, whose word that is.
+    """Render an episode for a prompt: outcome, date, source, task, result, errors.
 
-    Only the first line is ours: those of its texts are indented, whatever they look like.
+    The first line is trusted. The episode's own lines are indented, so that none can imitate it.
     """
     summary = episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"

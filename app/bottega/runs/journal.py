@@ -1,9 +1,9 @@
-"""The journal of a run being executed: nothing follows from what is not written down.
+"""The journal of a run under way: nothing may depend on an event that is not stored.
 
-A step is everything since the last commit, stored by one statement. Steps are committed
+A step is all events since the last commit, stored by one statement. Steps are committed
 
-- before anything outside happens because of them (a model call after an answer or a result, a
-  tool that is no sub-agent),
+- before anything outside happens because of them (a model call after an answer or a result, a tool
+  that is no sub-agent),
 - at the end of the run,
 - and after :data:`SHOW_AFTER_S` at the latest, so that people see it.
 """
@@ -30,7 +30,7 @@ logger = structlog.get_logger(__name__)
 
 SHOW_AFTER_S = 0.05
 EPISODE_NOT_STORED = "episode_not_stored"
-"""A warning in the place of ``episode.stored`` (``append_step`` in SQL too)."""
+"""Code of the warning in place of ``episode.stored`` (SQL's ``append_step`` uses it too)."""
 
 _STARTS = frozenset(
     (
@@ -41,17 +41,17 @@ _STARTS = frozenset(
         EventType.WARNING,
     )
 )
-"""Nothing is lost with these: who goes on without them comes to them again."""
+"""Events that need no early commit: a resumed run writes them again."""
 _FAILED_BESIDE = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
-        output: the answer, or what there is of one.
-        answer_seq: of the event that holds the answer.
+        output: the answer, complete or not.
+        answer_seq: ``seq`` of the event that holds the answer.
     """
 
     status: RunStatus
@@ -66,18 +66,17 @@ class Journal:
     """The open end of a run's log, held by the one worker that may write to it.
 
     Args:
-        attempt, last_seq: as the claim answered them.
-        carried_seq: up to here the log was carried over from the run that this one repeats.
+        attempt, last_seq: from the claim.
+        carried_seq: last ``seq`` that was copied from the run that this one repeats.
         elapsed_s: since the run's first start.
-        telling: tells the run's episode at its end; ``None``: nobody is to remember it.
+        telling: builds the run's episode at its end; ``None``: no episode is stored.
         wake: called after each commit.
-        known: of secrets that are not to be written down.
+        known: redacts secrets before they are stored.
 
     Attributes:
-        folded: what earlier attempts did; set before the run goes on.
-        tokens: that the run paid for, in all its attempts.
-        broken: names and errors of tasks that ran beside the root and failed, since somebody
-            looked.
+        folded: the record of earlier attempts; set before the run resumes.
+        tokens: paid for by the run, in all its attempts.
+        broken: names and errors of asynchronous tasks that failed and were not yet handled.
         finishing: whether the run's end is being stored, or is stored.
     """
 
@@ -134,7 +133,7 @@ class Journal:
         agent: str | None = None,
         depth: int | None = None,
     ) -> int:
-        """Write an event into the current step; answers its ``seq``, old or new."""
+        """Add an event to the current step; return its ``seq``, old or new."""
         if known := self.folded.seen.get(key_of(event_type, task_id, data)):
             return known
         if event_type not in _STARTS:
@@ -159,46 +158,46 @@ class Journal:
 
     @property
     def has_past(self) -> bool:
-        """Whether the log holds steps that were done before this attempt."""
+        """True if the log holds steps from before this attempt."""
         return self.attempt > 1 or self.carried_seq > 0
 
     @property
     def untold(self) -> bool:
-        """Whether the run's episode still lacks what earlier attempts did."""
+        """True if the run's episode still lacks the steps of earlier attempts."""
         return self.telling is not None and self.has_past and not self._heard_past
 
     def tell_past(self, events: Iterable[Event]) -> None:
-        """Let the run's episode have what earlier attempts did."""
+        """Add the steps of earlier attempts to the run's episode, once."""
         if self.telling is not None and self.untold:
             self._heard_past = True
             for event in events:
                 self.telling.hear(event.type, event.task_id, event.agent, event.data)
 
     def is_new(self, seq: int) -> bool:
-        """Whether what an event changed is still to be changed."""
+        """Return true if the state changes of an event are still to be made."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
-        """Whether an event is in the log, for everybody to see."""
+        """Return true if an event is stored, so that subscribers can see it."""
         return seq <= self._stored
 
     def task(self, task_id: UUID, **fields: Any) -> None:
-        """Set fields of a task's row with the current step; what is not set stays as it is.
+        """Set fields of a task's row with the current step; other fields stay.
 
         Args:
-            fields: ``parent_id``, ``agent``, ``depth`` and ``status`` in any case.
+            fields: always with ``parent_id``, ``agent``, ``depth`` and ``status``.
         """
         row = self._tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED):
-            row["began"] = True  # the row will only say how the step left it
+            row["began"] = True  # the row keeps only the step's last status
         row.update(fields)
 
     def publication(self, **fields: Any) -> None:
-        """Add to what the run's graph shows with the current step."""
+        """Add a publication to the run's graph with the current step."""
         self._publications.append(fields)
 
     async def settle(self) -> None:
-        """Return when all that was done so far is stored; what was only begun may wait.
+        """Commit, unless the step holds only starts; those may wait.
 
         Raises:
             Exception: as :meth:`commit`.
@@ -207,11 +206,11 @@ class Journal:
             await self.commit()
 
     async def commit(self, outcome: dict[str, Any] | None = None) -> None:
-        """Return when all that was written so far is stored.
+        """Store all that was written so far.
 
         Raises:
-            FencedError: this worker lost the run; nothing it does counts any more.
-            UnavailableError, OSError, …: the database stayed away for too long.
+            FencedError: this worker lost the run; its work no longer counts.
+            UnavailableError, OSError, …: the database was away for too long.
         """
         async with self._writing:
             if self._failure is not None:
@@ -226,10 +225,10 @@ class Journal:
                 await asyncio.shield(writing)
             finally:
                 while not writing.done():
-                    # Cancelled: what the database answers still decides where the log ends.
+                    # Cancelled: wait anyway, since the answer decides where the log ends.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
-                writing.exception()  # seen: who was cancelled meanwhile hears nothing of it
+                writing.exception()  # retrieved, in case the caller was cancelled
                 self._wake(self.run_id)
 
     async def _append(self, outcome: dict[str, Any] | None) -> None:
@@ -256,16 +255,16 @@ class Journal:
         self._in_flight = 0
 
     def _show(self) -> None:
-        """The step waited long enough; store it beside what is going on."""
+        """Store the step in the background, because it has waited long enough."""
         self._timer = None
         self._shower = asyncio.ensure_future(self._show_now())
 
     async def _show_now(self) -> None:
-        with contextlib.suppress(Exception):  # kept: the run's own next commit raises it
+        with contextlib.suppress(Exception):  # the next commit raises it
             await self.commit()
 
     async def close(self) -> None:
-        """Leave nothing running. What is not committed is dropped."""
+        """Stop the background commit. Uncommitted events are dropped."""
         if self._timer is not None:
             self._timer.cancel()
         if self._shower is not None:
@@ -274,7 +273,7 @@ class Journal:
     async def finish(self, end: End) -> None:
         """Write the final event and the run's end, in one step with all that is still open.
 
-        A step that the database refused for good is given up, not the run's end.
+        A step that the database refused for good is dropped, so that the run can still end.
         """
         self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not log.is_transient(self._failure):
@@ -306,7 +305,7 @@ class Journal:
             logger.warning("run.failed", run_id=str(self.run_id), **end.error)
 
     def _episode(self, end: End) -> dict[str, Any] | None:
-        """What is to be remembered of the run; a bug in it must not keep the run from its end."""
+        """Return the run's episode. A bug in it must not keep the run from ending."""
         if self.telling is None:
             return None
         try:

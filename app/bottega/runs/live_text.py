@@ -1,9 +1,9 @@
-"""The text of model calls while it comes in, on its way to those who watch.
+"""Live text of model calls, from the worker to the run's subscribers.
 
-It is only for show: the answer itself comes with ``llm.completed``. So it costs next to nothing.
-A piece is appended to a list; every 50 ms what came since goes into the table ``live_text``, one
-insert for all calls of this worker, with one wake-up. Where a model answers faster than that,
-nothing is written at all.
+It is only for show: the complete answer comes with ``llm.completed``. So it must cost little. A
+piece is appended to a list. Every 50 ms the new pieces go into the table ``live_text``, with one
+insert and one wake-up for all calls of this worker. If a model answers faster than that, nothing is
+written.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bottega.runs.journal import Journal
 FLUSH_S = 0.05
 KEEP_S = 1.0
 MAX_CHARACTERS = 200_000
-"""Of one call; what comes behind is not shown before its end."""
+"""Characters of live text per call; the rest is shown with the complete answer."""
 
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5)"
@@ -33,11 +33,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Speech:
-    """What one model call has said.
+    """The live text of one model call.
 
     Attributes:
-        started: ``seq`` of its ``llm.started``, which must be seen first.
-        has_rows: something of it was written.
+        started: ``seq`` of its ``llm.started``, which subscribers must see first.
+        has_rows: whether any of it was written.
     """
 
     journal: Journal
@@ -53,17 +53,17 @@ class Speech:
 
     @property
     def listener(self) -> OnDelta:
-        """Takes the pieces."""
+        """The callback for new pieces."""
         return self._pieces.append
 
     def restart(self) -> None:
-        """The try failed, and what it said is void."""
+        """Discard the text, because the try failed."""
         self._pieces.clear()
         self._at = 0
         self._void = self.has_rows
 
     def take(self) -> tuple[int, str] | None:
-        """What is to be written: from which character on, and the text."""
+        """Return the text to write and the offset of its first character, if there is any."""
         if not (self._pieces or self._void) or not self.journal.is_stored(self.started):
             return None
         at, text = self._at, storable("".join(self._pieces))
@@ -76,7 +76,7 @@ class Speech:
         return at, text
 
     def give_back(self, at: int, text: str) -> None:
-        """It was not written after all."""
+        """Return text that could not be written, for the next write."""
         if self._at == at + len(text):  # and the try did not fail meanwhile
             self._at = at
             self._pieces.insert(0, text)
@@ -84,11 +84,11 @@ class Speech:
 
 
 class LiveText:
-    """Writes the live text of all runs that this worker executes.
+    """Writer of the live text of all runs that this worker executes.
 
     Args:
-        wake: told the run's id whenever there is more text of it.
-        keep_s: how long text stays after its call has ended; nobody is shown it any more.
+        wake: called with the run's id when there is new text of it.
+        keep_s: how long rows stay after the call's end; by then no subscriber is shown them.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class LiveText:
         self._any = asyncio.Event()
 
     def begin(self, speech: Speech) -> None:
-        """A model call begins."""
+        """Register a model call that starts."""
         self._open[speech] = None
         self._any.set()
 
     def end(self, speech: Speech) -> None:
-        """A model call is over, well or not."""
+        """Unregister a model call that is over, with or without success."""
         del self._open[speech]
         if speech.has_rows:
             self._ended.append((monotonic() + self._keep_s, speech))
 
     async def run(self) -> None:
-        """Write until cancelled. What cannot be written goes with the next."""
+        """Write until cancelled. A failed write is repeated with the next one."""
         while True:
             await self._any.wait()
             await asyncio.sleep(FLUSH_S)

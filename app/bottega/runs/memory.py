@@ -1,8 +1,7 @@
-"""What a run's root agent is given of earlier runs, at its start and when something fails (spec
-page 4, M3, M12, M27 and M28).
+"""Memory of earlier runs for a run's root agent: at the start, and after failures.
 
-It is written into the run's log as ``context.recalled``, so that a run that is resumed, or repeated
-from its last step, has the same again and asks nobody.
+It is written into the run's log as ``context.recalled``. A resumed or repeated run replays it from
+there without a new search.
 """
 
 import asyncio
@@ -41,15 +40,15 @@ from bottega.runs.recorder import JournalRecorder
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
-_NEAR = 0.3  # the cosine from which texts may be of the same though they share no word
-_HELPS = 8  # in a run
-_ALIKE = 3  # failures
+_NEAR = 0.3  # least cosine for a hit that shares no word with the query
+_HELPS = 8  # retrievals after failures, per run
+_ALIKE = 3  # episodes with a similar failure
 
 logger = structlog.get_logger(__name__)
 
 
 def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
-    """What is known of a claimed run before it begins."""
+    """Return the facts about a claimed run that are known before it starts."""
     return About(
         run_id,
         claim["session_id"],
@@ -64,7 +63,7 @@ def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
 
 
 def lot_of(claim: Mapping[str, Any]) -> Lot:
-    """What decides by lot what a claimed run is given."""
+    """Return the inputs of a claimed run's random assignment."""
     return Lot(UUID(claim["salt"]), UUID(claim["drawn_as"]), claim["memory"] == "full")
 
 
@@ -76,10 +75,10 @@ async def use_memory(
     lot: Lot,
     limit: int,
 ) -> None:
-    """Give a run's root agent a working memory, and in it what earlier runs of its tenant taught.
+    """Give a run's root agent a working memory, filled from earlier runs of its tenant.
 
     Args:
-        taught: where to look; ``None``: nowhere.
+        taught: memory of earlier runs; ``None``: none is retrieved.
         limit: tokens of a prompt.
     """
     goals = await _goals(about, recorder.journal, taught)
@@ -104,7 +103,7 @@ async def use_memory(
 
 
 async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals:
-    """What the task asks for: by rules, and as a model said it if there is one."""
+    """Return the task's goals, found by rules and refined by a model if one is configured."""
     goals = analyse(
         about.question,
         domain=about.said("domain"),
@@ -135,7 +134,7 @@ async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals
 
 
 class Lessons:
-    """What one run's root agent may look for in what earlier runs taught."""
+    """Retrieves memory of earlier runs for one run's root agent."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class Lessons:
         self._replayed = 0
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
-        """Put what was given into the working memory."""
+        """Put retrieved memory into the working memory."""
         items = list(given)
         self._know(items)
         shown = [Retrieved(data["source"], data["content"]) for data in items if data["content"]]
@@ -166,7 +165,7 @@ class Lessons:
             self._working.retrieve_from_episodic(shown)
 
     def _know(self, given: Iterable[Mapping[str, Any]]) -> None:
-        """No pattern is given, or drawn, twice."""
+        """Remember the patterns, so that none is assigned or given twice."""
         self._patterns.update(
             UUID(data["source"].removeprefix(SOURCE))
             for data in given
@@ -174,8 +173,10 @@ class Lessons:
         )
 
     async def found(self) -> list[dict[str, Any]]:
-        """What earlier runs taught that may help with this one, as events tell it: patterns, then
-        episodes, each the best first."""
+        """Retrieve memory that may help this run, as event data.
+
+        Patterns come first, then episodes, each best first.
+        """
         if self._taught is None:
             return []
         patterns = patterns_for(self._taught, self._journal.tenant_id, self._features, self._lot)
@@ -192,7 +193,10 @@ class Lessons:
         return [episode_event(hit) for hit in found.hits if may_help(hit)]
 
     async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """What can be had of these in time, in order."""
+        """Return the results of the searches that succeed in time, in order.
+
+        The others are logged, and reported as warnings in the run's log.
+        """
         answers = await asyncio.gather(
             *(asyncio.wait_for(each, _PATIENCE_S) for each in asked), return_exceptions=True
         )
@@ -212,7 +216,7 @@ class Lessons:
         return found
 
     async def search(self, query: str, in_session: bool) -> str:
-        """What the tool ``search_memory`` answers."""
+        """Return the result of the tool ``search_memory``."""
         if self._taught is None:
             return "There is no memory of earlier tasks."
         session_id = self._about.session_id
@@ -228,24 +232,26 @@ class Lessons:
                 where=where,
                 domain=self._about.said("domain"),
             )
-        except Exception as error:  # what the database says of it is no model's to read
+        except Exception as error:  # a model must not see the database's message
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
         texts = [told(hit.episode) for hit in found.hits if may_help(hit)]
         return "\n\n".join(texts) or "No earlier task was like that."
 
-    # What helps when something failed
+    # Help after failures
 
     def replay(self, call: int) -> None:
-        """A tool call of a step behind which the root's model was asked more: give it again what
-        it was given then, in that order."""
+        """Restore the memory recalled after the failures of a replayed step.
+
+        Only a step that has a later model call counts. The order is that of the log.
+        """
         if call != self._replayed:
             self._replayed = call
             for group in self._journal.folded.helped.get(call, {}).values():
                 self.take(group)
 
     async def failed(self, call: int, tool_call_id: str, failures: Sequence[Failure]) -> None:
-        """A call of the root's is over: look for what to do about what failed, if anything did.
+        """Retrieve help after a tool call of the root agent, if something failed.
 
         Args:
             failures: of the call, and of tasks that ran beside the root.
@@ -264,7 +270,7 @@ class Lessons:
     async def _looked_up(
         self, taught: Taught, failures: Sequence[Failure]
     ) -> list[Mapping[str, Any]]:
-        """What helps with several failures, once."""
+        """Return help for several failures, without duplicates."""
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
             some = await self._helpful(taught, failure)
@@ -288,7 +294,7 @@ class Lessons:
         return await self._both(patterns, self._alike(taught, signatures))
 
     async def _alike(self, taught: Taught, signatures: Sequence[str]) -> list[dict[str, Any]]:
-        """Episodes that failed alike, those first that went well in the end."""
+        """Return episodes with a similar failure, those that succeeded in the end first."""
         tenant_id = self._journal.tenant_id
         found: list[Episode] = []
         for signature in signatures:
@@ -308,7 +314,7 @@ class Lessons:
 
 
 def _scope(about: About, *, shared: bool) -> Scope:
-    """The scope of the agent that the run begins with."""
+    """Return the memory scope of the run's first agent."""
     return scope_of_run(
         about.definitions.get(about.first, {}).get("memory_scope"),
         user=about.user,
@@ -319,5 +325,5 @@ def _scope(about: About, *, shared: bool) -> Scope:
 
 
 def may_help(hit: Hit) -> bool:
-    """Whether an episode is about the same at all; the best of many may still be about nothing."""
+    """Check if a found episode is similar enough; even the best of many may not be."""
     return hit.parts.telling or (hit.parts.cosine or 0.0) >= _NEAR

@@ -1,7 +1,7 @@
-"""A run's conversations as messages, told from its log.
+"""A run's conversations as messages, derived from its log.
 
-What stands in the log is what was said: a run's (or task's) input, what other agents passed on, the
-model's answers, and what its tools answered. The agent's own system message is in its definition.
+The log has the input of a run or task, context from other agents, the model's answers, and tool
+results. The agent's own system message is in its definition.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class Entry:
     """An event of a conversation.
 
     Attributes:
-        text: of the answer that ``data`` refers to by ``answer_seq``, if it does.
+        text: of the answer event that ``data`` refers to by ``answer_seq``, if it does.
     """
 
     seq: int
@@ -48,10 +48,10 @@ class Entry:
 
 
 def messages_of(entry: Entry, question: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """The messages that an event stands for, in order. Pure.
+    """Return the messages of an event, in order. Pure.
 
     Args:
-        question: what the conversation begins with: ``role`` and ``content`` of each message.
+        question: ``role`` and ``content`` of the conversation's first messages.
     """
     data = entry.data
     match entry.type:
@@ -90,9 +90,10 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List messages of a task, or of the run's own agent, in the order of the log: a page.
+    """List messages of a task, or of the run's own agent, in the order of the log.
 
     Args:
+        task_id: ``None``: the run's own agent.
         after: (``seq``, ``part``) of the message before the page.
 
     Raises:
@@ -110,7 +111,7 @@ async def page(
     asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
     found: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # the event that holds the place may hold nothing more
+    while more and not found:  # the event at ``after`` may have no more messages
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         if asked_by_agent and task_id is not None:
             begins = any(row["type"] == first for row in rows)
@@ -132,7 +133,10 @@ _LAST = 2**31 - 1
 
 
 def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
-    """The events that hold messages behind a place; its own may hold more."""
+    """Return the condition for events with messages after a place.
+
+    The event at the place may have more of them, and is included.
+    """
     if after is None:
         return true()
     seq, part = after
@@ -142,7 +146,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> Part[dict[str, Any]]:
-    """Cut messages to a page: those of a run's input are not measured by the database."""
+    """Cut messages to a page, since the database does not measure those of a run's input."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -154,7 +158,7 @@ def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> Part[dic
 def _conversation(
     tenant_id: UUID, run_id: UUID, task_id: UUID | None, types: Sequence[str]
 ) -> Select[Any]:
-    """A conversation's events, each with the text of the answer that it refers to."""
+    """Select a conversation's events, each with the text of the answer that it refers to."""
     columns = (run_events.c.seq, run_events.c.type, run_events.c.at, run_events.c.data)
     return read.with_answers(*columns).where(
         *_events_of(tenant_id, run_id, task_id), run_events.c.type.in_(types)
@@ -174,7 +178,7 @@ def _events_of(
 async def _parent_of(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, task_id: UUID
 ) -> UUID | None:
-    """The task that a task was called by; ``None`` is the run itself."""
+    """Return the task that called a task; ``None`` is the root."""
     query = select(tasks.c.parent_id).where(
         tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id, tasks.c.id == task_id
     )
@@ -193,8 +197,10 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
 async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
-    """What the caller's model asked a sub-agent: the prompt that a task was dispatched with, or the
-    arguments of the call that became the task."""
+    """Return the caller's question to a sub-agent.
+
+    It is the prompt of the task's dispatch, or the arguments of the call that became the task.
+    """
     dispatched = select(run_events.c.data["prompt"].astext).where(
         *_events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
@@ -210,7 +216,7 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # As it was carried out: a hook may have changed what the model wrote.
+            # The arguments of the actual call: a hook may have changed the model's.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

@@ -1,4 +1,4 @@
-"""What a run's log says of its asynchronous tasks, for a worker that goes on with them. Pure."""
+"""State of a run's asynchronous tasks, derived from its log, for a worker that resumes it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ ENDS = {
     EventType.SUBAGENT_TIMEOUT: SubagentStatus.TIMEOUT,
     EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
 }
-"""What each last event of a task says of it."""
+"""The status of a task after each kind of end event."""
 
 
 @dataclass(slots=True)
 class _Task:
-    """The events of one task of whatever sort that count.
+    """The relevant events of one task, synchronous or asynchronous.
 
     Attributes:
-        dispatched: if it is an asynchronous one.
-        paid: tokens that this run, not the one that it repeats, paid for.
+        dispatched: only of an asynchronous task.
+        paid: tokens paid for by this run, not by the run that it repeats.
     """
 
     dispatched: Event | None = None
@@ -53,16 +53,16 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is to go on from.
+    """The state of tasks from which a run resumes.
 
     Attributes:
-        tasks: by id, in the order of their dispatch.
-        parents: of each task of whatever sort; the root is ``None``.
-        over: tasks of whatever sort that do not run again: they finished, or one above did.
-        usage: what those spent together.
-        paid: tokens of it that this run, not the one that it repeats, paid for.
+        tasks: asynchronous tasks by id, in the order of dispatch.
+        parents: of every task; the root is ``None``.
+        over: tasks of any kind that do not run again: they finished, or one above them did.
+        usage: total usage of those.
+        paid: its tokens that this run paid for, not the run that it repeats.
         writes: (task or ``None``, path, content) of files, in order.
-        waits: by (task, call, tool call) of a wait, seconds that are over.
+        waits: seconds that have passed, by (task, call, tool call) of a wait.
     """
 
     tasks: dict[UUID, Past]
@@ -74,11 +74,11 @@ class Memory:
     waits: dict[tuple[Any, ...], float]
 
     def unfinished(self) -> list[UUID]:
-        """Tasks to go on with."""
+        """Return the tasks to resume."""
         return [task_id for task_id in self.tasks if task_id not in self.over]
 
     def line(self, task_id: UUID | None) -> list[UUID]:
-        """A task and those above it."""
+        """Return a task and those above it."""
         return _line(self.parents, task_id)
 
 
@@ -86,8 +86,8 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
     """Fold a run's log.
 
     Args:
-        now: by the clock that the events' times are of.
-        carried_seq: up to here the log was carried over from the run that this one repeats.
+        now: by the clock of the events' times.
+        carried_seq: last ``seq`` that was copied from the run that this one repeats.
     """
     parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
     tasks = {task_id: _Task() for task_id in parents}
@@ -125,7 +125,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
 
 
 def _is_write(completed: Mapping[str, Any]) -> bool:
-    """Whether a call wrote a file; a tool of an agent's own may have the same name."""
+    """Check if a call wrote a file; an agent's own tool may have the same name."""
     result = completed["result"]
     return (
         completed["name"] == "write_file" and isinstance(result, dict) and "written_chars" in result
@@ -143,7 +143,7 @@ def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUI
 def _finished(
     tasks: Mapping[UUID, _Task], parents: Mapping[UUID, UUID | None]
 ) -> dict[UUID, dict[UUID, _Task]]:
-    """The finished tasks that an unfinished one dispatched: for each, it and all below it."""
+    """Map each finished task, if no task above it is finished, to it and all below it."""
     below: dict[UUID, dict[UUID, _Task]] = {}
     for task_id, task in tasks.items():
         over = [each for each in _line(parents, task_id) if tasks[each].ended is not None]
@@ -184,9 +184,10 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
 
 
 def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> Past:
-    """
+    """Return the state of an asynchronous task.
+
     Args:
-        finished: it and all below it, if it is over.
+        finished: the task and all below it, if it is over.
     """
     data = dispatched.data
     params = DispatchParams(
@@ -205,7 +206,7 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
         remaining = task.dequeued.data["timeout_ms"] / 1000 - ran
     spent = task.usage.tokens
     if task.ended is not None:
-        spent = _spent(task.ended)  # by agents that it called, too
+        spent = _spent(task.ended)  # with the agents that it called
     return Past(
         params,
         attempt=1 + task.resumed + (task.ended is None),
@@ -237,7 +238,7 @@ def _spent(ended: Event) -> Usage:
 
 
 def _publication(task: _Task, published: Event) -> Publication:
-    """What a task published, as far as the log tells: not what hooks made of its messages."""
+    """Return a task's publication from the log, without later changes by hooks."""
     said = task.said
     if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
         said = said[:-1]  # the answer

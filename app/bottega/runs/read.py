@@ -1,4 +1,4 @@
-"""Runs as clients read them."""
+"""Queries about runs, for the API."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ from bottega.events.types import EventType
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output")
 _HIDDEN = ("pinned", "session_base")
-"""Columns that no list shows, some of them large."""
+"""Columns that lists leave out; some are large."""
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs with what lies beside them, without the columns ``but``."""
+    """Select runs with their webhook and learning state, without the columns ``but``."""
     return (
         select(
             *(column for column in runs.c if column.name not in but),
@@ -72,12 +72,12 @@ _MOST_SKEW = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs are asked for; ``None`` and nothing is any.
+    """Conditions on listed runs; ``None`` and empty mean any.
 
     Attributes:
-        created_after, created_before: neither moment itself.
-        metadata: (key, value) pairs that all must be in the run's metadata: the value as a text,
-            or as the number, truth value or null that is spelled so.
+        created_after, created_before: exclusive.
+        metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
+            string, or the number, boolean or null that it spells.
     """
 
     status: str | None = None
@@ -90,7 +90,7 @@ class RunFilter:
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """One run: its row, and as ``webhook`` what became of telling somebody of its end.
+    """Return one run: its row, and as ``webhook`` the state of its delivery.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -103,12 +103,12 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's row as clients see it."""
+    """Return a run's row in the form of the API."""
     webhook = None
     if row["webhook_url"] is not None:
         webhook = {name: row.get(f"webhook_{name}") for name in _OF_WEBHOOK}
         webhook["url"] = row["webhook_url"].split("?")[0]
-        if webhook["status"] is None:  # it is ordered when the run ends
+        if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
     return {"learning": None, **row, "user": row["user_id"], "webhook": webhook}
 
@@ -123,7 +123,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> Part[dict[str, Any]]:
-    """List runs by age: a page behind the run ``after``.
+    """List runs by age: the page after the run ``after``.
 
     Args:
         full: with input and output.
@@ -150,8 +150,8 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     ):
         if value is not None:
             yield column == value
-    # A run's id begins with the time at which it was made, within its transaction, whose begin
-    # is created_at: so the primary key serves as the index of both bounds.
+    # A run's id (UUIDv7) begins with a time within the transaction that starts at created_at.
+    # So the primary key can serve as the index for both bounds.
     if (moment := wanted.created_after) is not None:
         yield and_(runs.c.created_at > moment, runs.c.id >= _first_id(moment))
     if (moment := wanted.created_before) is not None:
@@ -165,14 +165,14 @@ async def _with_metadata(
     descending: bool,
     limit: int,
 ) -> Sequence[UUID]:
-    """The ids of a page of runs, found by their metadata.
+    """Return the ids of a page of runs, found by their metadata.
 
-    Under row-level security ``@>`` may not be looked up in its index, except by this function,
-    which keeps to the tenant of the transaction by itself.
+    Row-level security keeps ``@>`` from using its index, except inside this SQL function, which
+    itself restricts the search to the transaction's tenant.
     """
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # see _conditions; the bound itself has no run's id
+    if wanted.created_after is not None:  # see _conditions; no run has exactly this id
         first.append(_first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(_first_id(wanted.created_before + _MOST_SKEW))
@@ -196,12 +196,12 @@ async def _with_metadata(
 
 
 def _first_id(moment: datetime) -> UUID:
-    """What no UUIDv7 of that time, or later, comes before."""
+    """Return a lower bound for the UUIDv7s of a moment and later."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)
 
 
 def _spelled(value: str) -> list[Any]:
-    """What a text may stand for in JSON."""
+    """Return the JSON values that a text may stand for."""
     try:
         parsed = from_json(value)
     except ValueError:
@@ -220,7 +220,7 @@ async def tasks_page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List the tasks of a run in the order they were asked for, each with its accepted answer."""
+    """List a run's tasks in the order of their creation, each with its accepted answer."""
     await require(connection, tenant_id, run_id)
     answer = run_events.alias("answer")
     query = (
@@ -246,7 +246,7 @@ async def tasks_page(
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
-    """Check that there is a run.
+    """Check that a run exists.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -257,10 +257,10 @@ async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) ->
 
 
 async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """The graph a run works on, with what its agents have published so far.
+    """Return a run's graph, with the current publications of its agents.
 
     Raises:
-        NotFoundError: unknown run, or (code ``no_graph``) one without a graph.
+        NotFoundError: unknown run, or (code ``no_graph``) a run without a graph.
     """
     run = await get(connection, tenant_id, run_id)
     pinned = run["pinned"]["graph"]
@@ -305,10 +305,10 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
 async def published_graph(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The graph of a run, as a definition, and the versions that its agents have published.
+    """Return a run's graph as a definition, and the version that each agent has published.
 
     Raises:
-        NotFoundError: unknown run, or one that works on no graph of this name.
+        NotFoundError: unknown run, or its graph has another name.
     """
     found = await graph(connection, tenant_id, run_id)
     if found["name"] != name:
@@ -321,7 +321,7 @@ async def published_graph(
 
 
 def with_answers(*columns: Column[Any]) -> Select[Any]:
-    """Events, each with the ``output`` of the answer that it refers to."""
+    """Select events, each with the ``output`` of the answer event that it refers to."""
     answer = run_events.alias("answer")
     return select(*columns, answer.c.data["output"].astext.label("output")).join_from(
         run_events,
@@ -338,10 +338,10 @@ def with_answers(*columns: Column[Any]) -> Select[Any]:
 async def context(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
 ) -> list[dict[str, Any]]:
-    """What an agent received from others in a run, in the order it did.
+    """Return the context that an agent received in a run from others, in order.
 
     Raises:
-        NotFoundError: unknown run, or an agent that is not in it.
+        NotFoundError: unknown run, or the agent is not in it.
     """
     run = await get(connection, tenant_id, run_id)
     if agent not in run["pinned"]["agents"]:

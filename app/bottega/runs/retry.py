@@ -1,4 +1,4 @@
-"""Repeat a finished run: as a new run, from the start or from its last good step."""
+"""Repeat a finished run as a new run, from the start or from its last good step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from bottega.runs.tasks import CANCELLED
 from bottega.subagents.states import SubagentStatus
 
 Parents = Mapping[UUID | None, UUID | None]
-"""Of each task the one that asked for it; none: the root."""
+"""The parent of each task; ``None`` is the root."""
 
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
 _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
@@ -57,19 +57,19 @@ async def retry(
     memory: str = "full",
     principal: str | None = None,
 ) -> dict[str, Any]:
-    """Submit a run that repeats a finished one, with the versions that one pinned.
+    """Submit a run that repeats a finished one, with the same pinned versions.
 
     Args:
-        from_last_step: its log begins with what the finished one did and need not be done again:
-            those model calls and tools are not paid for a second time.
-        memory: the server's; what it repeats may have been allowed less.
-        principal: who asks for it.
+        from_last_step: copy the finished steps of the old run into the new run's log. Their model
+            calls and tools are not paid for again.
+        memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
+        principal: who starts the new run.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
         ConflictError: ``not_final``.
     """
-    # Who deletes it waits, to delete its repetition too.
+    # A delete of the old run waits for this lock, and then deletes the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
@@ -85,20 +85,21 @@ async def retry(
         return await accept(connection, tenant_id, new)
     task_root = old["task_root"] or run_id
     carried = carry_over(await log.read_all(pool, tenant_id, run_id), task_root)
-    # What is repeated must see what the first one saw, and name its tasks as that did.
+    # The new run must see the same session and derive the same task ids as the old one.
     new |= {"session_base": old["session_base"], "task_root": task_root}
     return await accept(connection, tenant_id, new, carried)
 
 
 def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
-    """What the repetition of a finished run need not do again. Pure.
+    """Return the steps of a finished run that its repetition need not do again. Pure.
 
-    That is its log without the failures that nothing was built upon and without what came of
-    them, and without what was begun and not done, renumbered from 2 on (1 says that the new run
-    is queued).
+    They are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
+
+    - failures that no later step used, and their consequences;
+    - work that began and did not finish.
 
     Args:
-        task_root: what the ids of its tasks were derived from.
+        task_root: the id that the ids of the run's tasks are derived from.
     """
     parents = {event.task_id: event.parent_task_id for event in events}
     undone = _undone(events, parents, task_root)
@@ -123,26 +124,26 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
 
 
 def _is_of_run(event: Event) -> bool:
-    """Whether it tells how the run itself began or ended, and not what its agents did."""
+    """Check if an event is about the start or end of the run, not its agents' work."""
     unstored = event.type == EventType.WARNING and event.data["code"] == EPISODE_NOT_STORED
     return event.type.startswith("run.") or event.type == EventType.EPISODE_STORED or unstored
 
 
 def _is_final_failure(event: Event) -> bool:
-    """Whether a model call failed for good (not just a try of it)."""
+    """Check if a model call failed for good, not just one try."""
     return event.type == EventType.LLM_FAILED and "try" not in event.data
 
 
 def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
-    """Indexes of the failures that nothing was built upon, and of what came of them.
+    """Return the indexes of failures that no later step used, and of their consequences.
 
-    A failure that a model was told of, and answered, is part of what was done. A task that is done
-    again is as it was when it was dispatched, but for the steps that it made; so is one that came
-    to no end. What an agent learnt of its tasks and did not answer, it asks again.
+    A failure that a model received and answered stays. A task that is done again keeps its dispatch
+    and its finished steps; so does a task without an end. If an agent read the state of its tasks
+    and made no step afterwards, it reads the state again.
     """
     log = _Log(events, parents)
-    failed: dict[UUID | None, int] = {}  # from when on nothing of a task counts
-    again: set[UUID | None] = set()  # their ends do not
+    failed: dict[UUID | None, int] = {}  # by task: from this index on, its events are dropped
+    again: set[UUID | None] = set()  # tasks whose end events are dropped
     for index, event in enumerate(events):
         failure = _is_failure(event) or log.is_no_answer(event, index)
         if failure and not log.built_upon(event.task_id, index):
@@ -165,11 +166,11 @@ def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[i
 
 
 class _Log:
-    """A log by its tasks.
+    """A log indexed by task.
 
     Attributes:
-        beside: tasks that run beside their parent.
-        ended: indexes of the tasks' last events.
+        beside: tasks that run asynchronously, beside their parent.
+        ended: index of each task's end event.
     """
 
     def __init__(self, events: Sequence[Event], parents: Parents) -> None:
@@ -191,7 +192,7 @@ class _Log:
                     self._told.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
-        """Whether the model of a task made no step after this."""
+        """Check if a task's model made no step after an index."""
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
@@ -204,9 +205,10 @@ class _Log:
         return failed and ending_of(answer_of(event.data)) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
-        """Whether an agent above made a step that knew of a task's failure, or ended well after it.
+        """Check if an agent above a failed task used its failure, or ended well after it.
 
-        Who waits for a task knows of its end; of one that runs beside it, when it has looked.
+        The caller of a synchronous task learns of its end at once. The caller of an asynchronous
+        one learns of it when it reads the task's state.
         """
         while task is not None:
             index = max(index, self.ended.get(task, index))
@@ -223,7 +225,7 @@ class _Log:
 
 
 def _ends_told(look: Event) -> Iterator[UUID]:
-    """The tasks of which somebody was told, by a look at them, that they are over."""
+    """Yield the tasks that a ``poll_subagent`` or ``await_subagent`` result reports as ended."""
     result = look.data["result"]
     for told in result.get("tasks", ()) if isinstance(result, Mapping) else ():
         if told["status"] in ENDS.values():
@@ -231,33 +233,33 @@ def _ends_told(look: Event) -> Iterator[UUID]:
 
 
 def _is_failure(event: Event) -> bool:
-    """Whether a task came to a bad end by this."""
+    """Check if an event is the bad end of a task."""
     beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
     return beside or _is_final_failure(event) or _was_cancelled(event)
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Whether it tells how an attempt at a task went."""
+    """Check if an event belongs to one attempt at an asynchronous task."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
-        EventType.SUBAGENT_BACKPRESSURE,  # of its own dispatches
+        EventType.SUBAGENT_BACKPRESSURE,  # about the task's own dispatches
     )
 
 
 def _is_look(event: Event) -> bool:
-    """Whether an agent looks at its tasks, or is told of them."""
+    """Check if an event is a call of ``poll_subagent`` or ``await_subagent``."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and event.data["name"] in _LOOKS
 
 
 def _came_of_call(event: Event) -> bool:
-    """Whether it is the end of a call, or what helped when that failed."""
+    """Check if an event is the end of a tool call, or memory recalled because the call failed."""
     helped = event.type == EventType.CONTEXT_RECALLED and "tool_call_id" in event.data
     return helped or event.type in _TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
-    """Of each task that a model asked for, the call by which it did."""
+    """Map each task that a model called to (parent task, model call, tool call id)."""
     return {
         task_id_at(event.task_id or task_root, ((event.data["call"], index),)): (
             event.task_id,
@@ -280,7 +282,7 @@ def _code(event: Event) -> str:
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
-    """The tasks above one, up to the root, which is none."""
+    """Yield the tasks above a task, up to ``None`` (the root)."""
     while task is not None:
         task = parents[task]
         yield task
@@ -291,7 +293,7 @@ def _was_cancelled(event: Event) -> bool:
 
 
 def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:
-    """The event as it is stored anew."""
+    """Return an event as a row of the new run's log."""
     data = dict(event.data)
     if data.get("answer_seq") is not None:
         data["answer_seq"] = numbers[data["answer_seq"]]
@@ -307,10 +309,10 @@ def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the events make of the tasks, in the order in which those began.
+    """Return the task rows that result from the events, in the order of their first events.
 
     Args:
-        rows: the events as they are stored anew.
+        rows: the events as rows of the new run's log.
     """
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
@@ -331,7 +333,7 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What an event changes of its task's row."""
+    """Return the fields of a task's row that an event changes."""
     match event.type:
         case EventType.AGENT_STARTED:
             return {"began": True}
@@ -357,7 +359,7 @@ def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each agent of the graph published last."""
+    """Return the last publication of each agent of the graph."""
     published = [row for row in rows if row["type"] == EventType.MEMORY_PUBLISHED]
     published.sort(key=lambda row: row["data"]["version"])
     last = {row["agent"]: row for row in published}

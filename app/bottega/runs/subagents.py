@@ -1,4 +1,4 @@
-"""The asynchronous sub-agents of a run of the service: journalled, and taken up again."""
+"""Asynchronous sub-agents of a run: journalled, and resumed after a crash."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm
 from bottega.subagents.telemetry import Totals
 
-# A task counts that is below the one that asks; below the root all are.
+# Only tasks below the asking task ($4) are found; NULL is the root, above all.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -50,11 +50,11 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all runs of this worker share for their asynchronous sub-agents.
+    """State that all runs of this worker share for their asynchronous sub-agents.
 
     Attributes:
-        plugins: asked before each dispatch, and told of each end.
-        totals: what was counted since the worker began.
+        plugins: called before each dispatch and after each end.
+        totals: counters since the worker started.
     """
 
     registry: SubagentRegistry
@@ -62,7 +62,7 @@ class Bench:
     totals: Totals
 
     def snapshot(self, runs: int) -> Snapshot:
-        """What this worker does now; ``runs`` are under way."""
+        """Return the current load of this worker; ``runs`` is the number under way."""
         registry, scheduler = self.registry, self.registry.scheduler
         counts, options = registry.counts, scheduler.options
         tenants: dict[UUID, dict[str, Any]] = {}
@@ -96,14 +96,14 @@ class Bench:
         return Snapshot(pool, tenants)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
-        """End a task, and all below it, if it is one of these."""
+        """Cancel a task and all below it, if it is one of this worker's asynchronous tasks."""
         handle = self.registry.get(task_id)
         if handle is not None and handle.run_id == run_id:
             self.registry.cancel(task_id, CANCELLED["message"])
 
 
 def uses_subagents(claim: Mapping[str, Any]) -> bool:
-    """Whether an agent of a claimed run dispatches asynchronous sub-agents."""
+    """Return true if an agent of a claimed run dispatches asynchronous sub-agents."""
     return any(
         (definition["subagents"] or {}).get("mode") == "async"
         for definition in claim["agents"].values()
@@ -119,14 +119,14 @@ async def beside(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Run the asynchronous sub-agents of a run beside the block; none outlives it.
+    """Run a run's asynchronous sub-agents during the block; none outlives it.
 
     Args:
         events: of the run's earlier attempts.
-        is_suspended: whether what ends the block is not the end of the run.
+        is_suspended: tells whether the block ends without the run's end.
 
     Raises:
-        Exception: what broke in a sub-agent and must end the run.
+        Exception: an error in a sub-agent that must end the run.
     """
     me = asyncio.current_task()
     assert me is not None
@@ -175,7 +175,7 @@ async def beside(
 def end_all(
     bench: Bench, recorder: JournalRecorder, claim: Mapping[str, Any], events: Sequence[Event]
 ) -> None:
-    """End the unfinished tasks of a run that is over before it could go on."""
+    """End the unfinished tasks of a run that ends before it could resume."""
     memory = remember(events, database_now(claim))
     taken = TakenUp(recorder, memory, bench.registry)
     taken.resume()
@@ -183,13 +183,13 @@ def end_all(
 
 
 def database_now(claim: Mapping[str, Any]) -> datetime:
-    """When the run was claimed, by the clock of the database, whose times events have."""
+    """Return when the run was claimed, by the database's clock, as events' times are."""
     ran = claim["timeout_s"] - claim["remaining_s"]
     return datetime.fromisoformat(claim["started_at"]) + timedelta(seconds=ran)
 
 
 class JournalListener:
-    """Writes what happens to tasks into the run's journal, and into their rows."""
+    """Writer of task events into the run's journal and into the task rows."""
 
     def __init__(self, recorder: JournalRecorder, taken: TakenUp) -> None:
         self._recorder = recorder
@@ -232,7 +232,11 @@ class JournalListener:
     def _ended(
         self, handle: SubagentHandle, data: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The answer is in the log, in agent.completed, unless the query had none of its own."""
+        """Return the event data and row fields of an end.
+
+        The answer is in the log already, in ``agent.completed``, unless the query wrote no such
+        event.
+        """
         fields = {"duration_ms": data["duration_ms"], "error": data.get("error")}
         if handle.status is not SubagentStatus.COMPLETED:
             return data, fields
@@ -242,7 +246,7 @@ class JournalListener:
         return data | {"output": handle.final_output}, fields
 
     def _stopped(self, handle: SubagentHandle) -> None:
-        """Whatever of the task is under way comes to no end of its own."""
+        """Write that the queries below the task were stopped; they write no end themselves."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
 
@@ -269,7 +273,7 @@ class JournalListener:
 
 
 def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
-    """All that it takes to dispatch the task again."""
+    """Return the data that a resumed run needs to dispatch the task again."""
     call = current_call.get()
     return {
         "call": handle.path[-1][0],
@@ -297,7 +301,7 @@ def _first_row(handle: SubagentHandle) -> dict[str, Any]:
 async def _look_up(
     pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
-    """What ``poll_subagent`` says of tasks that are not in memory any more, by their rows."""
+    """Return the ``poll_subagent`` views of tasks that are no longer in memory, from their rows."""
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
@@ -306,7 +310,7 @@ async def _look_up(
         view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
         if row["output"] is not None:
             view["final_output"] = row["output"]
-        if row["stop_reason"] is not None:  # of one that was cut short
+        if row["stop_reason"] is not None:  # the answer was cut short
             view["stop_reason"] = row["stop_reason"]
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]

@@ -1,7 +1,7 @@
-"""Accept a run: its row, its pinned versions, its first event and its place in the queue.
+"""Accept a run: store its row, pinned versions and first event, and queue it.
 
-All in the caller's transaction: a run that was answered for is queued, and one that was not is
-nowhere.
+All happens in the caller's transaction, so a run is queued exactly if the client's request
+succeeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from bottega.runs.sessions import session_user
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
 
-# All that the versions to pin depend on, in one answer: the graph, and every agent in reach.
+# Everything needed to pin versions, in one query: the graph, and every reachable agent.
 _PINS = text("""
 WITH RECURSIVE wanted AS (
     SELECT v.version, ARRAY(
@@ -63,15 +63,15 @@ SELECT CAST(accept_run(
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a client asks for.
+    """A request for a run.
 
     Attributes:
-        user: the integrator's name for its end user; ``None``: the session's, if that has one.
+        user: the integrator's name for its end user; ``None``: the session's user, if it has one.
         timeout_s: wall time from the first start on.
-        queue_timeout_s: how long it may wait for that start.
-        token_budget: input and output tokens of all its model calls; ``None`` is no limit.
-        webhook_url: told when the run has ended.
-        memory: ``off``, ``read`` or ``full``; its agents may make it stricter.
+        queue_timeout_s: longest wait for that start.
+        token_budget: input and output tokens of all model calls; ``None``: no limit.
+        webhook_url: called when the run has ended.
+        memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
     """
 
@@ -100,31 +100,31 @@ class NewRun:
         memory: str,
         principal: str | None,
     ) -> "NewRun":
-        """What a checked body of ``POST /v1/runs`` asks for.
+        """Build it from a validated body of ``POST /v1/runs``.
 
         Args:
-            timeout_s, queue_timeout_s: the server's, where it asks for none of its own.
-            memory: the server's; it may ask for less.
+            timeout_s, queue_timeout_s: the server's defaults.
+            memory: the server's mode; the body can only make it stricter.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
         asked = {**asked, "memory": stricter(memory, asked.get("memory") or memory)}
-        known = [field.name for field in fields(cls)]  # an older version may have stored it
+        known = [field.name for field in fields(cls)]  # a stored body may have other fields
         given = {name: asked[name] for name in known if asked.get(name) is not None}
         return cls(**{**dict.fromkeys(known), **limits, **given, "principal": principal})
 
 
 def stricter(*modes: str) -> str:
-    """Of modes of memory the one that allows least."""
+    """Return the strictest of some memory modes."""
     return min(modes, key=_MODES.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a run that repeats another from its last step need not do again.
+    """Steps that a run copies from the run that it repeats.
 
     Attributes:
-        events: of its log, from the second on.
-        tasks, publications: what they made of its tasks and its graph, as rows.
+        events: of the log, from ``seq`` 2 on.
+        tasks, publications: rows that result from the events.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
@@ -133,12 +133,12 @@ class Carried:
 
 
 async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> dict[str, Any]:
-    """Store and queue a run; answers it as :func:`bottega.runs.read.get` would.
+    """Store and queue a run; return it as :func:`bottega.runs.read.get` does.
 
     Raises:
         UnknownAgentError: an agent that it needs does not exist.
-        InvalidInputError: its graph does not exist (``unknown_graph``), or a sub-agent says
-            nothing of itself (``missing_description``).
+        InvalidInputError: its graph does not exist (``unknown_graph``), a sub-agent has no
+            description (``missing_description``), or its sub-agents nest too deep (``too_deep``).
         LimitedError, ConflictError: see :func:`accept`.
     """
     pinned, memory = await _pin(connection, tenant_id, new)
@@ -151,11 +151,11 @@ async def accept(
     new: Mapping[str, Any],
     carried: Carried = Carried(),
 ) -> dict[str, Any]:
-    """Store and queue a run of which everything is known and checked.
+    """Store and queue a run whose values are complete and checked.
 
     Args:
         new: columns of its row, with ``pinned``.
-        carried: what it need not do again.
+        carried: steps copied from another run.
 
     Raises:
         LimitedError: ``queued_runs`` or ``tokens_per_day``.
@@ -180,8 +180,10 @@ async def accept(
 async def _pin(
     connection: AsyncConnection, tenant_id: UUID, new: NewRun
 ) -> tuple[dict[str, Any], str]:
-    """The versions that the run keeps, whatever happens to the names later; and what it may do
-    with memory, which is what the agents allow that it begins with."""
+    """Return the versions that the run keeps, and its memory mode.
+
+    The mode is the strictest of the request's and those of the agents that it starts with.
+    """
     found = from_json(
         await connection.scalar(
             _PINS, {"tenant": tenant_id, "agent": new.agent, "graph": new.graph}
@@ -228,7 +230,7 @@ async def _pin(
 
 
 def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
-    """Refuse a chain of sub-agents that nobody could build, let alone call to its end."""
+    """Refuse chains of sub-agents that are too deep to build, cycles among them."""
     level = set(agents) if root is None else {root}
     for _ in range(_MAX_CHAIN):
         level = {child for name in level if name in agents for child in agents[name].children}

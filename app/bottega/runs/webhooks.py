@@ -1,8 +1,8 @@
-"""Tell whoever asked for it that a run has ended (Standard Webhooks).
+"""Deliver webhooks when runs end (Standard Webhooks).
 
-A trigger orders the delivery in the transaction that ends the run. A worker takes it by pushing
-the time of the next try into the future, sends without holding a transaction, and stores what came
-of it: if it dies meanwhile, the next one sends again when that time has come, under the same id.
+A trigger queues the delivery in the transaction that ends the run. A worker takes it by moving the
+time of the next try into the future. It sends without an open transaction and stores the result. If
+the worker dies, the next one sends again at that time, under the same id.
 """
 
 import asyncio
@@ -62,12 +62,12 @@ WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a try.
+    """The result of a try.
 
     Attributes:
-        status: ``delivered``, ``failed``, or ``pending``: it is tried again in ``wait_s``.
-        answer: the HTTP status that was answered, if one was.
-        error: why it is not delivered.
+        status: ``delivered``, ``failed``, or ``pending``: the next try is in ``wait_s``.
+        answer: the HTTP status of the reply, if there was one.
+        error: why the message is not delivered.
     """
 
     status: str
@@ -79,10 +79,10 @@ class Outcome:
 def outcome(
     answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
 ) -> Outcome:
-    """What a try means, given the status that was answered or else the error. Pure.
+    """Return the result of a try, given the reply's status or the error. Pure.
 
     Args:
-        tries: how many there were, this one included.
+        tries: number of tries, with this one.
     """
     if answer is not None and 200 <= answer < 300:
         return Outcome("delivered", answer)
@@ -98,7 +98,7 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """The body that tells of the end of a tenant's run. Pure; the same at every try."""
+    """Return the body of a run's message. Pure; the same at every try."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
@@ -114,9 +114,9 @@ _JSON = ("output", "error", "usage", "metadata")
 
 
 def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:
-    """The headers under which a body is sent, with a signature by each secret. Pure.
+    """Return the headers of a message, with a signature by each secret. Pure.
 
-    The id is the run's at every try.
+    The message id is the run's id at every try.
     """
     signatures = [Webhook(secret).sign(str(run_id), at, body.decode()) for secret in secrets]
     return {
@@ -128,14 +128,14 @@ def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> d
 
 
 class Webhooks:
-    """Delivers what is due, a few at a time.
+    """The worker's sender of due deliveries, a few at a time.
 
     Args:
-        secret: the first one of the tenant ``default``.
+        secret: the first secret of the tenant ``default``.
         retries_s: seconds from each failed try to the next.
-        timeout_s: for reading the run, and again for the answer.
-        lease_s: how long a try belongs to the worker that began it; more than both together.
-        jitter: a factor to the time until the next try.
+        timeout_s: for reading the run, and again for the reply.
+        lease_s: how long a try belongs to its worker; more than twice ``timeout_s``.
+        jitter: a factor for the time until the next try.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Webhooks:
         self._sending: dict[asyncio.Task[None], UUID] = {}
 
     async def run(self) -> None:
-        """Deliver until cancelled. What is being sent then is sent again after its lease."""
+        """Deliver until cancelled. A try that is cancelled is made again after its lease."""
         try:
             await self.alarm.run()
         finally:
@@ -170,10 +170,10 @@ class Webhooks:
             await asyncio.gather(*sending, return_exceptions=True)
 
     async def _send_due(self) -> float:
-        """Begin what is due and has room; answers the seconds until more may be."""
+        """Start due tries while there is room; return the seconds until more may be due."""
         room = _AT_ONCE - len(self._sending)
         if not room:
-            return float("inf")  # the end of a try rings
+            return float("inf")  # the end of a try wakes this loop
         due = await self._pool.fetch(
             _CLAIM, self._lease_s, room, min(room, _OF_ONE_TENANT // 2), self._busy()
         )
@@ -187,7 +187,7 @@ class Webhooks:
         return float("inf") if seconds is None else seconds
 
     def _busy(self) -> list[UUID]:
-        """The tenants for which so much is being sent that it is others' turn."""
+        """Return the tenants with so many tries under way that others go first."""
         sending = Counter(self._sending.values())
         return [tenant for tenant, number in sending.items() if number > _OF_ONE_TENANT // 2]
 
@@ -195,14 +195,14 @@ class Webhooks:
         del self._sending[task]
         self.alarm.ring()
         if not task.cancelled() and (error := task.exception()):
-            # Nothing is lost: it is sent again when the lease is over.
+            # Nothing is lost: the message is sent again after the lease.
             if isinstance(error, Exception) and is_transient(error):
                 log.warning("webhook.not_stored", error=str(error))
             else:
                 log.error("webhook.broken", exc_info=error)
 
     async def _send(self, tenant_id: UUID, run_id: UUID, tries: int, at: datetime) -> None:
-        """Send once, and store what came of it."""
+        """Make one try and store its result."""
         async with (
             asyncio.timeout(self._timeout_s),
             acting_as(self._pool, tenant_id) as connection,
@@ -228,10 +228,10 @@ class Webhooks:
     async def _post(
         self, to: Mapping[str, Any], run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
     ) -> int:
-        """Post a body; the status that was answered.
+        """Post a body and return the HTTP status of the reply.
 
         Raises:
-            BottegaError: it was not sent, or not answered.
+            BottegaError: the body was not sent, or there was no reply.
         """
         if not secrets:
             raise ConflictError(

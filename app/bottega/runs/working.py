@@ -1,8 +1,8 @@
-"""A run's working memory, folded from its log (spec page 4, M7): while it runs, and after its end.
+"""A run's working memory as the API shows it, derived from its log.
 
-What the root agent's tools and sub-agents answered (in a DAG, what its agents did) are the
-intermediate results, under the references by which the agent can recall them. Long runs cost no
-more than short ones: only the newest results are read whole.
+The intermediate results are the answers of the root agent's tools and sub-agents (in a DAG, of its
+agents). Each has a reference by which the agent can recall it. Only the newest results are read
+whole, so that the cost does not grow with the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ from bottega.runs import read
 from bottega.runs.fold import EPISODE
 
 NEWEST = 50
-"""So many results are read, and listed."""
-_LONGEST = 40_000  # characters of a result; more than its section has room for
+"""Number of results that are read and listed."""
+_LONGEST = 40_000  # characters read of a result; more than fit into its section
 _EXCERPT_TOKENS = 60
 
 _TEXT = """
@@ -95,7 +95,7 @@ class Result:
     """An intermediate result.
 
     Attributes:
-        seq: of the event that has it.
+        seq: of its event.
         name: of the tool or agent.
         size: in bytes.
         text: its beginning; ``None`` if it was not read.
@@ -109,11 +109,11 @@ class Result:
 
 
 def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]) -> list[Result]:
-    """Results in the order in which the agent's history has them. Pure.
+    """Return results in the order in which the agent's history has them. Pure.
 
     Args:
         results: by (model call, id of the tool call).
-        calls: by model call, the ids of its tool calls as the model gave them.
+        calls: by model call, the ids of its tool calls as the model wrote them.
     """
     found: list[Result] = []
     for call, ids in sorted(calls.items()):
@@ -132,15 +132,15 @@ def fold_working(
     prompt: Mapping[str, int] | None = None,
     plan: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The working memory of a run as clients see it. Pure.
+    """Return the working memory of a run in the form of the API. Pure.
 
     Args:
         definition: of its agent; ``None`` in a DAG.
         results: all; the newest with their texts.
-        retrieved: what it was given of earlier runs.
+        retrieved: memory of earlier runs that it got.
         spent: tokens and model calls.
-        prompt: what the last model call was given, if that was not everything.
-        plan: of its agent, if that wrote one.
+        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it had to be cut.
+        plan: of its agent, if it wrote one.
     """
     memory = _filled(run, definition, results, spent)
     memory.load_task_context(plan=plan)
@@ -183,7 +183,7 @@ def _filled(
     results: Sequence[Result],
     spent: tuple[int, int],
 ) -> WorkingMemory:
-    """The working memory with what the run's own log says."""
+    """Return the working memory, filled from the run's own log."""
     memory = WorkingMemory(Budgets())
     system = definition["system_message"] if definition else ""
     names = ", ".join(_tool_names(definition)) if definition else ""
@@ -218,7 +218,7 @@ def _tool_names(definition: Mapping[str, Any]) -> list[str]:
 
 
 def question_of(asked: str | Sequence[Mapping[str, str]]) -> str:
-    """What a run was asked, of all that its input holds."""
+    """Return the user's question in a run's input."""
     if isinstance(asked, str):
         return asked
     return next(message["content"] for message in asked if message["role"] == "user")
@@ -227,7 +227,7 @@ def question_of(asked: str | Sequence[Mapping[str, str]]) -> str:
 async def working_memory(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> dict[str, Any]:
-    """A run's working memory: see :func:`fold_working`.
+    """Return a run's working memory: see :func:`fold_working`.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -252,7 +252,7 @@ async def working_memory(
 
 
 def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
-    """The results among a log's rows, in the order of their references.
+    """Return the results among a log's rows, in the order of their references.
 
     Args:
         definition: of the run's agent; ``None`` in a DAG.
