@@ -1,6 +1,7 @@
-"""The one place that asks the machine for the time.
+"""The only access to the machine's clocks.
 
-Code that decides takes a :class:`Clock` (or a float) instead, so that tests move time by hand.
+Code with time-based decisions takes a :class:`Clock` (or a float) instead, so that tests control
+the time.
 """
 
 import time
@@ -8,14 +9,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 Clock = Callable[[], datetime]
-"""Returns the current time, aware and in UTC."""
+"""A function that returns the current time, aware and in UTC."""
 
 
 def utcnow() -> datetime:
-    """The wall clock: aware, UTC."""
+    """Return the wall-clock time, aware and in UTC."""
     return datetime.now(UTC)
 
 
 def monotonic() -> float:
-    """Seconds on a clock that never goes back; for durations only."""
+    """Return seconds on a clock that never goes back; for durations only."""
     return time.monotonic()

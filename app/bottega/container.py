@@ -1,4 +1,4 @@
-"""The composition root: the only place that builds what has a lifetime, and takes it down again."""
+"""The composition root: builds all long-lived objects, and closes them."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,8 @@ from bottega.settings import Settings, redactor, secrets
 from bottega.tenants.keyring import Keyring
 
 GC_THRESHOLD = (50_000, 20, 20)
-"""Python's default looks for garbage after every 700 new objects. A thousand agents at once have
-millions, hardly any of them garbage in cycles, and a third of the CPU went into looking."""
+"""Python's default collects after every 700 new objects. A thousand agents have millions of objects
+with hardly any cycles, and collections took a third of the CPU."""
 
 if TYPE_CHECKING:
     from bottega.llm.openai_provider import OpenAIProvider
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the API works with.
+    """Dependencies of the API.
 
     Attributes:
-        tails: the runs that are being watched through this process.
-        keys: who is let in.
-        memory: what was done before.
-        patterns: what that taught.
-        descriptors: how many this process may have.
+        tails: the runs that are watched through this process.
+        keys: authentication.
+        memory: episodes of earlier runs.
+        patterns: learned from them.
+        descriptors: file descriptor limits of this process.
         working: whether this process executes runs too.
     """
 
@@ -64,11 +64,11 @@ class Service:
 async def open_service(
     settings: Settings, url: str, *, api: bool, worker: bool
 ) -> AsyncIterator[Service]:
-    """Open the database and everything that runs beside it; close all of it at the end.
+    """Open the database and all services around it; close them at the end.
 
     Args:
         url: of a database that is up.
-        api: serve subscribers (listens for wake-ups).
+        api: serve subscribers (listen for wake-ups).
         worker: execute runs.
 
     Raises:
@@ -81,7 +81,7 @@ async def open_service(
         feed = Feed(database.connect)
         keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
         tails = Tails(database.pool, feed)
-        # By every process: what waits must end in time though no worker is up.
+        # In every process: waiting runs must time out even if no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
             open_remembering(settings, database) as remembering,
@@ -111,7 +111,7 @@ async def open_service(
                 stack.callback(service.feed.close)
             if worker:
                 await stack.enter_async_context(_worker(service, remembering))
-            gc.freeze()  # what was built now stays: collections need not look at it again
+            gc.freeze()  # these objects stay: exclude them from collections
             gc.set_threshold(*GC_THRESHOLD)
             yield service
 
@@ -119,7 +119,7 @@ async def open_service(
 def _workshop(
     settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
 ) -> "Workshop":
-    """What the agents of all runs are built with."""
+    """Return the dependencies of all agents."""
     from bottega.runs.build import Workshop
     from bottega.runs.plugins import configure_agent
 
@@ -137,7 +137,7 @@ def _workshop(
 
 
 def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -> "Analyst | None":
-    """The model that analyses goals and reflects on runs, if one is to."""
+    """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
     from bottega.llm.analyst import ANALYST_PATIENCE_S, ModelAnalyst
@@ -148,7 +148,7 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
 
 
 def _bench(settings: Settings) -> "Bench":
-    """The one pool of this process for the asynchronous sub-agents of all its runs."""
+    """Return this process's shared state for asynchronous sub-agents."""
     from bottega.runs.plugins import subagent_plugins
     from bottega.runs.subagents import Bench
     from bottega.subagents.registry import SubagentRegistry
@@ -163,7 +163,7 @@ def _bench(settings: Settings) -> "Bench":
 
 @asynccontextmanager
 async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
-    """Execute runs beside the block; at its end, hand back what is not done."""
+    """Execute runs during the block; at its end, hand back unfinished ones."""
     from bottega.runs.control import CancelWatch
     from bottega.runs.day_budget import DayBudgets
     from bottega.runs.execute import Executor
@@ -218,7 +218,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
 
 
 def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
-    """Where runs look for what earlier ones taught."""
+    """Return the memory of earlier runs."""
     from bottega.runs.giving import Taught
 
     settings = service.settings
@@ -233,7 +233,7 @@ def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
 
 @asynccontextmanager
 async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterator[None]:
-    """Take runs from the queue beside the block; at its end, hand back what is not done."""
+    """Take runs from the queue during the block; at its end, hand back unfinished ones."""
     settings = service.settings
     working = asyncio.ensure_future(
         queue.work(
@@ -254,7 +254,7 @@ async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterato
 
 @asynccontextmanager
 async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
-    """Start scheduled runs and send webhooks beside the block."""
+    """Start scheduled runs and send webhooks during the block."""
     from bottega.runs.alarms import heed
     from bottega.runs.schedules import Limits, Ticker
     from bottega.runs.webhooks import Webhooks
@@ -273,7 +273,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
 
 @asynccontextmanager
 async def _models(settings: Settings) -> "AsyncIterator[Callable[[str], OpenAIProvider]]":
-    """The model's client by the API it speaks; with no model configured, of our demo model."""
+    """Yield the model's clients by API; without a configured model, of the demo model."""
     from bottega.llm.openai_provider import OpenAIProvider
 
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""File descriptors: how many this process may have, and which share of them is for what."""
+"""File descriptors: the limit of this process, and the shares for each use."""
 
 import asyncio
 import os
@@ -18,25 +18,25 @@ class Descriptors:
     """The limits of this process.
 
     Attributes:
-        soft: how many descriptors it may have.
-        hard: to what it may raise that.
+        soft: the current limit.
+        hard: the highest limit that it may set.
     """
 
     soft: int
     hard: int
 
     def connections(self, most: int) -> int:
-        """Bound on connections of clients: half of the descriptors, and at most ``most``."""
+        """Return the limit of client connections: half of the descriptors, at most ``most``."""
         return max(1, min(most, self.soft // 2))
 
     def note(self, most: int) -> None:
-        """Log the limits, with the bound on connections that follows."""
+        """Log the limits, and the limit of connections."""
         connections = self.connections(most)
         log.info("limits.descriptors", soft=self.soft, hard=self.hard, connections=connections)
 
     @property
     def calls_of_tenant(self) -> int:
-        """Bound on outgoing calls of one tenant at a time."""
+        """Limit of concurrent outgoing calls of one tenant."""
         return max(1, self.soft // 4)
 
 
@@ -54,7 +54,7 @@ def raise_limit() -> Descriptors:
 async def warn_when_exhausted(found: Descriptors) -> None:
     """Log an error while no descriptor is left, until cancelled.
 
-    The event loop drops connections that it cannot accept without a word.
+    The event loop silently drops connections that it cannot accept.
     """
     while True:
         try:

@@ -1,33 +1,33 @@
-"""Every error Bottega raises on purpose, with a stable code and a kind.
+"""The errors that Bottega raises, each with a stable code and a kind.
 
     BottegaError
     ├── InvalidInputError     invalid       the request cannot be carried out as written
-    │   ├── CycleError        conflict      an edge or a sub-agent would close a circle
-    │   ├── UnknownAgentError invalid       a name that nobody registered
+    │   ├── CycleError        conflict      an edge or a sub-agent would close a cycle
+    │   ├── UnknownAgentError invalid       no agent of this name
     │   ├── InvalidQueryError invalid       a query without exactly one human message
-    │   └── NoProviderError   invalid       an agent that has no model to ask
-    ├── UnauthenticatedError  unauthenticated  nobody knows who asks
-    ├── ForbiddenError        forbidden     who asks may not do this
+    │   └── NoProviderError   invalid       an agent without a model
+    ├── UnauthenticatedError  unauthenticated  no valid credentials
+    ├── ForbiddenError        forbidden     the caller may not do this
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
     ├── VersionConflictError  precondition
-    ├── LimitedError          limited       a limit is reached; it says when to come back
-    ├── SubagentRefusedError  limited       a task of a sub-agent was not taken; its text says why
+    ├── LimitedError          limited       a limit is reached; has the time of a retry
+    ├── SubagentRefusedError  limited       a task was refused at its dispatch
     │   ├── SubagentQueueFullError      too many tasks wait
     │   ├── SubagentDepthExceededError  tasks would be nested too deeply
-    │   ├── SubagentQuotaExceededError  its parent, or the tenant, has used up what it may
-    │   └── SubagentCircuitOpenError    tasks of this kind fail; it says when to try again
-    ├── UnavailableError      unavailable   something we need is down; worth trying again
+    │   ├── SubagentQuotaExceededError  the parent's or tenant's quota is used up
+    │   └── SubagentCircuitOpenError    tasks of this kind keep failing
+    ├── UnavailableError      unavailable   a dependency is down; a retry may work
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
-    ├── PluginError           internal      a plugin broke while it configured an agent
-    ├── HistoryError          internal      a history no model API would accept
-    ├── IllegalTransition     internal      a move between states that there is not
-    ├── BudgetExhaustedError  internal      the run may not spend another token
+    ├── PluginError           internal      a plugin failed to configure an agent
+    ├── HistoryError          internal      a history that model APIs would refuse
+    ├── IllegalTransition     internal      no such transition between states
+    ├── BudgetExhaustedError  internal      the run's tokens are used up
     └── FencedError           internal      this worker lost its run to another
 
-The *kind* is what other code branches on (the API maps it to a status, the worker to retry or
-fail); the *code* is what clients match on; the text is for people.
+Code branches on the *kind* (the API maps it to a status, the worker to retry or fail). Clients
+match the *code*. The text is for people.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from enum import StrEnum
 
 
 class ErrorKind(StrEnum):
-    """What sort of failure this is, independent of any transport."""
+    """The kind of a failure, independent of any transport."""
 
     INVALID = "invalid"
     UNAUTHENTICATED = "unauthenticated"
@@ -53,17 +53,17 @@ LONGEST_DETAIL = 4000
 
 
 def shortened(text: str) -> str:
-    """Text of an error, which may quote anything, at a length that can be stored and read."""
+    """Cut an error text, which may quote anything, to ``LONGEST_DETAIL`` characters."""
     return text if len(text) <= LONGEST_DETAIL else f"{text[: LONGEST_DETAIL - 1]}…"
 
 
 class BottegaError(Exception):
-    """Base of the tree.
+    """Base class of all errors.
 
     Args:
-        detail: a sentence that says what to mend; cut after ``LONGEST_DETAIL`` characters.
+        detail: a sentence that says what to change; cut to ``LONGEST_DETAIL`` characters.
         code: stable identifier; defaults to the class's.
-        pointer: JSON Pointer (RFC 6901) to the offending part of the input, if there is one.
+        pointer: JSON Pointer (RFC 6901) to the wrong part of the input, if there is one.
     """
 
     kind: ErrorKind = ErrorKind.INTERNAL
@@ -83,7 +83,7 @@ class InvalidInputError(BottegaError):
 
 
 class CycleError(InvalidInputError):
-    """An edge or a sub-agent that would close a circle; ``path`` starts and ends at one node."""
+    """An edge or sub-agent that would close a cycle; ``path`` starts and ends at one node."""
 
     kind = ErrorKind.CONFLICT
     code = "cycle"
@@ -131,10 +131,10 @@ class VersionConflictError(BottegaError):
 
 
 class LimitedError(BottegaError):
-    """A limit of the tenant's is reached.
+    """A limit of the tenant that is reached.
 
     Args:
-        retry_after_s: seconds after which the same may be accepted.
+        retry_after_s: seconds after which the same request may be accepted.
     """
 
     kind = ErrorKind.LIMITED
@@ -146,11 +146,10 @@ class LimitedError(BottegaError):
 
 
 class SubagentRefusedError(BottegaError):
-    """A task was refused at its dispatch; the model reads the detail.
+    """A task that was refused at its dispatch; the model reads the detail.
 
     Args:
-        about: what the limit is and how far it is used, as the event ``subagent.backpressure``
-            has it.
+        about: the limit and its use, as in the event ``subagent.backpressure``.
     """
 
     kind = ErrorKind.LIMITED
@@ -189,12 +188,12 @@ class UnavailableError(BottegaError):
 
 
 class ModelError(BottegaError):
-    """The model's side failed.
+    """A failure of the model's side.
 
     Args:
         retryable: whether the same call may succeed later.
         retry_after_s: seconds the server asked to wait, if it did.
-        last_code: of the last try's failure, if several tries failed and ``code`` is of them all.
+        last_code: code of the last failed try, if ``code`` stands for several.
     """
 
     kind = ErrorKind.MODEL
@@ -220,7 +219,7 @@ class HookContractError(BottegaError):
 
 
 class PluginError(BottegaError):
-    """A plugin that broke while it configured an agent."""
+    """A plugin that failed to configure an agent."""
 
     code = "plugin_failed"
 
@@ -229,7 +228,7 @@ class HistoryError(BottegaError):
     code = "history"
 
 
-class IllegalTransition(BottegaError):  # noqa: N818 (the name that spec page 3 gives it)
+class IllegalTransition(BottegaError):  # noqa: N818 (a public name)
     code = "illegal_transition"
 
 

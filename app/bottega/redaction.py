@@ -1,4 +1,4 @@
-"""Taking secrets out of text, should something from outside repeat them. Pure."""
+"""Removal of secrets from text, in case something external repeats them. Pure."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
-"""A shorter text is a part of many that are no secret, and cannot be taken out of them."""
+"""Least length of a secret; a shorter one is part of too many other texts."""
 LEFT_OUT = "[secret]"
 
 
@@ -18,17 +18,17 @@ class Redactor:
     """Replaces secrets in text by ``[secret]``.
 
     Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second. So do
-    the ways in which JSON, HTML, URLs and base64 would write it, and what ``Basic …`` encodes.
+    the JSON, HTML, URL and base64 forms, and the credentials in ``Basic …``.
 
     Args:
-        secrets: those shorter than :data:`SHORTEST` are left alone.
+        secrets: those shorter than :data:`SHORTEST` are ignored.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         words = set[str]().union(*map(_words, secrets))
         forms = set[str]().union(*map(_forms, words))
         self._longest_first = sorted(forms, key=lambda text: (-len(text), text))
-        # What holds another of them need not be looked for: that one is found, too.
+        # A form that contains another need not be searched for: the shorter one is found.
         self._marks = [
             text
             for number, text in enumerate(self._longest_first)
@@ -40,17 +40,17 @@ class Redactor:
         return re.compile("|".join(map(re.escape, self._longest_first)))
 
     def text(self, text: str) -> str:
-        """``text`` without them."""
-        if not self.finds(text):  # which is nearly always so, and far quicker to tell
+        """Return ``text`` without secrets."""
+        if not self.finds(text):  # the usual case, and much faster
             return text
         return self._pattern.sub(LEFT_OUT, text)
 
     def finds(self, text: str) -> bool:
-        """Whether there is any of them in ``text``."""
+        """Return true if ``text`` contains a secret."""
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """The same for all text within JSON; its depth is the caller's to bound."""
+        """Return a JSON value without secrets. The caller must bound its depth."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -61,7 +61,7 @@ class Redactor:
 
 
 def _words(secret: str) -> set[str]:
-    """What of a secret is one: itself, its words, and what ``Basic`` credentials encode."""
+    """Return the secrets in one: itself, its words, and decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):
@@ -86,8 +86,10 @@ def _forms(text: str) -> set[str]:
 
 
 def _in_base64(text: bytes) -> set[str]:
-    """What base64 makes of it, wherever in the encoded text it begins: but for the characters at
-    both ends, which depend on what stands beside it."""
+    """Return the base64 forms of a text, for each of the three offsets at which it may start.
+
+    The characters at both ends are left out, since they depend on the neighbouring text.
+    """
     forms = set()
     for offset, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(offset) + text).rstrip(b"=").decode()

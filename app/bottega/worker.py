@@ -1,4 +1,4 @@
-"""The worker process: executes runs, serves nothing. Never loads the web stack."""
+"""The worker process: executes runs, serves no requests, never loads the web stack."""
 
 import asyncio
 import signal
