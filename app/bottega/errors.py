@@ -193,7 +193,7 @@ class ModelError(BottegaError):
     Args:
         retryable: whether the same call may succeed later.
         retry_after_s: seconds the server asked to wait, if it did.
-        last_code: code of the last failed try, if ``code`` stands for several.
+        last_code: code of the last failed try, if ``code`` is about several.
     """
 
     kind = ErrorKind.MODEL

@@ -1,7 +1,7 @@
-"""Work that waits in the database until its time, and is done by whichever worker comes first.
+"""Work that waits in the database until its time, done by the first free worker.
 
-A NOTIFY says that something may be due now, a timer when the next thing will be, and a slow poll
-makes good for what was missed. None of them decides anything: the rows and the database's clock do.
+A NOTIFY signals that something may be due now. A timer signals the next due time. A slow poll
+covers missed signals. These are only hints: the rows and the database's clock decide.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from bottega.events.feed import Connect, keep_connected
 from bottega.events.log import is_transient
 
 _AGAIN_S = 1.0
-_LEAST_S = 0.05  # what is due and not to be had is in another worker's hands
+_LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
 
 log = structlog.get_logger(__name__)
 
 
 class Alarm:
-    """Calls ``act`` at once, whenever it rings, and when the time has come.
+    """A loop that calls ``act`` at once, at every ring, and at every due time.
 
     Args:
         channel: notifications on it ring the alarm.
-        act: does what is due; answers the seconds until something else will be.
-        poll_s: the longest time between two calls.
+        act: does the due work; returns the seconds until more is due.
+        poll_s: longest time between two calls.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Alarm:
         self._rung.set()
 
     async def run(self) -> None:
-        """Go on until cancelled, whatever ``act`` raises."""
+        """Run until cancelled. Errors of ``act`` are logged."""
         while True:
             self._rung.clear()
             pause = _AGAIN_S

@@ -1,4 +1,4 @@
-"""Build a run's agents from the definitions it pinned."""
+"""Build a run's agents from its pinned definitions."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -27,18 +27,18 @@ from bottega.tools.builtin import ToolDeps, builtin_tool
 from bottega.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
-"""A plugin's: given an agent that the factory made, and its definition."""
+"""A plugin's function; it gets an agent from the factory and its definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What agents are built with, the same for every run.
+    """Dependencies of agents, the same for every run.
 
     Attributes:
-        provider_for: the provider of an agent's definition.
-        tool_deps: what built-in and HTTP tools work with.
-        secrets: those of a tenant, by its name.
-        embedder: of agents that recall.
+        provider_for: returns the provider for an agent's definition.
+        tool_deps: dependencies of built-in and HTTP tools.
+        secrets: returns a tenant's secrets, by its name.
+        embedder: for agents with ``recall``.
         configure: called in order after the factory, for each agent.
     """
 
@@ -54,9 +54,9 @@ class Team:
     """A run's agents.
 
     Attributes:
-        agents: the root alone, or in a DAG one per node of the graph.
+        agents: the root alone; in a DAG, one per node of the graph.
         graph: the run's own copy, or ``None``.
-        warnings: (code, message) of what was odd but no error.
+        warnings: (code, message) pairs.
     """
 
     agents: dict[str, BaseAgent]
@@ -73,7 +73,7 @@ def build(
         claim: ``tenant`` (its name), ``mode``, ``agent`` (the root's name), ``agents`` (pinned
             definitions by name), ``graph`` (the pinned graph's definition or ``None``) and
             ``session_base``.
-        registry: of asynchronous sub-agents, if there can be any.
+        registry: of asynchronous sub-agents, if supported.
 
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``.
@@ -94,7 +94,7 @@ def build(
         _restore(graph, claim["session_base"])
         factory.with_memory_graph(graph)
 
-    @functools.cache  # a sub-agent of several agents is one agent, with one conversation
+    @functools.cache  # several parents share one sub-agent, with one conversation
     def subagent(name: str) -> BaseAgent:
         return create(name)
 
@@ -141,14 +141,14 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
         return builtin_tool(definition["name"], deps)
     try:
         checked = HttpToolDefinition.model_validate(definition)
-    except ValidationError as error:  # it was stored by a version that took it
+    except ValidationError as error:  # an older version stored it
         raise InvalidInputError(
             f"the tool '{definition['name']}' cannot be used any more: "
             f"{error.errors()[0]['msg']}; store the agent anew",
             code="tool_outdated",
         ) from None
     secrets = workshop.secrets(tenant)
-    try:  # now, before a model asks for the tool
+    try:  # check now, before a model calls the tool
         for header in checked.headers.values():
             if isinstance(header, SecretHeader):
                 secrets(header.secret)
@@ -159,7 +159,7 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
 
 
 def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:
-    """Start from what the session's earlier runs published; other runs' nodes are ignored."""
+    """Restore publications of the session's earlier runs; unknown nodes are ignored."""
     for row in session_base:
         published = {**row["details"], "content": row["content"], "version": row["version"]}
         published["timestamp"] = row["published_at"]
@@ -174,7 +174,7 @@ _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
 
 
 def query_of(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
-    """A run's input as a query."""
+    """Return a run's input as a query."""
     if isinstance(value, str):
         return value
     return [_ROLES[message["role"]](content=message["content"]) for message in value]

@@ -1,4 +1,4 @@
-"""Ending runs and tasks from outside: a durable wish, and a nudge to the run's worker."""
+"""Cancellation of runs and tasks: a stored request, and a notification to the run's worker."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,10 @@ _CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)"
 
 
 async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, actor: str) -> bool:
-    """Store the wish that a run ends, and whose it is; answers whether it was over already.
+    """Store a request to cancel a run; return true if it was over already.
+
+    Args:
+        actor: for the audit log.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -40,8 +43,7 @@ async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, acto
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store the wish that a task and all below it end, and whose it is; answers which of them were
-    over already.
+    """Store a request to cancel a task and all below it; return which were over already.
 
     Raises:
         NotFoundError: unknown, another run's, or another tenant's.
@@ -58,11 +60,11 @@ async def request_task_cancel(
 
 
 class CancelWatch:
-    """Tells a worker which of its runs are to end. A nudge says when to look; the row decides.
+    """A worker's watch for cancelled runs. A notification is a hint; the row decides.
 
     Args:
-        under_way: tenant and id of the runs that this worker executes now.
-        cancel: called with a run of them that is to end, and the task if only that is.
+        under_way: returns tenant and id of the runs that this worker executes.
+        cancel: called with a run to cancel, and the task if only that is to end.
     """
 
     def __init__(

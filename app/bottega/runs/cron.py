@@ -1,4 +1,4 @@
-"""When a cron expression is due, in a time zone. Pure."""
+"""Due times of cron expressions in a time zone. Pure."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fr
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
 _CRON = re.compile(rf"{_FIELD}(?: {_FIELD}){{4}}", re.IGNORECASE)
 _MOST_YEARS = 8  # from one 29 February to the next
-_CHANGE = timedelta(hours=3)  # more than any clock is put forward or back
+_CHANGE = timedelta(hours=3)  # more than any change of clocks
 
 
 @cache
@@ -22,7 +22,7 @@ def _zones() -> frozenset[str]:
 
 
 def check_zone(name: str) -> str:
-    """Refuse what is no time zone.
+    """Return ``name`` if it is a time zone.
 
     Raises:
         InvalidInputError: it is none.
@@ -35,10 +35,10 @@ def check_zone(name: str) -> str:
 
 
 def check_cron(cron: str) -> str:
-    """The expression in its plain form.
+    """Return the expression in its normal form.
 
     Raises:
-        InvalidInputError: it is none, or is never due.
+        InvalidInputError: it is no cron expression, or is never due.
     """
     plain = " ".join(cron.split())
     if not _CRON.fullmatch(plain):
@@ -54,13 +54,13 @@ def check_cron(cron: str) -> str:
 
 
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
-    """The first moment after ``after`` at which ``cron`` is due on the clocks of ``zone``, in UTC.
+    """Return the first due time of ``cron`` in ``zone`` after ``after``, in UTC.
 
-    A time that the clocks skip is due as much later as they are put forward. One that they show
-    twice is due the first time; but an expression for every hour is due in both of those hours.
+    A local time that the clocks skip is due later by the length of the skip. A local time that
+    occurs twice is due the first time, but an expression for every hour is due both times.
 
     Args:
-        cron, zone: as they were checked.
+        cron, zone: checked.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -70,7 +70,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     offsets = {before.utcoffset(), here.utcoffset(), tick.utcoffset()}
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
-    # The clocks are changed about now: look at all times near, each as often as it is shown.
+    # The clocks change about now: check all local times nearby, each as often as it occurs.
     every_hour = cron.split(" ")[1] == "*"
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
@@ -84,10 +84,10 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
-    """The last moment up to ``until``, that one included, at which ``cron`` is due in UTC.
+    """Return the last due time of ``cron`` up to ``until`` (inclusive), in UTC.
 
     Args:
-        cron: as it was checked.
+        cron: checked.
     """
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
@@ -99,5 +99,5 @@ def _local_times(cron: str, after: datetime) -> croniter:
 
 
 def _shown(moment: datetime) -> datetime:
-    """What the clocks of its zone show at a moment."""
+    """Return the local time of a moment in its zone."""
     return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None, fold=0)

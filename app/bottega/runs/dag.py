@@ -1,7 +1,7 @@
-"""DAG mode (spec page 2, G16): a graph's agents by themselves, each once its sources are done.
+"""DAG mode: run a graph's agents, each once its predecessors are done.
 
-No orchestrator decides anything here: every agent is asked the run's own question, and what its
-predecessors answered reaches it along the graph.
+There is no orchestrator. Every agent gets the run's own question, and its predecessors' answers
+along the graph.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from bottega.runs.tasks import CANCELLED
 
 @dataclass(frozen=True, slots=True)
 class DagOutcome:
-    """How a DAG ended.
+    """The end of a DAG.
 
     Attributes:
-        output: of the sinks: the one sink's text, or texts by sink. If something failed: the
-            texts of all agents that finished, and what there is of those that failed.
-        error: which agents failed and which were not asked because of that.
-        stop_reason: how the first one of them ended, in the order of the graph; of a DAG that is
-            completed, ``max_iterations`` if those of a sink ran out.
+        output: text of the only sink, or texts by sink. After a failure: the texts of all agents
+            that finished, and partial texts of those that failed.
+        error: which agents failed, and which were skipped because of that.
+        stop_reason: of the first failed agent, in the order of the graph. If the DAG is completed:
+            ``max_iterations`` if a sink ran out of iterations.
     """
 
     status: RunStatus
@@ -42,14 +42,14 @@ async def run_dag(
     question: QueryInput,
     recorder: JournalRecorder,
 ) -> DagOutcome:
-    """Ask every agent of the graph, in parallel where the graph allows.
+    """Run every agent of the graph, in parallel where the graph allows.
 
     Args:
         agents: one for each node.
 
     Raises:
-        Exception: what a query raises instead of answering (the recorder's, a hook's bug); all
-            agents under way are cancelled first.
+        Exception: from a query (the recorder's, a hook's bug); all agents under way are cancelled
+            first.
     """
     asked: dict[str, asyncio.Task[AssistantResponse]] = {}
     try:
@@ -86,10 +86,10 @@ async def _ask(
 
 
 def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> DagOutcome:
-    """What the agents' responses mean for the run. Pure."""
+    """Return the run's end, derived from the agents' responses. Pure."""
     usage = sum((response.usage for response in responses.values()), AgentUsage())
     sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
-    # A text that was only reached is the run's output, as anywhere; nobody in the graph reads it.
+    # A sink's answer at its iteration limit counts as output, since no agent depends on it.
     reached = [name for name in sinks if responses[name].error and responses[name].is_answer]
     good = {name: a for name, a in responses.items() if a.error is None or name in reached}
     texts = {name: a.content for name, a in responses.items() if name in good or a.content}

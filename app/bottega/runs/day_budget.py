@@ -1,8 +1,8 @@
 """Tokens that each tenant may spend in a day, for all model calls of a worker.
 
-The workers take the tokens from the database in slices, so that a model call hardly ever asks it.
-A slice is part of what is used up until it is given back, or until it lapses since nobody renews
-it: its worker is dead. What such a worker had spent of it and not reported is lost to the count.
+Workers take tokens from the database in slices, so that few model calls need a query. A slice
+counts as used until it is returned, or until it lapses because its dead worker no longer renews it.
+Tokens that such a worker spent and did not report are never counted.
 """
 
 import asyncio
@@ -24,20 +24,19 @@ _RENEWED_S = 20.0
 _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
-_SHARE = 100  # of the day's tokens a slice is at most one of so many parts, or one call
+_SHARE = 100  # a slice is at most this fraction of the day's tokens, or one call
 
 _DRAW = "SELECT held, others FROM draw_tokens($1, $2, $3, $4, $5, $6)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
-"""Given tokens spent in all, those of them that were reported, and those wanted as the slice:
-answers with the slice, and with the slices of other workers."""
+"""From (tokens spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
 
 
 class DayAccount(Account):
-    """A worker's share of the tokens that a tenant may spend today; its limit is the sum drawn.
+    """A worker's share of a tenant's tokens of today; its limit is the sum of its slices.
 
     Attributes:
-        runs: that use it.
+        runs: number of runs that use it.
     """
 
     def __init__(self, draw: Draw, slice_: int) -> None:
@@ -53,7 +52,7 @@ class DayAccount(Account):
 
     @property
     def held(self) -> int:
-        """The slice: tokens that were drawn and not spent."""
+        """The slice: tokens taken and not spent."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
@@ -62,7 +61,7 @@ class DayAccount(Account):
 
     @property
     def may_grow(self) -> bool:
-        """True if other workers hold tokens, which they may give back."""
+        """True if other workers hold tokens, which they may return."""
         return self._others > 0
 
     def used_up(self, sent: int) -> str:
@@ -78,10 +77,10 @@ class DayAccount(Account):
                 await self._sync(self.reserved + max(tokens, self._slice))
 
     async def changed(self) -> None:
-        """Return when something was given back here, or may have been elsewhere.
+        """Wait until tokens were returned here, or may have been elsewhere.
 
-        The slice is given back meanwhile if no call is under way: else two workers, each with less
-        than its next call takes, would wait for each other.
+        If no call is under way, the slice is returned meanwhile. Otherwise two workers with too few
+        tokens for their next calls would wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -94,14 +93,14 @@ class DayAccount(Account):
                 await super().changed()
 
     async def report(self) -> None:
-        """Report what was spent; give the slice back if no run uses it."""
+        """Report the tokens spent; return the slice if no run uses it."""
         async with self._lock:
             wanted = self.held if self.runs else 0
             if self.spent != self._reported or self.held != wanted:
                 await self._sync(wanted)
 
     async def tend(self) -> None:
-        """Give the slice back if it is idle, or renew it in time."""
+        """Return the slice if it is idle, or renew it in time."""
         async with self._lock:
             now = monotonic()
             if self.held and not self.reserved and now - self._used_at >= _IDLE_S:
@@ -121,7 +120,7 @@ class DayBudgets:
     """The accounts of the tenants whose runs this worker executes.
 
     Args:
-        tokens_per_day: of each tenant; ``None``: no limit, and nothing is asked or counted here.
+        tokens_per_day: of each tenant; ``None``: no limit and no accounts.
     """
 
     def __init__(self, pool: asyncpg.Pool, tokens_per_day: int | None) -> None:
@@ -131,7 +130,7 @@ class DayBudgets:
         self._accounts: dict[UUID, DayAccount] = {}
 
     def open(self, tenant_id: UUID) -> DayAccount | None:
-        """The account that pays for a run; close it when that is over."""
+        """Return the account that pays for a run; close it when the run is over."""
         if self._limit is None:
             return None
         account = self._accounts.get(tenant_id)
@@ -142,7 +141,7 @@ class DayBudgets:
         return account
 
     async def close(self, account: DayAccount) -> None:
-        """A run is over, or not ours any more."""
+        """Release an account when its run is over, or lost."""
         account.runs -= 1
         try:
             await account.report()
@@ -150,7 +149,7 @@ class DayBudgets:
             logger.exception("tokens.not_reported")
 
     async def run(self) -> None:
-        """Give back what is idle, renew the rest, and forget tenants without runs."""
+        """Return idle slices, renew the rest, and drop tenants without runs."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for tenant_id, account in list(self._accounts.items()):

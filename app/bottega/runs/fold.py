@@ -1,8 +1,8 @@
-"""Fold a run's journal into what its next attempt need not do again. Pure.
+"""Fold a run's journal into the work that its next attempt need not do again. Pure.
 
-A run that is resumed is simply run again with the fold beside it: calls that it answers are not
-made again, events that it holds are not written again. Sub-agents run again too, and come to the
-same end because all of their own calls are answered; so they publish what they published.
+A resumed run simply runs again, with the fold: calls with recorded answers are not made again, and
+recorded events are not written again. Sub-agents run again too. Their own calls are replayed, so
+they end and publish as before.
 """
 
 from collections import defaultdict
@@ -20,35 +20,35 @@ from bottega.events.types import STATE, Event, EventType
 from bottega.memory.following import SOURCE
 
 EPISODE = "episode:"
-"""What the source of something recalled begins with, if it is an episode; no agent's name does."""
+"""Prefix of the source of recalled episodes; no agent's name starts with it."""
 TAUGHT = (EPISODE, SOURCE)
-"""The same of all that earlier runs taught."""
+"""Prefixes of the sources of all memory of earlier runs."""
 ANALYSIS = "analysis:"
-"""The same of what a model said that the run's task asks for."""
+"""Prefix of the source of a model's analysis of the run's task."""
 
 Key = tuple[Any, ...]
-"""What makes an event the same one when a run is executed again: its type and what it is about."""
+"""The identity of an event over attempts: its type and subject."""
 
 
 @dataclass(slots=True)
 class Fold:
-    """What the journal of a run's earlier attempts holds.
+    """The contents of the journal of a run's earlier attempts.
 
     Attributes:
         seen: the ``seq`` of each event by its key.
         answers: model answers by (task, call).
         failures: of model calls that failed for good, by (task, call).
         results: results of tools that are no sub-agents, by (task, call, tool call).
-        begun: those of them that were begun.
-        carried: which of the answers another run paid for.
-        versions: of what each agent published, by task.
-        published_at: the time of that, by task.
-        sources: the agents whose answers a task was given before its first model call, by task.
-        recalled: data of what the root was given of earlier runs at its start, in order.
-        helped: the same of what it was given when a call failed, by the number of the model call
-            that made it and its own id, in order.
-        analysis: what a model said that the task asks for, as JSON.
-        asked: the number of the last model call that the root began; 0: it began none.
+        begun: keys of those tools' calls that were started.
+        carried: keys of the answers that another run paid for.
+        versions: of each agent's publications, by task.
+        published_at: times of publications, by task.
+        sources: agents whose answers a task got before its first model call, by task.
+        recalled: data of the memory that the root got at its start, in order.
+        helped: data of the memory that the root got after failed calls, in order, by model call and
+            tool call.
+        analysis: a model's analysis of the task, as JSON.
+        asked: number of the root's last started model call; 0: none.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class Fold:
 
 
 def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
-    """Fold a run's log, in order, into what its next attempt need not do again.
+    """Fold a run's log, in order.
 
     Args:
-        carried_seq: up to here the log was carried over from the run that this one repeats.
+        carried_seq: last ``seq`` that was copied from the run that this one repeats.
     """
     folded = Fold()
     given: defaultdict[UUID | None, set[str]] = defaultdict(set)
@@ -114,10 +114,10 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
 def _fold_shared_memory(
     folded: Fold, given: defaultdict[UUID | None, set[str]], event: Event
 ) -> None:
-    """Fold an event about what agents published and were given.
+    """Fold an event about publications or injected context.
 
     Args:
-        given: sources by task, as far as the log was read.
+        given: sources by task, so far.
     """
     match event.type:
         case EventType.MEMORY_PUBLISHED:
@@ -131,19 +131,19 @@ def _fold_shared_memory(
 
 
 def was_taught(recalled: Mapping[str, Any]) -> bool:
-    """Whether what was recalled is of earlier runs, and not of another agent of this one."""
+    """Return true if recalled context is from earlier runs, not from agents of this one."""
     source: str = recalled["source"]
     return source.startswith(TAUGHT)
 
 
 def answer_of(data: Mapping[str, Any]) -> AssistantMessage:
-    """The model's answer that ``llm.completed`` holds."""
+    """Return the model's answer in ``llm.completed``."""
     state = {"state": from_json(data[STATE])} if STATE in data else {}
     return AssistantMessage.model_validate({**data["message"], "usage": data["usage"], **state})
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:
-    """What a model call cost."""
+    """Return the usage of a model call."""
     return AgentUsage.of(message.usage, model_calls=1, tool_calls=len(message.tool_calls))
 
 
@@ -152,6 +152,6 @@ _ABOUT_WARNING = ("code", "message")
 
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
-    """The key of an event; equal for the same event of another attempt."""
+    """Return the key of an event; it is the same in every attempt."""
     about = _ABOUT_WARNING if event_type == EventType.WARNING else _ABOUT
     return (event_type, task_id, *(data.get(name) for name in about))

@@ -1,4 +1,4 @@
-"""Heartbeats: a worker says that it is alive, and how busy, on the whole and with each tenant."""
+"""Heartbeats: a worker reports that it is alive, and its load in total and per tenant."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from bottega.events.log import is_transient
 
 EVERY_S = 2.0
 GONE_AFTER = timedelta(seconds=30)
-"""Of whom nothing was heard for so long is not shown; the sweep removes what it said."""
+"""A worker without a heartbeat for so long is not listed; the sweep deletes its rows."""
 _PATIENCE_S = 10.0
 _MOST = 1000
 _BEAT = "SELECT beat($1, $2, $3, $4, $5)"
@@ -34,13 +34,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a worker does at a moment.
+    """A worker's load at a moment.
 
     Attributes:
-        pool: sums over all tenants, for everybody to see: ``size``, ``min`` and ``max`` of the
-            pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by priority),
-            and ``runs`` that are under way.
-        tenants: for each tenant that has any, its own part: ``running``, ``parked`` and ``queued``
+        pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
+            the pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by
+            priority), and ``runs`` that are under way.
+        tenants: for each tenant with any load, its own part: ``running``, ``parked`` and ``queued``
             tasks, ``queue``, and ``breakers`` that are not closed and clean: ``kind``, ``agent``,
             ``state``, ``failures``, ``retry_after_ms``.
     """
@@ -53,10 +53,10 @@ class Snapshot:
 async def heartbeats(
     pool: asyncpg.Pool, snapshot: Callable[[], Snapshot], every_s: float = EVERY_S
 ) -> AsyncIterator[None]:
-    """Let the others know of this worker while the block runs; then it has left.
+    """Report this worker as alive during the block, and as gone at its end.
 
     Args:
-        snapshot: asked before each heartbeat.
+        snapshot: called before each heartbeat.
     """
     worker_id, began = uuid4(), monotonic()
 
@@ -79,20 +79,22 @@ async def heartbeats(
     await beat()
     async with background(beat_regularly):
         yield
-    with contextlib.suppress(Exception):  # then it counts as gone a little later
+    with contextlib.suppress(Exception):  # otherwise it counts as gone a little later
         async with asyncio.timeout(1.0):
             await pool.execute(_LEAVE, worker_id)
 
 
 async def any_alive(pool: asyncpg.Pool) -> bool:
-    """Whether some worker is."""
+    """Return true if a worker is alive."""
     alive: bool = await pool.fetchval(_ANY_ALIVE, GONE_AFTER)
     return alive
 
 
 async def alive(connection: AsyncConnection, tenant_id: UUID) -> Sequence[RowMapping]:
-    """The workers that are, oldest first: each one's row, and as ``state`` the tenant's own part,
-    ``None`` if it has none there."""
+    """Return the rows of live workers, oldest first.
+
+    ``state`` is the tenant's own part of the load, or ``None``.
+    """
     query = (
         select(workers, worker_tenants.c.state)
         .join_from(

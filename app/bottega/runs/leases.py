@@ -1,7 +1,7 @@
-"""Leases: a worker says of the runs it executes that they are alive, and hears which it lost.
+"""Leases: a worker renews those of its runs, and learns which runs it lost.
 
-From a thread with an event loop and a connection of its own, so that nothing that keeps the
-worker's loop busy (a long fold, a tool that computes) makes its runs look abandoned.
+This happens in a thread with its own event loop and connection. So a busy main loop (a long fold, a
+tool that computes) does not make runs look abandoned.
 """
 
 import asyncio
@@ -31,8 +31,7 @@ class Held(NamedTuple):
 
 
 def lease_s(takeover_s: float) -> float:
-    """How long a claim or a renewal holds, if a dead worker's runs are to be taken up within
-    ``takeover_s`` seconds."""
+    """Return the duration of a lease, so that dead workers' runs move in ``takeover_s``."""
     return takeover_s / 2
 
 
@@ -43,11 +42,11 @@ async def leases(
     lost: Callable[[Held], None],
     takeover_s: float,
 ) -> AsyncIterator[None]:
-    """Renew the leases of what is ``held`` while the block runs.
+    """Renew the leases of the ``held`` runs during the block.
 
     Args:
         held: called in another thread.
-        lost: told of each that is not ours any more: it ended, or another worker has it.
+        lost: called with each run that ended or that another worker has.
     """
     ours = asyncio.get_running_loop()
 

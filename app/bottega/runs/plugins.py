@@ -1,9 +1,9 @@
-"""Plugins: Python that an operator installs beside the service, found by its entry points.
+"""Plugins: Python code that an operator installs beside the service, found by entry points.
 
-A distribution registers an object in the group ``bottega.plugins``; what it defines of the known
-functions is called: ``configure_agent(agent, definition)``, in the worker, for every agent that
-the factory made, so that hooks written in Python reach agents of the service; and
-``before_dispatch`` and ``after_subagent_complete`` around the tasks of asynchronous sub-agents
+A distribution registers an object in the group ``bottega.plugins``. The service calls those of
+these functions that it defines: ``configure_agent(agent, definition)``, in the worker, for every
+agent from the factory, so that agents of the service can have hooks in Python; and
+``before_dispatch`` and ``after_subagent_complete`` around asynchronous tasks
 (:mod:`bottega.subagents.plugins`).
 """
 
@@ -26,7 +26,7 @@ Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
 
 
 def configure_agent() -> tuple[Configure, ...]:
-    """The ``configure_agent`` functions of all plugins, by name of their entry point.
+    """Return the ``configure_agent`` functions of all plugins, ordered by entry point name.
 
     Raises:
         InvalidInputError: a plugin cannot be loaded; better at start than a run without its hooks.
@@ -57,7 +57,7 @@ def _named(name: str, configure: Configure) -> Configure:
 
 
 def subagent_plugins() -> tuple[SubagentPlugin, ...]:
-    """The plugins around tasks of sub-agents, by name of their entry point.
+    """Return the plugins around asynchronous tasks, ordered by entry point name.
 
     Raises:
         InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
@@ -80,7 +80,7 @@ def subagent_plugins() -> tuple[SubagentPlugin, ...]:
 
 
 def _defining(*names: str) -> list[tuple[str, Any]]:
-    """The plugins that define one of ``names``, each with the name of its entry point."""
+    """Return (entry point name, plugin) of the plugins that define one of ``names``."""
     found = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:

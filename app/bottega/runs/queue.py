@@ -1,9 +1,9 @@
-"""The queue: which worker executes which run, and when again. It never holds the run's state.
+"""The queue: assigns runs to workers. It never holds a run's state.
 
-The engine is pgqueuer: its table, and its statements to put rows in and to take them (by priority,
-one worker per row, stale ones again). What becomes of a row is decided in the statement that
-decides what becomes of its run (``claim_run``, ``append_step``, ``hand_back``), so the two never
-disagree for long; and whatever befalls a row, the sweep finds a run that has none.
+The engine is pgqueuer: its table, and its statements to add rows and to take them (by priority, one
+worker per row, stale rows again). The statements that change a run's state also change its row
+(``claim_run``, ``append_step``, ``hand_back``), so the two do not disagree for long. The sweep
+finds runs without a row.
 """
 
 import asyncio
@@ -31,14 +31,13 @@ ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"
 _BATCH = 10
 _DEQUEUE_S = 5.0
-"""Longest time of one look into the queue: then the connection is half dead, or rows it took are
-taken again."""
+"""Longest time of one dequeue. After that, the connection is half dead, or its rows are stale."""
 _ENTRYPOINTS = {QueueEntrypoint(ENTRYPOINT): EntrypointExecutionParameter(concurrency_limit=0)}
 
 log = structlog.get_logger(__name__)
 
 Execute = Callable[[UUID, UUID], Awaitable[None]]
-"""Executes one run, given its tenant and its id."""
+"""A function that executes one run, given its tenant and its id."""
 
 
 def _queries(connection: asyncpg.Connection) -> Queries:
@@ -48,10 +47,10 @@ def _queries(connection: asyncpg.Connection) -> Queries:
 
 
 async def sweep(pool: asyncpg.Pool) -> int:
-    """Put right what nobody else does (the SQL function says what).
+    """Requeue unfinished runs without a live queue entry; return their number.
 
-    Answers how many unfinished runs the engine had no row of. One process at a time: whoever comes
-    second has nothing to do.
+    It also ends runs that waited too long, fills free slots and deletes old rows, a page at a time.
+    Only one process sweeps at a time; the others return 0.
     """
     lost: int = await pool.fetchval("SELECT sweep()") or 0
     if lost:
@@ -81,14 +80,13 @@ async def work(
 ) -> None:
     """Take runs from the queue and execute them until ``stop`` is set.
 
-    Then nothing new is taken; what is being executed may go on for ``grace_s`` seconds, and what
-    is not done by then is cancelled, which hands it back. When the connection is lost, what is
-    being executed goes on, and a new connection takes more meanwhile: the run's own fence decides
-    who may write.
+    Then running ones have ``grace_s`` seconds to end. After that they are cancelled, which hands
+    them back. If the connection is lost, running ones go on, and a new connection takes more: the
+    fence of each run decides who may write.
 
     Args:
-        execute: what it raises is logged; the run's row goes stale and is taken again.
-        takeover_s: a dead worker's runs are taken up within about this time.
+        execute: its errors are logged; the run's row goes stale and is taken again.
+        takeover_s: approximate time until a dead worker's runs are taken over.
     """
     taker = _Taker(execute, concurrency, takeover_s, stop)
     async with background(taker.stop_waiting):
@@ -126,7 +124,7 @@ class _Taker:
         self._execute = execute
         self._concurrency = concurrency
         self._batch = max(1, min(_BATCH, concurrency // 2))  # a small one spreads the runs evenly
-        # Half of the time for a heartbeat to go stale, a third for somebody to look again.
+        # Half of the time until a heartbeat is stale, a third until the next poll.
         self._stale_after = timedelta(seconds=takeover_s / 2)
         self._poll_s = takeover_s / 3
         self._me = QueueManagerId(uuid4())
@@ -134,12 +132,12 @@ class _Taker:
         self._wake = asyncio.Event()
 
     async def stop_waiting(self) -> None:
-        """Let :meth:`take` see that it is to stop."""
+        """Wake :meth:`take` when it is to stop."""
         await self._stop.wait()
         self._wake.set()
 
     async def take(self, connection: asyncpg.Connection) -> None:
-        """Take runs until the connection is lost, or until it is to stop."""
+        """Take runs until the connection is lost or ``stop`` is set."""
         connection.add_termination_listener(lambda _: self._wake.set())
         await connection.add_listener(ENGINE.channel, lambda *_: self._wake.set())
         queries = _queries(connection)
@@ -156,12 +154,12 @@ class _Taker:
                 if len(jobs) == wanted:
                     continue  # there may be more
             with contextlib.suppress(TimeoutError):
-                # Not in step with other workers: sooner or later, as one of them looks.
+                # Jitter, so that workers do not poll at the same time.
                 async with asyncio.timeout(self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
                     await self._wake.wait()
 
     def _begin(self, job: Job) -> None:
-        """Execute a run, unless it is being executed here already: its heartbeat was late."""
+        """Execute a run, unless it is being executed here already (its heartbeat was late)."""
         ids = from_json(job.payload or b"")
         run_id = UUID(ids["run"])
         if run_id in self.executing:

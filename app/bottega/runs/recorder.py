@@ -1,4 +1,4 @@
-"""Between a running agent and its run's journal: the agent core's port, filled in."""
+"""The recorder of a run: the agent core's port, backed by the run's journal."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
     from bottega.runs.memory import Lessons
 
 _MOST_FAILURES = 3
-"""Failures that come together for which what earlier runs know is looked for."""
+"""Number of simultaneous failures for which memory is searched."""
 
 
 class JournalRecorder(Recorder):
-    """Writes what the agents of a run do into its journal, and answers from it what was done.
+    """Recorder of agents' work in the run's journal; it also replays recorded work.
 
     Args:
-        task_root, cancelled: as :class:`Tasks` has them.
+        task_root, cancelled: as for :class:`Tasks`.
         in_session: publications go into the run's session too.
         token_budget: tokens that the run may spend; ``None``: no limit.
-        day: what its tenant may spend today; ``None``: no limit.
-        live_text: who shows the models' text while it comes in.
-        waits: called when a model call begins to wait for its next try, or a tool has ended.
+        day: the tenant's budget of today; ``None``: no limit.
+        live_text: shows the models' text while it comes in.
+        waits: called when a model call starts to wait for its next try, or a tool has ended.
 
     Attributes:
         tasks: of the run.
-        answer_seq: of the root's accepted answer, once there is one.
-        answered: of tasks that run beside their parent, by id, where the answer is in the log.
-        accounts: what the run, and its tenant today, may spend.
+        answer_seq: ``seq`` of the root's accepted answer, once there is one.
+        answered: ``seq`` of the answers of asynchronous tasks, by task.
+        accounts: budgets of the run and of its tenant's day.
         day: the latter, until the run is over.
         spent: by all agents of the run, in all its attempts.
-        lessons: what helps the root when something failed, if there is a memory.
+        lessons: retrieves memory for the root; ``None``: the run has no memory.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class JournalRecorder(Recorder):
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
         self.lessons: Lessons | None = None
-        self._whys: dict[str, tuple[str, str]] = {}  # of sub-agents' failures, by tool call
+        self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.day = day
         self._of_run = Account("the run's token_budget", token_budget)
@@ -88,8 +88,8 @@ class JournalRecorder(Recorder):
         self._live_text = live_text
         self._speeches: dict[Query, Speech] = {}
         self._failed_tries: dict[Query, int] = {}
-        self._pauses: dict[Query, float] = {}  # of each model call: when its last one ends
-        self._acting = 0  # calls of tools that act outside of the run
+        self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
+        self._acting = 0  # calls under way of tools with outside effects
         self._waits = waits
         self._in_session = in_session
         self._published: dict[Query, Publication] = {}
@@ -119,7 +119,7 @@ class JournalRecorder(Recorder):
         )
         if query.parent is None:
             self.answer_seq = seq
-        elif query.tool_call is None:  # it runs beside its parent
+        elif query.tool_call is None:  # asynchronous
             self.answered[self.tasks.id_at(query.path)] = seq
         else:
             call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
@@ -129,9 +129,9 @@ class JournalRecorder(Recorder):
             self._show(query, published, seq if published.content == response.content else None)
 
     def _show(self, query: Query, published: Publication, answer_seq: int | None) -> None:
-        """Write what others can read now: by reference to the answer if that is the same text.
+        """Publish to the graph, by reference to the answer if the text is the same.
 
-        It is not if a hook on QUERY_END changed the answer, or took it back, after that.
+        It differs if a QUERY_END hook changed or rejected the answer afterwards.
         """
         text: dict[str, Any] = {"content": published.content}
         if answer_seq is not None:
@@ -141,7 +141,7 @@ class JournalRecorder(Recorder):
             query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text}
         )
         if not self.journal.is_new(seq):
-            return  # a resumed run says it again; others may have published since
+            return  # a resumed run repeats it; others may have published since
         if self._in_session:
             kept = published.to_dict()
             details = {key: kept[key] for key in ("tool_results", "messages")}
@@ -157,7 +157,7 @@ class JournalRecorder(Recorder):
         call = query.model_calls
         key = (self.tasks.id_of(query), call)
         if recorded := self.journal.folded.answers.get(key):
-            if key not in self.journal.folded.carried:  # else another run paid for it
+            if key not in self.journal.folded.carried:  # otherwise another run paid
                 self._pay(recorded.usage.total_tokens)
             self.spent += usage_of(recorded)
             return recorded
@@ -167,7 +167,7 @@ class JournalRecorder(Recorder):
             return await self._ask(query, partial(invoke, most))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[int | None]:
-        """Reserve the call's tokens; a task does so itself, from its own budget too."""
+        """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
         if query.task is not None:
             return query.admission()
         return reserved(self.accounts, estimate(query))
@@ -178,7 +178,7 @@ class JournalRecorder(Recorder):
         call = query.model_calls
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
-        # The text of a task that runs beside its parent is that task's output.
+        # The live text of an asynchronous task is also its output.
         beside = {"beside": True} if query.task and not query.tool_call else {}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         started = self.tasks.add(query, EventType.LLM_STARTED, about | beside | memory)
@@ -202,7 +202,7 @@ class JournalRecorder(Recorder):
                 "message": message.model_dump(
                     mode="json", exclude_defaults=True, exclude={"usage", "timestamp", "state"}
                 ),
-                # As text: what goes back to the server keeps the order of its keys.
+                # As text, so that the server gets its keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.model_dump(),
                 "duration_ms": round((monotonic() - began) * 1000),
@@ -238,12 +238,12 @@ class JournalRecorder(Recorder):
         return None if speech is None else speech.listener
 
     def _pay(self, tokens: int) -> None:
-        """Count tokens that the run spent, in whichever attempt."""
+        """Count tokens that the run paid for, in any attempt."""
         self._of_run.spent += tokens
         self.journal.tokens += tokens
 
     def repeat(self, usage: AgentUsage, paid: int) -> None:
-        """Count what tasks spent that do not run again; this run paid for so many tokens of it."""
+        """Count the usage of tasks that do not run again; this run paid ``paid`` tokens of it."""
         self._pay(paid)
         self.spent += usage
 
@@ -267,8 +267,10 @@ class JournalRecorder(Recorder):
 
     @property
     def only_waits(self) -> bool:
-        """True if all model calls of the run, at least one, are between two tries, and no tool
-        that acts outside of it is at work."""
+        """True if every open model call waits for its next try, and at least one is open.
+
+        No tool with outside effects may be at work either.
+        """
         now = monotonic()
         waiting = bool(self._pauses) and all(now < ends for ends in self._pauses.values())
         return waiting and not self._acting
@@ -294,7 +296,7 @@ class JournalRecorder(Recorder):
             return recorded
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Never answered from the journal: its own calls are, and so it publishes again.
+            # Not replayed as a whole: its own calls are replayed, so that it publishes again.
             call = current_call.get()
             assert call is not None
             path = (*query.path, (query.model_calls, call.index))
@@ -323,7 +325,7 @@ class JournalRecorder(Recorder):
             self._acting -= 1
 
     async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
-        """Give the root what earlier runs know of what failed."""
+        """Give the root memory about failures."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return
         if query.model_calls < self.journal.folded.asked:
@@ -360,11 +362,11 @@ class JournalRecorder(Recorder):
             self.tasks.add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
 
     def _text_of(self, item: MemoryItem) -> dict[str, Any]:
-        """What an agent was given, by reference where the log has it."""
+        """Return a memory item's text, or a reference to it if the log has it."""
         answer = self._publications.get((item.source_id, item.version))
         if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
             return {"answer_seq": answer}
-        # It is more than that answer, or comes from an earlier run of the session.
+        # It is more than an answer, or comes from an earlier run of the session.
         return {"content": item.content}
 
     def sources_of(self, query: Query) -> Collection[str] | None:
@@ -374,7 +376,10 @@ class JournalRecorder(Recorder):
         return self.journal.folded.published_at.get(self.tasks.id_of(query))
 
     def version_of(self, query: Query) -> int | None:
-        """As it was in an earlier attempt, whichever of an agent's queries ends first this time."""
+        """Return the version of an earlier attempt's publication.
+
+        The order in which an agent's queries end may differ between attempts.
+        """
         known = self.journal.folded.versions.get(name_of(query.agent))
         if known is None or (graph := query.agent.memory_graph) is None:
             return None

@@ -1,7 +1,8 @@
-"""Runs that start by the clock.
+"""Schedules: runs that start at times of a cron expression.
 
-Whichever worker is first locks a schedule that is due, starts its run and moves its time on, in one
-transaction: so each tick starts one run, whatever dies. The database's clock says what is due.
+The first free worker locks a due schedule, starts its run and moves its next time, in one
+transaction. So each tick starts one run, even if a worker dies. The database's clock decides what
+is due.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"
 MARK = "schedule"
-"""The key in a run's metadata that names the schedule which started it."""
+"""Key in a run's metadata with the name of its schedule."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,10 +52,10 @@ async def create(
     run: Mapping[str, Any],
     paused: bool,
 ) -> dict[str, Any]:
-    """Store a schedule; it is first due at its first time from now on.
+    """Store a schedule; it is first due at its next time from now.
 
     Args:
-        run: a checked body of ``POST /v1/runs``.
+        run: a validated body of ``POST /v1/runs``.
 
     Raises:
         ConflictError: ``exists``, or ``too_many``.
@@ -92,10 +93,10 @@ async def create(
 async def get(
     connection: AsyncConnection, tenant_id: UUID, name: str, *, lock: bool = False
 ) -> dict[str, Any]:
-    """One schedule.
+    """Return one schedule.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: no schedule of this name.
     """
     query = select(schedules).where(_named(tenant_id, name))
     if lock:
@@ -115,7 +116,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> Part[dict[str, Any]]:
-    """List schedules by name: a page behind the name ``after``.
+    """List schedules by name: the page after the name ``after``.
 
     Args:
         full: with the input of their runs.
@@ -134,10 +135,10 @@ async def page(
 async def pause(
     connection: AsyncConnection, tenant_id: UUID, name: str, paused: bool
 ) -> dict[str, Any]:
-    """Pause a schedule, or let it go on with its first time from now on.
+    """Pause a schedule, or resume it with its next time from now.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: no schedule of this name.
     """
     row = await get(connection, tenant_id, name, lock=True)
     changes: dict[str, Any] = {"paused": paused}
@@ -149,10 +150,10 @@ async def pause(
 
 
 async def remove(connection: AsyncConnection, tenant_id: UUID, name: str) -> None:
-    """Forget a schedule; the runs that it started stay.
+    """Delete a schedule; the runs that it started stay.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: no schedule of this name.
     """
     query = delete(schedules).where(_named(tenant_id, name)).returning(_columns.name)
     if await connection.scalar(query) is None:
@@ -170,7 +171,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What runs get that ask for none of their own; see :meth:`NewRun.of`."""
+    """The server's defaults for runs; see :meth:`NewRun.of`."""
 
     timeout_s: float
     queue_timeout_s: float
@@ -180,21 +181,21 @@ class Limits:
 class Ticker:
     """Starts the runs that are due.
 
-    Ticks that nobody was there for are made good by one start, not by one for each.
+    Several missed ticks of a schedule start one run together.
     """
 
     def __init__(self, engine: AsyncEngine, limits: Limits) -> None:
         self.alarm = Alarm(CHANNEL, self._start_due)
         self._engine = engine
         self._limits = limits
-        self._after = UUID(int=0)  # whose turn was last
+        self._after = UUID(int=0)  # the tenant of the last start
 
     async def run(self) -> None:
-        """Start what is due until cancelled."""
+        """Start due runs until cancelled."""
         await self.alarm.run()
 
     async def _start_due(self) -> float:
-        """Start all that is due; answers the seconds until the next will be."""
+        """Start all due runs; return the seconds until the next one."""
         started = True
         while started:
             async with self._engine.begin() as tx:
@@ -209,7 +210,7 @@ class Ticker:
         return float("inf") if seconds is None else float(seconds)
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
-        """Start a schedule; false if it is not due any more, or another worker starts it."""
+        """Start a schedule's run; return false if it is no longer due, or another worker has it."""
         async with self._engine.begin() as tx:
             await act_as(tx, tenant_id)
             mine = _named(tenant_id, name)
@@ -223,7 +224,7 @@ class Ticker:
         return True
 
     async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:
-        """Start a schedule's run; answers what changes about the schedule."""
+        """Start a schedule's run; return the changes to the schedule's row."""
         wanted = {**row["run"], "metadata": {**row["run"]["metadata"], MARK: row["name"]}}
         changes: dict[str, Any] = {"last_at": row["now"], "last_error": None}
         try:
@@ -245,5 +246,5 @@ class Ticker:
             log.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error kept its run from starting; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # else it would be due for ever
+            changes["paused"] = "next_at" not in changes  # otherwise it would stay due
         return changes

@@ -1,4 +1,4 @@
-"""Sessions: shared memory that outlives a run (spec page 2, G12)."""
+"""Sessions: shared memory that outlives a run."""
 
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ _SESSIONS = select(
 
 
 def session_user(session_id: str) -> ConflictError:
-    """The error of naming a user in a session that is not that user's."""
+    """Return the error for a user who is not the session's."""
     return ConflictError(
         f"session '{session_id}' belongs to another user, or to none: a session keeps the user of "
         "the run that began it. Begin a session of this user's own, or leave the user out",
@@ -27,8 +27,7 @@ def session_user(session_id: str) -> ConflictError:
 async def user_of(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
 ) -> str | None:
-    """The user of what is stored in a session: the session's, or the one named where there is no
-    such session yet.
+    """Return the user of a session, or ``named`` if there is no such session yet.
 
     Raises:
         ConflictError: ``session_user``.
@@ -53,7 +52,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List sessions by id: a page behind the id ``after``."""
+    """List sessions by id: the page after the id ``after``."""
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(sessions.c.id < after if descending else sessions.c.id > after)
@@ -62,7 +61,7 @@ async def page(
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
-    """A session with what its agents published last.
+    """Return a session with the latest publications of its agents.
 
     Raises:
         NotFoundError: unknown, or another tenant's.

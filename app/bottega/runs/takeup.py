@@ -1,4 +1,4 @@
-"""Tasks of a run's earlier attempts, taken up by the next: until each of them has ended once."""
+"""Unfinished tasks of a run's earlier attempts, resumed by the next one."""
 
 from typing import Any
 from uuid import UUID
@@ -11,10 +11,10 @@ from bottega.subagents.states import SubagentStatus
 
 
 class TakenUp:
-    """The unfinished tasks that a run goes on with.
+    """The unfinished tasks of a resumed run.
 
-    Each is dispatched again when its parent comes to that place again. Where the parent does not,
-    because it or the whole run is ended before, nobody else is left to write down their end.
+    Each is dispatched again when its parent reaches that call again. If the parent or the whole run
+    ends before, this class writes the task's end.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class TakenUp:
         self._left = dict.fromkeys(memory.unfinished())
 
     def resume(self) -> None:
-        """Say of each that it waits for its turn again."""
+        """Write that each task is queued again."""
         for task_id in self._left:
             data = {"attempt": self._memory.tasks[task_id].attempt}
             self._write(task_id, EventType.SUBAGENT_RESUMED, data)
             self._row(task_id, SubagentStatus.QUEUED, **data)
 
     def ended(self, task_id: UUID) -> None:
-        """A task is over: those below it that were not dispatched again end with it."""
+        """End the tasks below an ended task that were not dispatched again."""
         if task_id not in self._left:
             return
         del self._left[task_id]
@@ -43,7 +43,7 @@ class TakenUp:
                 self._cancel(each)
 
     def close(self) -> None:
-        """The run is over, and nothing of it runs any more."""
+        """End the remaining tasks, because the run is over."""
         for each in list(self._left):
             self._cancel(each)
 

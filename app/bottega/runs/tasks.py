@@ -1,4 +1,4 @@
-"""The tasks of a run in its journal: their ids, their rows, and how those end that are stopped."""
+"""A run's tasks in its journal: their ids, their rows, and the ends of stopped ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -21,9 +21,9 @@ class Tasks:
     """The tasks of one run: every query but the root's is one.
 
     Args:
-        root: what their ids are derived from: the run's own id, or for one that repeats another
-            from its last step, that one's.
-        cancelled: tasks that somebody cancelled.
+        root: the namespace of their ids. It is the run's own id, or that of the run that this one
+            repeats from its last step.
+        cancelled: tasks that a client cancelled.
 
     Attributes:
         open: queries that are under way.
@@ -38,7 +38,7 @@ class Tasks:
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
 
     def id_of(self, query: Query) -> UUID | None:
-        """The task a query is: none for the root, else a UUIDv5 of (parent, call, index)."""
+        """Return a query's task id: ``None`` for the root, else UUIDv5 of (parent, call, index)."""
         return self.id_at(query.path)
 
     def id_at(self, path: Path) -> UUID | None:
@@ -47,7 +47,7 @@ class Tasks:
         return self._ids[path]
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a query; answers its ``seq``."""
+        """Write an event of a query; return its ``seq``."""
         return self.journal.add(
             event_type,
             data,
@@ -73,7 +73,7 @@ class Tasks:
     async def stoppable(
         self, path: Path, agent: BaseAgent, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
-        """Let the task at ``path`` run; ``None`` if somebody cancels it, or did so before."""
+        """Run the task at ``path``; return ``None`` if it is or was cancelled."""
         task_id = self.id_at(path)
         assert task_id is not None
         if task_id not in self.cancelled:
@@ -87,20 +87,22 @@ class Tasks:
                     raise
             finally:
                 del self._asked[task_id]
-        if not self.stopped(path, CANCELLED):  # before it began, or in an earlier attempt
+        if not self.stopped(path, CANCELLED):  # before it started, or in an earlier attempt
             self._write_stopped(path, agent, AgentUsage(), CANCELLED)
         return None
 
     def cancel(self, task_id: UUID) -> None:
-        """Stop a task and all below it. Its parent goes on, and is told."""
+        """Stop a task and all below it. Its parent goes on and gets an error."""
         if task_id not in self.cancelled:
             self.cancelled.add(task_id)
             if asked := self._asked.get(task_id):
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write that a task was stopped by ``error``, and before that those below it that were
-        under way too; answers whether any was."""
+        """Write that a task was stopped by ``error``, after the tasks under way below it.
+
+        Return true if the task, or one below it, was under way.
+        """
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
@@ -135,5 +137,5 @@ class Tasks:
 
 
 def name_of(agent: BaseAgent) -> str:
-    """What an agent is called in the log."""
+    """Return an agent's name in the log."""
     return agent.agent_id or agent.agent_name
