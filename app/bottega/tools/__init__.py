@@ -1,1 +1,1 @@
-"""Tools that come with the service, and the one way out for HTTP (spec pages 1 and 5)."""
+"""Built-in and user-defined tools, and the guarded HTTP client of the service."""

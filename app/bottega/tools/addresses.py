@@ -1,4 +1,4 @@
-"""Which addresses outgoing HTTP may reach (spec page 5: tenants, keys, limits). Pure."""
+"""Addresses that outgoing HTTP may reach. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -29,8 +29,8 @@ def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], .
     return tuple((ip_network(block), reason) for block, reason in blocks)
 
 
-# Of IPv4 and, inside the global unicast block, of IPv6. Sources: the IANA special-purpose address
-# registries; 168.63.129.16 is a public address under which Azure serves a machine's own secrets.
+# Blocks of IPv4, and of IPv6 within its global unicast block. Source: the IANA special-purpose
+# address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets there.
 _REFUSED = _networks(
     (
         ("0.0.0.0/8", "unspecified"),
@@ -57,7 +57,7 @@ _REFUSED = _networks(
         ("ff00::/8", "multicast"),
         ("2001::/23", "reserved"),  # Teredo is in here
         ("2001:db8::/32", "reserved"),
-        ("2002::/16", "reserved"),  # 6to4: leads to any IPv4 address
+        ("2002::/16", "reserved"),  # 6to4: reaches any IPv4 address
         ("3fff::/20", "reserved"),
     )
 )
@@ -66,9 +66,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """What keeps an address from being public, in a word or two; ``None`` if nothing does.
+    """Return the reason why an address is not public, in a word or two; ``None`` if it is.
 
-    An IPv6 address that stands for an IPv4 one (mapped, NAT64) is judged as that one.
+    An IPv6 address that embeds an IPv4 one (mapped, NAT64) is checked as that one.
     """
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -80,7 +80,7 @@ def why_refused(address: Address) -> str | None:
             return reason
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    # What this table does not know yet, a newer Python may.
+    # A newer Python may know blocks that are missing from this table.
     return None if address.is_global else "reserved"
 
 
@@ -91,14 +91,14 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def host_address(host: str) -> Address | None:
-    """The address that ``host`` spells out, or ``None`` if it is a name to be resolved.
+    """Parse ``host`` as an address; ``None`` if it is a name to resolve.
 
     Args:
         host: in lower case, without the brackets of an IPv6 address.
 
     Raises:
-        InvalidInputError: it is neither. Spellings of IPv4 that only some resolvers take for an
-            address (decimal, octal, hexadecimal, short) are refused, not guessed.
+        InvalidInputError: it is neither. This includes spellings of IPv4 that only some resolvers
+            accept (decimal, octal, hexadecimal, short).
     """
     try:
         return ip_address(host)
@@ -117,8 +117,8 @@ class AllowList:
     """Hosts and networks that may be reached although they are not public.
 
     Attributes:
-        names: allowed whatever they resolve to.
-        networks: whose addresses are allowed under any name.
+        names: allowed host names, with any address.
+        networks: allowed addresses, under any name.
     """
 
     names: frozenset[str]
@@ -126,7 +126,7 @@ class AllowList:
 
     @classmethod
     def parse(cls, entries: Sequence[str]) -> Self:
-        """Read host names, addresses and CIDR blocks.
+        """Parse host names, addresses and CIDR blocks.
 
         Raises:
             InvalidInputError: an entry is none of these.
@@ -154,7 +154,7 @@ class AllowList:
         return host.removesuffix(".") in self.names
 
     def has_address(self, address: Address) -> bool:
-        """Whether the address, or the IPv4 address it stands for, is in an allowed network."""
+        """Return true if the address, or its embedded IPv4 address, is in an allowed network."""
         if any(address in network for network in self.networks):
             return True
         embedded = _embedded(address) if isinstance(address, IPv6Address) else None

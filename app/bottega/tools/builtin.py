@@ -1,4 +1,4 @@
-"""The tools that every agent may be given by name (spec page 5, Agent, Tools)."""
+"""Built-in tools, which an agent may use by name."""
 
 import difflib
 import zoneinfo
@@ -33,11 +33,11 @@ _EXACT_IN_JSON = 2**53
 
 @dataclass(frozen=True, slots=True)
 class ToolDeps:
-    """What the built-in tools work with.
+    """Dependencies of the built-in tools.
 
     Attributes:
-        known: of secrets that no answer may hold.
-        tenant: whose requests these are.
+        known: redacts known secrets from answers.
+        tenant: the tenant that sends the requests.
     """
 
     egress: Egress
@@ -47,7 +47,7 @@ class ToolDeps:
 
 
 class _Builtin(FunctionTool):
-    """A function as an idempotent tool, whose errors are read without the names of classes."""
+    """A function as an idempotent tool; its error texts omit class names."""
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
@@ -57,7 +57,7 @@ class _Builtin(FunctionTool):
 
 
 def current_time(deps: ToolDeps) -> ToolBase:
-    """The time now, in a time zone."""
+    """Make the tool for the current time in a time zone."""
 
     async def function(
         timezone: Annotated[
@@ -90,7 +90,7 @@ def _unknown_zone(name: str) -> str:
 
 
 def calculator(deps: ToolDeps) -> ToolBase:
-    """Exact arithmetic."""
+    """Make the tool for exact arithmetic."""
 
     async def function(
         expression: Annotated[str, Field(description="Such as (17.5 * 3 - 2) ** 2 / sqrt(2).")],
@@ -108,7 +108,7 @@ def calculator(deps: ToolDeps) -> ToolBase:
 
 
 def http_get(deps: ToolDeps) -> ToolBase:
-    """A public web page or API, as text."""
+    """Make the tool that reads a public web page or API as text."""
 
     async def function(
         url: Annotated[str, Field(description="Public address, http:// or https://.")],
@@ -146,7 +146,7 @@ def http_get(deps: ToolDeps) -> ToolBase:
 
 
 def read_shared_memory(deps: ToolDeps) -> ToolBase:
-    """What the calling agent's predecessors in its graph have published by now."""
+    """Make the tool that reads what the agent's predecessors in its graph have published."""
 
     async def function(
         source_id: Annotated[
@@ -190,10 +190,10 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
 
 
 def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
-    """A built-in tool by its name.
+    """Make a built-in tool by name.
 
     Raises:
-        InvalidInputError: there is none of that name (``unknown_tool``); lists those there are.
+        InvalidInputError: the name is unknown (``unknown_tool``); lists the known names.
     """
     make = BUILTIN.get(name)
     if make is None:

@@ -1,4 +1,4 @@
-"""Arithmetic that a model may ask for: evaluated from its syntax tree, never executed. Pure."""
+"""Arithmetic for models, evaluated from the syntax tree, never executed. Pure."""
 
 import ast
 import math
@@ -12,18 +12,18 @@ Number = int | float
 
 LONGEST_EXPRESSION = 500
 MAX_BITS = 4096
-"""Of whole numbers: about 1,200 digits."""
+"""Limit of whole numbers: about 1,200 digits."""
 
 _MOST_PLACES = 300
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an arithmetic expression, exact for whole numbers.
+    """Evaluate an arithmetic expression, exactly for whole numbers.
 
-    Takes numbers, ``+ - * / // % **``, parentheses, the functions of ``FUNCTIONS``, ``pi``, ``e``.
+    Allowed: numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
 
     Raises:
-        InvalidInputError: says what the expression may not hold, or why it has no value.
+        InvalidInputError: the expression is not allowed, or has no value.
     """
     text = expression.strip()
     if len(text) > LONGEST_EXPRESSION:
@@ -71,7 +71,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
 
 
 def _bounded(number: Any) -> Number:
-    """A result that is a real number of bearable size, or the reason why not."""
+    """Return a result, or raise if it is not real, not finite or too large."""
     if isinstance(number, int):
         if number.bit_length() > MAX_BITS:
             raise OverflowError
@@ -85,7 +85,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # A lower bound of the result's size, so that what is hopeless is not begun.
+    # A lower bound of the result's size avoids computing a power that is too large.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)

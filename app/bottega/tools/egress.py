@@ -1,7 +1,7 @@
-"""The one way out for HTTP: never to an address inside, never without bounds (spec page 5).
+"""The only HTTP client for outgoing requests: public addresses only, and bounded.
 
-``tools.guard`` judges where each connection goes. Nothing here follows redirects, keeps cookies
-or asks the environment for a proxy.
+``tools.guard`` checks the address of each connection. No redirects, cookies or proxies of the
+environment.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _FAILURES = (
 
 
 class EgressError(UnavailableError):
-    """No answer, or none that can be read.
+    """No answer, or an invalid one.
 
     Codes: ``egress_unreachable``, ``egress_timeout``, ``egress_tls``, ``egress_bad_answer``.
     """
@@ -58,8 +58,8 @@ class Reply:
     """An HTTP answer.
 
     Attributes:
-        body: decoded (gzip, deflate), at most as many bytes as were asked for.
-        truncated: whether there was more.
+        body: decoded (gzip, deflate), cut at the requested limit.
+        truncated: the body was cut.
     """
 
     status: int
@@ -69,10 +69,10 @@ class Reply:
 
 
 def checked_url(url: str) -> httpx2.URL:
-    """An http(s) URL with a host, and without user, password and fragment.
+    """Parse an http(s) URL with a host and without user and password; drop its fragment.
 
     Raises:
-        EgressRefusedError: it is none.
+        EgressRefusedError: the URL is not valid.
     """
     try:
         parsed = httpx2.URL(url[: _LONGEST_URL + 1])
@@ -91,12 +91,12 @@ def checked_url(url: str) -> httpx2.URL:
 
 
 def refuse_inside(url: str, allowed: AllowList) -> None:
-    """Refuse a URL whose host spells out an address that must not be reached.
+    """Refuse a URL whose host is a forbidden address.
 
-    A name is judged by what it resolves to when a request is sent, not here.
+    A host name is checked when a request is sent, by the addresses that it resolves to.
 
     Raises:
-        EgressRefusedError: it does, or :func:`checked_url` refuses the URL.
+        EgressRefusedError: the address is forbidden, or :func:`checked_url` refuses the URL.
     """
     host = checked_url(url).raw_host.decode("ascii")
     if (address := address_in(host)) is not None and not allowed.has_name(host):
@@ -104,20 +104,19 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 
 
 class Egress:
-    """Sends HTTP requests to public addresses, and to those that the operator allows.
+    """Sends HTTP requests to public addresses, and to others that the operator allows.
 
-    Belongs to the event loop that uses it first; shared by all that sends, so that connections
-    are used again.
+    Belongs to the event loop that uses it first. All senders share it, to reuse connections.
 
     Args:
         allow: hosts, addresses and CIDR blocks that may be reached although they are not public
             (``BOTTEGA_EGRESS_ALLOW``).
-        resolve: instead of the system's resolver.
-        ssl_context: instead of one that trusts what the system trusts.
-        each: requests of one tenant at a time; others wait.
+        resolve: replaces the system's resolver.
+        ssl_context: replaces the context with the system's certificates.
+        each: concurrent requests per tenant; others wait.
 
     Raises:
-        InvalidInputError: an entry of ``allow`` is none of these.
+        InvalidInputError: an entry of ``allow`` is not valid.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Egress:
     def _pool(self) -> httpcore2.AsyncConnectionPool:
         return httpcore2.AsyncConnectionPool(
             ssl_context=self._ssl_context or httpcore2.default_ssl_context(),
-            # One tenant's slow servers must not keep others waiting for a place.
+            # One tenant's slow servers must not take the connections of others.
             max_connections=None,
             max_keepalive_connections=_IDLE_CONNECTIONS,
             keepalive_expiry=_IDLE_S,
@@ -145,7 +144,7 @@ class Egress:
         )
 
     async def aclose(self) -> None:
-        """Close the connections. Requests that are still going on fail."""
+        """Close the connections. Open requests fail."""
         if "_pool" in self.__dict__:
             await self._pool.aclose()
 
@@ -160,17 +159,17 @@ class Egress:
         max_bytes: int,
         tenant: str = "",
     ) -> Reply:
-        """Send one request and read its answer, whatever its status.
+        """Send one request and read its answer, of any status.
 
         Args:
-            timeout_s: seconds for all of it, from waiting for its turn to the last byte.
-            tenant: whose request it is.
-            max_bytes: of the decoded body; the rest is not read.
+            timeout_s: seconds for the whole call, including the wait for a slot.
+            tenant: the tenant that sends the request.
+            max_bytes: limit of the decoded body; the rest is not read.
 
         Raises:
-            EgressRefusedError: the URL, or an address its host resolves to, is not allowed.
-            EgressError: there was no answer in time, or none that can be read.
-            InvalidInputError: a header that a caller must not set.
+            EgressRefusedError: the URL, or an address of its host, is not allowed.
+            EgressError: there was no answer in time, or an invalid one.
+            InvalidInputError: a header is reserved or invalid.
         """
         target = checked_url(url)
         fields = _fields(target, headers or {})
@@ -187,7 +186,8 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # Outside of the handlers: their errors may quote what was sent, and would be carried along.
+        # Raised outside of the handlers: their errors, which may quote the request, would be its
+        # context.
         raise _explained(failure, target.host, timeout_s)
 
     async def _exchange(
@@ -211,7 +211,7 @@ class Egress:
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """The header fields of a request; ours are only defaults, but for what guards the way."""
+    """Merge the caller's header fields with defaults and with fields that only we set."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}
@@ -221,7 +221,7 @@ def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> list[tuple[bytes, by
 
 
 async def _read(response: httpx2.Response, max_bytes: int) -> tuple[bytes, bool]:
-    """The decoded body, and whether it was cut off. Decoding goes in pieces of at most 1 MiB."""
+    """Read and decode the body, in pieces of at most 1 MiB; return it and if it was cut."""
     body = bytearray()
     async with contextlib.aclosing(response.aiter_bytes()) as pieces:
         async for piece in pieces:
@@ -232,7 +232,7 @@ async def _read(response: httpx2.Response, max_bytes: int) -> tuple[bytes, bool]
 
 
 def _explained(error: Exception, host: str, timeout_s: float) -> EgressError:
-    """What went wrong, without what was sent."""
+    """Make an error that does not quote the request."""
     if isinstance(error, TimeoutError):
         return EgressError(
             f"no complete answer from {host} within {timeout_s:g} s", code="egress_timeout"
@@ -263,7 +263,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """A connection's answer as what decodes it wants it."""
+    """Adapter from httpcore2's answer to the stream that httpx2 decodes."""
 
     def __init__(self, answer: httpcore2.Response) -> None:
         self._answer = answer

@@ -1,7 +1,7 @@
-"""The guard of outgoing HTTP, at the place where sockets are opened.
+"""Address checks of outgoing HTTP, when a socket is opened.
 
-A name is resolved here, once, and the connection goes to an address that was judged: what DNS says
-a moment later does not matter. The name stays what ``Host``, SNI and the certificate are about.
+A name is resolved once, here, and the connection goes to a checked address: a later DNS answer has
+no effect. ``Host``, SNI and the certificate still use the name.
 """
 
 import socket
@@ -18,20 +18,20 @@ from bottega.errors import InvalidInputError
 from bottega.tools.addresses import Address, AllowList, host_address, why_refused
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives the addresses of a host name (and port) as text. Raises ``OSError`` if there are none."""
+"""Returns the addresses of a host name and port, as text. Raises ``OSError`` if there are none."""
 
 _CONNECT_S = 5.0
 _MOST_ADDRESSES = 8
 
 
 class EgressRefusedError(InvalidInputError):
-    """An address that outgoing HTTP must not reach. Trying again does not help."""
+    """An address that outgoing HTTP must not reach. A retry does not help."""
 
     code = "egress_refused"
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver, in a thread that nobody has to wait for."""
+    """Ask the system's resolver, in a thread that a cancelled caller leaves behind."""
     found = await run_in_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     )
@@ -39,7 +39,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def address_in(host: str) -> Address | None:
-    """The address that a URL's host spells out, ``None`` if it is a name.
+    """Parse a URL's host as an address; ``None`` if it is a name.
 
     Raises:
         EgressRefusedError: it is neither.
@@ -54,10 +54,10 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
     """Refuse an address that is neither public nor allowed.
 
     Args:
-        host: what it was found by, for the message.
+        host: the URL's host, for the message.
 
     Raises:
-        EgressRefusedError: it must not be reached.
+        EgressRefusedError: the address is refused.
     """
     reason = why_refused(address)
     if reason is not None and not allowed.has_address(address):
@@ -68,7 +68,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens sockets, to public and allowed addresses only."""
+    """Opens sockets to public and allowed addresses only."""
 
     def __init__(self, allowed: AllowList, resolve: Resolver) -> None:
         self._allowed = allowed
@@ -96,7 +96,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         raise failure
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
-        """The addresses that a connection to ``host`` may go to; any bad one spoils them all."""
+        """Resolve ``host`` for a connection; a single forbidden address refuses the host."""
         literal = address_in(host)
         found = [literal] if literal is not None else await self._looked_up(host, port)
         if not self._allowed.has_name(host):
@@ -107,12 +107,12 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     async def _looked_up(self, host: str, port: int) -> list[Address]:
         try:
             return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
-        except ValueError:  # UnicodeError too, of a name that DNS cannot hold
+        except ValueError:  # or UnicodeError: not a DNS name
             raise EgressRefusedError(f"the name {host} does not resolve to addresses") from None
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that does not stay open when its TLS handshake is cancelled."""
+    """A connection that is closed if its TLS handshake is cancelled."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream

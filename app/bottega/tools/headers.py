@@ -1,4 +1,4 @@
-"""Header fields a tool may send. Pure."""
+"""Header fields that a tool may send. Pure."""
 
 import re
 
@@ -8,7 +8,7 @@ _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _LONGEST_VALUE = 8192
 
-# They say where a request goes, where it ends and how its answer is packed: that is ours to say.
+# Target, end and encoding of a message: only the client sets these.
 _OURS = frozenset(
     {
         "accept-encoding",
@@ -31,7 +31,7 @@ _CREDENTIALS = frozenset(
 
 
 def check_header(name: str, value: str) -> None:
-    """Refuse a header field that could change what is sent, or where.
+    """Refuse a header field that could change the target or framing of a request.
 
     Raises:
         InvalidInputError: names the field, never its value.
@@ -48,5 +48,5 @@ def check_header(name: str, value: str) -> None:
 
 
 def carries_credentials(name: str) -> bool:
-    """Whether a header's value is a credential wherever it is used."""
+    """Return true if a header's value is always a credential."""
     return name.lower() in _CREDENTIALS

@@ -1,4 +1,4 @@
-"""Tools that are HTTP requests, defined by users (spec page 5, Agent, Tools)."""
+"""User-defined tools that send an HTTP request."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from bottega.tools.replies import (
 from bottega.tools.url_template import UrlTemplate
 
 Secrets = Callable[[str], str]
-"""Gives the value of a secret by its name, or raises InvalidInputError."""
+"""Returns a secret's value by name, or raises InvalidInputError."""
 
 _LONGEST_REQUEST = 1_000_000
 _SHORTEST_READ = 16_384
@@ -71,7 +71,7 @@ class HttpToolDefinition(BaseModel):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # In a list of tools the type tells which one it is; in Python the class does.
+        # ``type`` selects the kind of tool in a JSON list; in Python the class does.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -158,20 +158,20 @@ class HttpToolDefinition(BaseModel):
 
     @property
     def patterns(self) -> Mapping[str, str]:
-        """The patterns of its arguments, by JSON Pointer into it."""
+        """Regular expressions of its parameters, by JSON Pointer."""
         found = _schema(self.parameters).patterns
         return {f"/parameters{pointer}": pattern for pointer, pattern in found.items()}
 
     @property
     def repeatable(self) -> bool:
-        """Whether a call may be made again after a crash."""
+        """True if a call may be repeated after a crash."""
         if self.idempotent is not None:
             return self.idempotent
         return self.method in ("GET", "PUT", "DELETE")
 
 
 def _said(check: Callable[..., Any], *arguments: Any) -> None:
-    """Run a check whose error Pydantic is to report."""
+    """Run a check and convert its error for Pydantic."""
     try:
         check(*arguments)
     except InvalidInputError as error:
@@ -189,13 +189,13 @@ def _clean(redactors: Iterable[Redactor], value: Any) -> Any:
 
 
 class HttpTool(ToolBase):
-    """An :class:`HttpToolDefinition` at work.
+    """An :class:`HttpToolDefinition` as a tool.
 
     Args:
-        secrets: where secret headers get their values from, at each call.
+        secrets: looks up the values of secret headers, at each call.
         egress: sends the requests.
-        known: of secrets that no answer may hold besides those that the tool sends.
-        tenant: whose requests these are.
+        known: redacts known secrets from answers, besides the secrets that the tool sends.
+        tenant: the tenant that sends the requests.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + _GRACE_S  # ours speaks first, and more clearly
+        self.timeout_s = definition.timeout_s + _GRACE_S  # the inner timeout has the clearer error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         self._template = UrlTemplate.parse(definition.url)
@@ -226,7 +226,7 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request. Any answer but 2xx is an ERROR with the start of what it said."""
+        """Send the request. Any status but 2xx is an ERROR with the start of the body."""
         clean = self._known.value
         try:
             url, content = await self._request(tool_call.arguments)
@@ -238,7 +238,7 @@ class HttpTool(ToolBase):
                 headers=headers,
                 content=content,
                 timeout_s=self.definition.timeout_s,
-                # A body that is cut off could hold half a secret.
+                # A truncated body could end in half a secret, which redaction misses.
                 max_bytes=max(self.definition.max_bytes, _SHORTEST_READ),
                 tenant=self._tenant,
             )
@@ -258,7 +258,7 @@ class HttpTool(ToolBase):
         )
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
-        """URL and body of a call."""
+        """Return URL and body of a call."""
         if self._arguments.patterns:
             await asyncio.to_thread(self._arguments.check, arguments)
         else:
@@ -279,7 +279,7 @@ class HttpTool(ToolBase):
         return url, content
 
     def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
-        """The header fields, and the secrets among them."""
+        """Return the header fields, and the secrets among their values."""
         headers = {"content-type": "application/json"} if content else {}
         sent: list[str] = []
         for name, value in self.definition.headers.items():
@@ -292,7 +292,7 @@ class HttpTool(ToolBase):
         return headers, sent
 
     def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
-        """Why an answer is no success, in the model's words; ``None`` if it is one."""
+        """Return the error text for the model; ``None`` if the answer is a success."""
         if is_redirect(reply):
             target = redirect_target(reply, url)
             where = clean(target.host) if target else "an invalid address"
@@ -301,7 +301,7 @@ class HttpTool(ToolBase):
                 "tool's URL has to be the final one"
             )
         if (failure := failure_of(reply)) is not None:
-            # First the whole text, then its start: a secret that is cut would not be known.
+            # Redact before shortening: redaction does not find half a secret.
             said = excerpt(clean(text_of(reply) or "").strip())
             return f"{failure}: {said}" if said else failure
         if reply.truncated or len(reply.body) > self.definition.max_bytes:

@@ -1,8 +1,7 @@
-"""Arguments of a tool, checked against a JSON Schema that a user wrote. Pure.
+"""Validation of a tool's arguments with a user's JSON Schema. Pure.
 
-A user's schema must not cost the service anything: it is bounded in size, ``$ref`` leads only
-within it and never round in a circle, patterns are bounded by :mod:`bottega.tools.patterns`, and a
-keyword that would not be obeyed is refused.
+A schema must not cost the service much: its size is bounded, ``$ref`` stays within it and must not
+form a cycle, :mod:`bottega.tools.patterns` bounds patterns, and unsupported keywords are refused.
 """
 
 import json
@@ -22,12 +21,12 @@ from bottega.tools.sized_cache import sized_cache
 MAX_DEPTH = 16
 MAX_VALUES = 1000
 MAX_WORK = 100_000
-"""Values of a schema times values of the arguments it checks."""
+"""Values of a schema times values of the arguments that it checks."""
 MAX_MATCHING = 4_000_000
-"""States of patterns times bytes that a call matches with them: some 0.2 s at most."""
+"""States of patterns times bytes that a call matches with them: up to 0.2 s."""
 
 _SCHEMA_BYTES = 20
-"""Of a schema at work, for each character of its text."""
+"""Bytes of a compiled schema per character of its text."""
 _MOST_CACHED_BYTES = 64_000_000
 _left_to_match: ContextVar[int] = ContextVar("left_to_match")
 _LONGEST_PROBLEM = 300
@@ -57,13 +56,13 @@ class ArgumentSchema:
     """A JSON Schema (2020-12) of an object, ready to check arguments.
 
     Attributes:
-        schema: as the model is shown it; arguments it does not name are refused unless it says
-            otherwise by ``additionalProperties``.
-        patterns: its patterns by JSON Pointer into it; not checked yet, see
+        schema: as shown to the model. Unless it sets ``additionalProperties``, unknown arguments
+            are refused.
+        patterns: its patterns by JSON Pointer, not yet checked: see
             :func:`bottega.tools.patterns.check_patterns`.
 
     Raises:
-        InvalidInputError: it is no such schema, or beyond the bounds.
+        InvalidInputError: it is not a valid schema, or exceeds a bound.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -81,21 +80,21 @@ class ArgumentSchema:
 
     @property
     def names(self) -> frozenset[str]:
-        """The arguments it describes."""
+        """Names of the arguments."""
         return frozenset(self.schema["properties"])
 
     @property
     def required(self) -> frozenset[str]:
-        """Those that are never missing."""
+        """Names of the required arguments."""
         return frozenset(self.schema.get("required", ()))
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check a call's arguments.
 
-        With patterns it may take 0.2 s, and more the first time, when it compiles them.
+        With patterns this may take 0.2 s, and longer the first time, when it compiles them.
 
         Raises:
-            InvalidInputError: says what is wrong, for the model to mend.
+            InvalidInputError: lists the problems for the model.
         """
         _left_to_match.set(MAX_MATCHING)
         if count_values(arguments) * self._size > MAX_WORK:
@@ -111,7 +110,7 @@ class ArgumentSchema:
 
 @sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: _SCHEMA_BYTES * len(text))
 def argument_schema(text: str) -> ArgumentSchema:
-    """The same from JSON text; kept, since runs build their tools from one text again and again."""
+    """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
     return ArgumentSchema(json.loads(text))
 
 
@@ -138,7 +137,7 @@ def _told(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
 
 
 class _Inlined:
-    """A schema with every ``$ref`` replaced by what it leads to, so that its size is its cost."""
+    """A schema with every ``$ref`` replaced by its target, so that its size is its cost."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -234,7 +233,7 @@ def _matches(
 def _unique(
     validator: Any, wanted: bool, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """As the library's, which compares each with each."""
+    """Check ``uniqueItems`` in linear time; the library compares all pairs."""
     if wanted and isinstance(instance, list):
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
         if len(seen) < len(instance):
@@ -242,7 +241,7 @@ def _unique(
 
 
 def _canonical(value: Any) -> Any:
-    """JSON in which equal values are the same: 1 and 1.0 are, 1 and true are not."""
+    """Normalise JSON so that equal values have equal text: 1 and 1.0, but not 1 and true."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Decoded JSON: its size and depth, measured without recursion, and its whole numbers. Pure."""
+"""Size and depth of decoded JSON, measured without recursion; parsing of whole numbers. Pure."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from pydantic import BeforeValidator
 
 
 def _whole(value: Any) -> Any:
-    """JSON does not tell 5.0 from 5, and some write every number the first way."""
+    """Convert 5.0 to 5: JSON makes no difference, and some clients write all numbers as 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 WHOLE = BeforeValidator(_whole)
-"""For an integer: a whole number, however it is written. Comes behind its bounds."""
+"""Accepts whole numbers such as 5.0 for an integer. Goes after the field's bounds."""
 
 
 def depth_of(value: Any) -> int:
-    """How deep JSON is nested: 1 for a single value."""
+    """Return the depth of nesting: 1 for a single value."""
     depth = 0
     level = [value]
     while level:
@@ -30,7 +30,7 @@ def depth_of(value: Any) -> int:
 
 
 def count_values(value: Any) -> int:
-    """How many values JSON holds, itself and keys of objects included."""
+    """Count all values, including the root and the keys of objects."""
     count = 0
     waiting = [value]
     while waiting:

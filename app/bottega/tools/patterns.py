@@ -1,8 +1,8 @@
-"""Regular expressions that users write: measured before they are compiled, matched in linear time.
+"""Users' regular expressions: measured before they are compiled, matched in linear time.
 
-The engine is the one of pydantic-core (Rust's ``regex``). It holds the interpreter's lock while it
-compiles and matches, so both are bounded here by the expanded size of the pattern: a repeat copies
-its operand, and a Unicode class such as ``\\w`` is some 40 KB of automaton.
+The engine is that of pydantic-core (Rust's ``regex``). It holds the GIL while it compiles and
+matches. Both are therefore bounded by the pattern's expanded size: a repeat copies its operand, and
+a Unicode class such as ``\\w`` takes some 40 KB of automaton.
 """
 
 import re
@@ -20,9 +20,9 @@ LONGEST = 1000
 MOST_IN_TOOL = 50
 MOST_IN_AGENT = 200
 MOST_REPEATS = 1000
-"""Product of repeats within each other."""
+"""Largest product of nested repeats."""
 MOST_BYTES = 32_000_000
-"""Estimated size of all distinct patterns of an agent, compiled."""
+"""Estimated size of all distinct patterns of an agent when compiled."""
 MOST_CACHED_BYTES = 64_000_000
 
 _CODE = "pattern_too_large"
@@ -31,7 +31,7 @@ _TOO_MUCH = (
     "for \\w"
 )
 _OVERHEAD = 100_000
-"""Bytes of each pattern in the cache, besides its own: what matching leaves behind."""
+"""Bytes per cached pattern beside its compiled form: buffers that matching leaves behind."""
 _CHARACTER = 400
 _DIGITS = 5_000
 _UNICODE = 40_000
@@ -42,12 +42,12 @@ _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a pattern once its repeats are written out.
+    """The size of a pattern with its repeats expanded.
 
     Attributes:
-        bytes: estimate of the compiled form.
-        states: characters and classes: each costs time for each byte that is matched.
-        repeats: the largest product of repeats within each other.
+        bytes: estimated size of the compiled form.
+        states: characters and classes; each costs time per matched byte.
+        repeats: largest product of nested repeats.
     """
 
     bytes: int = 0
@@ -62,7 +62,7 @@ class Size:
         )
 
     def times(self, count: int) -> "Size":
-        """Return the size of so many copies."""
+        """Return the size of ``count`` copies."""
         return Size(self.bytes * count, self.states * count, self.repeats * count)
 
 
@@ -70,7 +70,7 @@ def size_of(pattern: str) -> Size:
     """Measure a pattern, in time linear in its length.
 
     Raises:
-        InvalidInputError: it is too long, or has the flag ``x``, which changes what a space is.
+        InvalidInputError: it is too long, or has the flag ``x``, which changes how spaces count.
     """
     if len(pattern) > LONGEST:
         raise InvalidInputError(f"a pattern is longer than {LONGEST} characters", code=_CODE)
@@ -78,13 +78,13 @@ def size_of(pattern: str) -> Size:
 
 
 def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Check and compile the patterns of an agent's tools. Takes long: call it in a thread.
+    """Check and compile the patterns of an agent's tools. Slow: call it in a thread.
 
     Args:
-        patterns: of each tool, by JSON Pointer.
+        patterns: patterns by tool and JSON Pointer.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or one is not supported; with its pointer.
+        InvalidInputError: ``pattern_too_large``, or a pattern is not supported; with its pointer.
     """
     total, left = 0, MOST_BYTES
     distinct: set[str] = set()
@@ -106,7 +106,7 @@ def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
 
 @contextmanager
 def _pointing(pointer: str) -> Iterator[None]:
-    """Give errors a JSON Pointer."""
+    """Add a JSON Pointer to errors."""
     try:
         yield
     except InvalidInputError as error:
@@ -134,13 +134,13 @@ def _check_size(size: Size, left: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A pattern, ready to be searched for."""
+    """A pattern that is ready for searches."""
 
     validator: SchemaValidator
     size: Size
 
     def found_in(self, text: str) -> bool:
-        """Search for the pattern in a text; takes up to 25 ns for each of its states and bytes."""
+        """Search a text for the pattern; takes up to 25 ns for each of its states and bytes."""
         try:
             self.validator.validate_python(text)
         except ValidationError:
@@ -170,7 +170,7 @@ def compiled(pattern: str) -> Compiled:
 
 
 class _Measure:
-    """A scanner of patterns. It need not know which are valid: the engine refuses the others."""
+    """A scanner that measures a pattern. It ignores errors: the engine refuses invalid patterns."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -225,7 +225,7 @@ class _Measure:
         return Size(_CHARACTER, 1)
 
     def _class(self) -> Size:
-        """Measure a class in brackets, those within it included: as large as its largest member."""
+        """Measure a class in brackets, with its nested classes: as large as its largest member."""
         depth, largest, members = 0, 0, 0
         while self._at < len(self._pattern):
             here = self._pattern[self._at]
@@ -246,7 +246,7 @@ class _Measure:
         return Size(max(largest, _CHARACTER) + _CHARACTER * members, 1)
 
     def _begin_class(self) -> None:
-        """Step over ``[``, ``^``, and the signs that stand for themselves behind these."""
+        """Skip ``[``, ``^``, and the literal signs that may follow them."""
         pattern, at = self._pattern, self._at + 1
         at += pattern.startswith("^", at)
         start = at
@@ -258,6 +258,6 @@ class _Measure:
 
 
 def _count(repeat: re.Match[str]) -> int:
-    """Return how many copies a repeat makes."""
+    """Return the number of copies that a repeat makes."""
     least, most = (int((text or "").lstrip("0")[:9] or 0) for text in repeat.groups())
     return max(least, most, 1)

@@ -1,4 +1,4 @@
-"""What a model gets to read of an HTTP answer. Pure."""
+"""The form in which models read HTTP answers. Pure."""
 
 import codecs
 import json
@@ -15,7 +15,7 @@ _EXCERPT = 1000
 _LONGEST_TYPE = 200
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# Python knows more, and some of those decode at a crawl, or what is no text at all.
+# Python knows more codecs, but some are very slow and some do not decode to text.
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
@@ -23,7 +23,7 @@ _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-ur
 
 
 def content_type(reply: Reply) -> str:
-    """The header as it came, or an empty text."""
+    """Return the header's value, cut to 200 characters; empty without the header."""
     return reply.headers.get("content-type", "")[:_LONGEST_TYPE]
 
 
@@ -32,7 +32,7 @@ def _media_type(reply: Reply) -> str:
 
 
 def text_of(reply: Reply) -> str | None:
-    """The body as text; ``None`` if it is no text."""
+    """Decode the body as text; ``None`` if it is not text."""
     claims_text = _TEXT_TYPES.fullmatch(_media_type(reply)) is not None
     codec = _codec(content_type(reply))
     errors = "replace" if claims_text or codec else "strict"
@@ -58,7 +58,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """The body: decoded JSON if it says so and is, else text; ``None`` if empty or no text."""
+    """Decode the body: declared JSON, else text; ``None`` if it is empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -77,7 +77,7 @@ def _decoded(text: str) -> Any:
 
 
 def failure_of(reply: Reply) -> str | None:
-    """Why an answer is no success, up to its body; ``None`` if it is one."""
+    """Return the error text of a status, without the body; ``None`` for a success."""
     if 200 <= reply.status < 300:
         return None
     said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
@@ -88,7 +88,7 @@ def failure_of(reply: Reply) -> str | None:
 
 
 def excerpt(text: str) -> str:
-    """The start of a text, with a mark where it was cut off."""
+    """Return the start of a text, marked if it was cut."""
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
 
 
@@ -97,7 +97,7 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Where a redirect leads, without user, password and fragment; ``None`` if nowhere."""
+    """Return a redirect's target without user, password and fragment; ``None`` if invalid."""
     try:
         target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
         return checked_url(str(target))

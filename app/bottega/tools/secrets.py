@@ -1,4 +1,4 @@
-"""Secrets of tenants: definitions refer to them by name, the operator's environment holds them."""
+"""Secrets of tenants: definitions hold their names, the operator's environment their values."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,15 +8,15 @@ from bottega.redaction import SHORTEST
 
 PREFIX = "BOTTEGA_SECRET_"
 DEFAULT = "default"
-"""The tenant whose secrets are named without it."""
+"""The tenant whose variables do not name the tenant."""
 
-# One ``_`` may stand between letters, so that the two between a tenant and a name mean that.
+# Letters may be separated by a single ``_``, so that ``__`` only separates tenant and name.
 _WORDS = "[A-Z](?:_?[A-Z0-9])*"
 _NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
 
 
 def variable(tenant: str, name: str) -> str:
-    """The environment variable that holds a tenant's secret."""
+    """Return the name of the environment variable of a tenant's secret."""
     return PREFIX + (name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}")
 
 
@@ -28,8 +28,8 @@ class TenantSecrets:
     """``BOTTEGA_SECRET_NAME`` of the tenant ``default``, ``BOTTEGA_SECRET_TENANT__NAME`` of others.
 
     Raises:
-        InvalidInputError: a variable that names neither, or a value that is too short to be kept
-            out of texts.
+        InvalidInputError: a variable's name has neither form, or its value is too short to be
+            redacted from texts.
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
@@ -39,7 +39,7 @@ class TenantSecrets:
                 self._values[_owner(key)] = _long_enough(key, value.strip())
 
     def of(self, tenant: str) -> Callable[[str], str]:
-        """Return the function that gives a tenant's secret by its name.
+        """Return the function that looks up a tenant's secret by name.
 
         It raises InvalidInputError (``unknown_secret``) if there is none.
         """
@@ -57,7 +57,7 @@ class TenantSecrets:
         return secret
 
     def values(self) -> list[str]:
-        """All of all tenants, to be kept out of texts."""
+        """Return the secrets of all tenants, for redaction."""
         return list(self._values.values())
 
 
@@ -73,7 +73,7 @@ def _owner(key: str) -> tuple[str, str]:
 
 def _long_enough(key: str, value: str) -> str:
     scheme, _, credential = value.rpartition(" ")
-    if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …, or a sentence
+    if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …
         raise InvalidInputError(
             f"{key} is shorter than {SHORTEST} characters: so short a text is a part of many "
             "others, and cannot be kept out of logs and answers. Take a longer secret"

@@ -1,4 +1,4 @@
-"""A cache of a function's results that is bounded by bytes, not by entries."""
+"""A cache of a function's results, bounded by bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,12 +12,12 @@ T = TypeVar("T")
 def sized_cache(
     most_bytes: int, *, size: Callable[[str, Any], int]
 ) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Keep the results of a function of one text, the latest used ones, up to ``most_bytes``.
+    """Cache the most recently used results of a function of one text, up to ``most_bytes``.
 
-    Threads take turns: of several that ask, one computes at a time.
+    Only one thread computes at a time.
 
     Args:
-        size: the bytes that a text's result takes.
+        size: returns the bytes that a text's result takes.
     """
 
     def decorate(make: Callable[[str], T]) -> Callable[[str], T]:

@@ -1,4 +1,4 @@
-"""A URL with gaps that a model's arguments fill, and nothing else of it. Pure."""
+"""A URL template; a model's arguments fill its placeholders and change nothing else. Pure."""
 
 import json
 import re
@@ -18,17 +18,17 @@ _FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
 _DOTS = (".", "..")
 
 Pieces = tuple[str, ...]
-"""Fixed text and names of gaps in turn, beginning and ending with fixed text; or nothing."""
+"""Fixed text and placeholder names in turn, with fixed text at both ends; or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UrlTemplate:
-    """``https://host/items/{id}?q={q}``, taken apart.
+    """A parsed template such as ``https://host/items/{id}?q={q}``.
 
     Attributes:
-        origin: scheme, host and port; has no gaps.
-        segments: of the path, each within its slashes.
-        query: names and values; a pair whose gap has no argument is left out.
+        origin: scheme, host and port, without placeholders.
+        segments: segments of the path.
+        query: keys and values; a pair is omitted if a placeholder has no argument.
     """
 
     origin: str
@@ -37,10 +37,10 @@ class UrlTemplate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take a template apart.
+        """Parse a template.
 
         Raises:
-            InvalidInputError: says what it may not hold.
+            InvalidInputError: the template is not valid.
         """
         found = _ORIGIN.fullmatch(text) if len(text) <= _LONGEST else None
         if found is None:
@@ -51,33 +51,32 @@ class UrlTemplate:
         origin, path, query = found[1], found[2] or "/", found[3]
         checked_url(origin)
         segments = tuple(_pieces(segment, _FIXED_PATH) for segment in path[1:].split("/"))
-        if any(_is_dots("".join(pieces)) for pieces in segments):  # names hold no dots
+        if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholder names hold no dots
             raise InvalidInputError("the URL's path must not hold the segments '.' and '..'")
         return cls(origin, segments, _pairs(query) if query else ())
 
     @property
     def path_names(self) -> frozenset[str]:
-        """Gaps of the path."""
+        """Placeholders of the path."""
         return frozenset(name for pieces in self.segments for name in pieces[1::2])
 
     @property
     def names(self) -> frozenset[str]:
-        """All gaps."""
+        """All placeholders."""
         return self.path_names | {name for _, pieces in self.query for name in pieces[1::2]}
 
     @property
     def keys(self) -> frozenset[str]:
-        """Names of its query."""
+        """Keys of the query."""
         return frozenset(key for key, _ in self.query)
 
     def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-        """The URL with ``arguments`` in its gaps and ``extra`` at the end of its query.
+        """Return the URL with ``arguments`` in its placeholders and ``extra`` added to its query.
 
-        Scheme, host, port, the number of path segments and the fixed parts are the template's,
-        whatever the arguments hold.
+        Arguments cannot change scheme, host, port, the number of path segments and the fixed parts.
 
         Raises:
-            InvalidInputError: an argument that does not fit where it goes.
+            InvalidInputError: an argument does not fit its place.
         """
         path = "/".join(_segment(pieces, arguments) for pieces in self.segments)
         pairs: list[str] = []
@@ -122,7 +121,7 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Encoded slashes too: some servers decode a path before they walk it.
+        # Also for encoded slashes: some servers decode a path before they resolve its dots.
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
             raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
@@ -140,7 +139,7 @@ def _filled(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
 
 
 def _repeated(key: str, value: Any) -> list[str]:
-    """A query's pairs for a value: none for null, one for each item of a list."""
+    """Return a value's query pairs: none for null, one for each item of a list."""
     values = value if isinstance(value, list) else [value]
     return [f"{key}={_quoted(_as_text(key, item))}" for item in values if item is not None]
 
