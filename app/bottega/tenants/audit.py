@@ -1,7 +1,7 @@
-"""Who did what: administration, and ending what others may have started.
+"""The audit log: administration, and cancellations of runs.
 
-A row is written in the transaction of the action, so that there is never one without the other. The
-application may add rows and read them, and nothing else.
+A row is written in the transaction of its action, so neither exists without the other. The
+application may only add and read rows.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ async def note(
     target: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Note an action, in the transaction that carries it out.
+    """Add a row, in the transaction of the action.
 
     Args:
-        actor: who did it: ``key:<prefix>``, ``local`` (no keys), ``cli``.
-        action: what was done, as ``<what>.<verb>``: ``run.cancel``, ``key.create``.
-        target: the id or name of what it was done to.
-        details: what else is to be known of it; never a secret, never what was deleted.
+        actor: ``key:<prefix>``, ``local`` (no keys) or ``cli``.
+        action: ``<noun>.<verb>``, such as ``run.cancel`` or ``key.create``.
+        target: id or name of the object of the action.
+        details: further facts; never a secret, never deleted content.
     """
     row = {"actor": actor, "action": action, "target": target, "details": dict(details or {})}
     await connection.execute(insert(audit_log).values(tenant_id=tenant_id, **row))
@@ -47,10 +47,10 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List what was noted by time (ids grow with it): a page behind the id ``after``.
+    """List a page of the log by time, after the id ``after`` (ids grow with time).
 
     Args:
-        noted_after, noted_before: neither moment itself.
+        noted_after, noted_before: exclusive bounds.
     """
     log = audit_log.c
     query = select(audit_log).where(log.tenant_id == tenant_id)

@@ -1,8 +1,8 @@
-"""Removing everything of a session, or of a tenant.
+"""Removal of all data of a session or a tenant.
 
-Page by page, each in a transaction of its own that also notes what it removed, so that nobody is
-locked out for long however much there is, and repeating it after a crash goes on where it ended.
-What is removed is found by the columns of the tables, so that a new table cannot be forgotten.
+Works in pages, each in its own transaction that also logs the removed rows. So locks are short, and
+a repetition after a crash continues. The tables are found by their columns, so that a new table is
+included automatically.
 """
 
 from collections import Counter
@@ -49,26 +49,26 @@ from bottega.errors import NotFoundError
 from bottega.tenants import audit
 
 RUNS_AT_ONCE = 100
-"""Their ids fit into one notice."""
+"""Bounded so that all ids fit into one notification."""
 ROWS_AT_ONCE = 5000
 
 Removed = Counter[str]
-"""Rows that were removed, by their table."""
+"""Number of removed rows by table."""
 
 Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
-_TABLES = list(reversed(metadata.sorted_tables))  # what refers to others comes before them
-# Episodes have rows of their own to go first; a session's memory waits until the session is locked,
-# since a run that publishes to it locks that before.
+_TABLES = list(reversed(metadata.sorted_tables))  # referring tables first
+# Excluded: episodes have dependent rows that go first, and a session's memory is deleted after the
+# session's row is locked, in the lock order of a publishing run.
 _OF_RUNS = [
     table
     for table in _TABLES
     if "run_id" in table.c and table is not episodes and table is not session_memory
 ]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
-# The count of waiting runs follows from the runs: it is removed with the tenant itself.
+# The count of waiting runs follows the runs: it is removed with the tenant's own row.
 _OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c and table is not waiting_runs]
-# What is removed was paid for all the same.
+# The tokens of removed runs still count against the budget.
 _SPENT = text("""
     SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
@@ -77,18 +77,17 @@ _UNQUEUE = text(
     "DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = ANY(CAST(:runs AS text[]))"
     " AND status IN ('queued', 'picked')"
 )
-# Workers stop executing them, and streams of them end.
+# Workers stop executing the runs, and their event streams end.
 _TELL = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
 
 
 async def erase_session(
     database: Database, tenant_id: UUID, session_id: str, actor: str
 ) -> Removed:
-    """Remove a session: its memory, its runs, and all that is theirs. Who names it again begins it
-    anew.
+    """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    A run that is under way loses its worker with the transaction that removes it: nothing more can
-    be written of it, and the worker hears of it at once.
+    A worker loses its run in the transaction that removes it: it can write no further step, and
+    is notified at once.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -103,7 +102,7 @@ async def erase_session(
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
-            await tx.execute(select(func.count_tokens(tenant_id, spent)))  # as everywhere, last
+            await tx.execute(select(func.count_tokens(tenant_id, spent)))  # last: lock order
         removed += page
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
@@ -113,9 +112,9 @@ async def erase_session(
 async def _erase_memory(
     tx: AsyncConnection, tenant_id: UUID, session_id: str, removed: Removed
 ) -> bool:
-    """Remove what is left once all runs are gone; answers whether they are."""
-    # A run that is being accepted holds the session until it can be seen; later ones wait for us.
-    # Runs are locked before the session, here and wherever a run publishes.
+    """Remove a session's memory, episodes and row; return false if rows or runs remain."""
+    # A run that is being accepted locks the session until its row is visible; later ones wait.
+    # The lock order is runs, then session, here and wherever a run publishes.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     await tx.execute(select(sessions.c.id).where(own).with_for_update())
     others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
@@ -135,26 +134,27 @@ async def _erase_memory(
 async def _erase_episodes(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
 ) -> int:
-    """Remove at most a page of a tenant's episodes, with all that is theirs; answers how many."""
+    """Remove at most a page of a tenant's episodes with their dependent rows; return the count."""
     found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
     ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
     if ids:
         await forget_answers(tx, tenant_id, ids, removed)
-        await name_tenant(tx, tenant_id)  # the operator's transactions see all tenants
+        await name_tenant(tx, tenant_id)  # for transactions that see all tenants
         erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
         removed.update(await tx.scalar(select(erase)) or {})
     return len(ids)
 
 
 async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
-    """Remove all that a tenant has, its keys first, so that nothing new is let in; and then itself,
-    but for ``default``, which is only emptied. The log of ``default`` notes both steps.
+    """Remove all data of a tenant, and then the tenant itself, except ``default``.
+
+    Keys go first, so that no new request is accepted. The log of ``default`` notes begin and end.
 
     Args:
-        begin: transactions that see all tenants.
+        begin: opens transactions that see all tenants.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: there is no tenant of that name.
     """
     removed: Removed = Counter()
     async with begin() as tx:
@@ -177,7 +177,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # a request that was let in before has left something
+        except IntegrityError:  # an earlier request added rows
             continue
         return removed
 
@@ -197,7 +197,7 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
             async with begin() as tx:
                 page = Counter()
                 some = select(_PLACE).select_from(table).where(table.c.tenant_id == tenant_id)
-                if table is audit_log:  # what became of tenants is noted with default, and stays
+                if table is audit_log:  # ``default`` keeps the log of tenants
                     some = some.where(table.c.action.not_like("tenant.%"))
                 await _delete(tx, table, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
             removed += page
@@ -208,8 +208,9 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 async def _erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]
 ) -> tuple[Removed, int]:
-    """Remove at most a page of a tenant's runs, with all that is theirs, but for those that others
-    hold at the moment. Answers too what the unfinished ones among them have spent, in tokens.
+    """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
+
+    Return also the tokens that the unfinished runs among them have spent.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
@@ -231,10 +232,10 @@ async def _erase_runs(
 
 
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
-    """Ids of a page of runs, which nobody else can change any more.
+    """Lock a page of runs and return their ids.
 
-    Waits only while it holds none: who locks many rows in another order must not wait for us while
-    we wait for them.
+    Waits for a lock only while it holds none, against deadlocks with transactions that lock many
+    rows in another order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -245,7 +246,7 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
 ) -> None:
-    """Remove the stored answers to requests that created these: they tell all of them."""
+    """Remove the stored responses that created these objects, since they contain them."""
     answers = and_(
         idempotency_keys.c.tenant_id == tenant_id,
         idempotency_keys.c.answer[("body", "id")].astext.in_([str(each) for each in ids]),

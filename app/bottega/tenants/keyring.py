@@ -1,8 +1,8 @@
-"""The keys as one API process knows them.
+"""Each API process's cache of keys.
 
-Hardly a request asks the database: a key that was good is believed for a few seconds, and those in
-use are looked at again all the time, beside the requests, and at once when there is news of keys.
-Whatever fails, nobody is believed for longer than ``BELIEVED_S``.
+Few requests query the database. A valid key is trusted for a few seconds. A background task checks
+the keys in use periodically, and at once after a notification of changed keys. Even if that fails,
+no answer is used for longer than ``BELIEVED_S``.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from bottega.tenants.keys import Key, hashed
 
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
-"""How long what the database said counts; with a question's own time less than 5 s."""
+"""Seconds that an answer of the database is valid; with the time of a query below 5 s."""
 REFRESH_S = 1.5
 _PAUSE_S = 0.02
-"""After each look: many keys that change at once are one piece of news."""
+"""Pause after each check: many keys that change at once cause few checks."""
 _PATIENCE_S = 2.0
 _NOTE_EVERY_S = 60.0
 _MOST_KEYS = 10_000
@@ -46,12 +46,12 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 Identity = tuple[UUID, UUID] | None
-"""Tenant and id of a key; ``None``: everybody on this machine, while there are no keys."""
+"""Tenant and id of a key; ``None``: all local clients, while there are no keys."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A key, and when (on the monotonic clock) it was looked at, used, and that was stored."""
+    """A key, with monotonic times of its last check, its last use and the storing of that use."""
 
     key: Key
     key_hash: bytes
@@ -65,13 +65,13 @@ class _Entry:
 
 
 class Keyring:
-    """Who is let in by this process.
+    """Access control of this process.
 
     Args:
-        local: this server can be reached from this machine only, so that it may be open.
-        believed_s: how long what the database said counts.
-        refresh_s: pause between two looks at what is in use.
-        clock: the wall clock, for expiry; ``ticks``: the monotonic one, for the rest.
+        local: the server is reachable from this machine only, so it may be open.
+        believed_s: seconds that an answer of the database is valid.
+        refresh_s: pause between two checks of the keys in use.
+        clock: wall clock, for expiry; ``ticks``: monotonic clock, for the rest.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Keyring:
 
     @property
     def may_be_open(self) -> bool:
-        """No key was seen yet; never true again once it was false."""
+        """True until a key is seen; never true afterwards."""
         return self._may_be_open
 
     async def is_open(self) -> bool:
-        """Whether everybody who reaches this server may do everything: there was never a key.
+        """Return true if all clients may do everything, since there never was a key.
 
         Raises:
-            UnavailableError, OSError, ...: the database is away; nobody can tell.
+            UnavailableError, OSError, ...: the database is not available.
         """
         if self._may_be_open and self._ticks() - self._open_seen_at > self._believed_s:
             await self._once(_OPEN, self._look_whether_open)
@@ -132,13 +132,13 @@ class Keyring:
     # Finding keys
 
     async def find(self, text: str) -> Key | None:
-        """The key that a request shows; ``None`` if it is not good. It may have expired.
+        """Look up the key of a request; ``None`` if it is unknown or revoked. It may have expired.
 
         Raises:
-            UnavailableError, OSError, ...: the database is away, or asked about too many unknown
-                keys; nobody can tell.
+            UnavailableError, OSError, ...: the database is not available, or too many unknown keys
+                are being looked up.
         """
-        # Found by half of its hash; the other half is compared without telling how much agrees.
+        # Found by half of its hash. The other half is compared in constant time.
         key_hash = hashed(text)
         place = key_hash[:16]
         now, entry = self._ticks(), self._entries.get(place)
@@ -158,8 +158,10 @@ class Keyring:
         return key.expired(self._clock())
 
     async def redeem(self, ticket_hash: bytes, run_id: UUID) -> asyncpg.Record | None:
-        """Use a ticket up, good or not: ``tenant_id``, ``scope``, ``key_id`` and ``prefix`` of who
-        asked for it. Unknown ones wait behind each other, as unknown keys do."""
+        """Consume a ticket, valid or not; return ``tenant_id``, ``scope``, ``key_id``, ``prefix``.
+
+        Few calls run concurrently, as for unknown keys.
+        """
         query = "SELECT * FROM redeem_ticket($1, $2)"
         asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id))
         asking.add_done_callback(_heard)
@@ -171,7 +173,7 @@ class Keyring:
         row = await ask("SELECT * FROM find_key($1)", key_hash)
         if row is None:
             self._entries.pop(place, None)
-            self._refused.pop(place, None)  # to go to the end
+            self._refused.pop(place, None)  # moves it to the end
             self._refused[place] = self._ticks() + _REFUSED_S
             if len(self._refused) > _MOST_KEYS:
                 del self._refused[next(iter(self._refused))]
@@ -189,7 +191,7 @@ class Keyring:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
     async def _ask_as_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
-        """So that those who try keys take no more of the database than a little."""
+        """Query with limited concurrency, so that unknown keys put little load on the database."""
         if self._strangers_waiting >= _STRANGERS_WAITING:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
@@ -200,7 +202,7 @@ class Keyring:
             self._strangers_waiting -= 1
 
     async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
-        """Those who ask the same at the same time share one question."""
+        """Share one query among concurrent callers with the same question."""
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
@@ -208,7 +210,7 @@ class Keyring:
         try:
             await _patiently(asking)
         except TimeoutError:
-            self._forget(what, asking)  # the next one asks anew, by another connection
+            self._forget(what, asking)  # the next caller uses another connection
             raise
 
     def _forget(self, what: bytes, asked: "asyncio.Future[None]") -> None:
@@ -221,7 +223,7 @@ class Keyring:
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
-        """Call ``lost`` once who was let in would not be let in any more."""
+        """Call ``lost`` when the key's access ends: revoked, expired, or keys are now required."""
         self._watchers[identity].add(lost)
         try:
             yield
@@ -231,7 +233,7 @@ class Keyring:
                 del self._watchers[identity]
 
     async def run(self) -> None:
-        """Watch until cancelled; reconnects by itself."""
+        """Watch keys until cancelled; reconnects by itself."""
 
         async def connect() -> Session:
             async with asyncio.timeout(_PATIENCE_S):
@@ -283,7 +285,7 @@ class Keyring:
     async def _live(
         self, connection: asyncpg.Connection, asked: set[tuple[UUID, UUID]]
     ) -> dict[tuple[UUID, UUID], Key]:
-        """Those of the keys that were not revoked."""
+        """Return the keys that are not revoked."""
         if not asked:
             return {}
         rows = await connection.fetch("SELECT * FROM live_keys($1, $2)", *zip(*asked, strict=True))
@@ -307,16 +309,16 @@ class Keyring:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait, but not for ever. What was asked goes on: to cancel it takes a database that answers.
+    """Wait with a time limit. The query continues, since cancelling it needs the database too.
 
     Raises:
-        TimeoutError: it takes too long.
+        TimeoutError: it took too long.
     """
     async with asyncio.timeout(_PATIENCE_S):
         return await asyncio.shield(asking)
 
 
 def _heard(asked: "asyncio.Future[Any]") -> None:
-    """Those who asked were told what went wrong, unless they have gone."""
+    """Retrieve the exception, against a warning if all callers have left."""
     if not asked.cancelled():
         asked.exception()

@@ -1,6 +1,6 @@
-"""API keys: made, listed, revoked. A key is shown once; what is stored is its hash.
+"""API keys: create, list, revoke. A key is shown once; only its hash is stored.
 
-A key is 32 random bytes, so one round of SHA-256 protects it: there is nothing to guess.
+A key has 32 random bytes, so one round of SHA-256 suffices: it cannot be guessed.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from bottega.tenants import audit
 
 Scope = Literal["read", "run", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "run", "admin")
-"""Each includes those before it."""
+"""Each scope includes the earlier ones."""
 MOST_KEYS = 1000
-"""Keys of one tenant that are not revoked."""
+"""Limit of a tenant's keys that are not revoked."""
 
 _PUBLIC = string.ascii_lowercase + string.digits
 _SECRET_BYTES = 32
@@ -33,11 +33,11 @@ SHOWN = tuple(column for column in _keys if column is not _keys.key_hash)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that was found; not the secret itself.
+    """A stored key, without the secret.
 
     Attributes:
-        prefix: what people know it by.
-        expires_at: from then on it is not good any more; ``None``: never.
+        prefix: the public part that identifies it to people.
+        expires_at: time from which it is invalid; ``None``: never.
     """
 
     tenant_id: UUID
@@ -51,12 +51,12 @@ class Key:
 
 
 def includes(scope: Scope, needed: Scope) -> bool:
-    """Whether who has ``scope`` may do what needs ``needed``."""
+    """Return true if ``scope`` permits actions that need ``needed``."""
     return SCOPES.index(scope) >= SCOPES.index(needed)
 
 
 def hashed(key: str) -> bytes:
-    """What is stored of a key."""
+    """Return the stored form of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -69,10 +69,10 @@ async def create(
     scope: Scope,
     expires_at: datetime | None,
 ) -> tuple[RowMapping, str]:
-    """Make a key; answers with its row and, for the only time, the key.
+    """Create a key; return its row and, for the only time, the key itself.
 
     Raises:
-        InvalidInputError: it would have expired already.
+        InvalidInputError: the expiry is in the past.
         ConflictError: ``too_many_keys``.
     """
     until = literal(expires_at, DateTime(timezone=True))
@@ -100,7 +100,7 @@ async def create(
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
-    """A key, without its hash.
+    """Return a key's row, without its hash.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -120,7 +120,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List the tenant's keys by age, revoked ones too: a page behind the id ``after``."""
+    """List a page of the tenant's keys by age, revoked ones too, after the id ``after``."""
     query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
     if after is not None:
         query = query.where(_keys.id < after if descending else _keys.id > after)
@@ -129,7 +129,7 @@ async def page(
 
 
 async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID) -> None:
-    """From the commit on, and everywhere within seconds, the key is not good any more.
+    """Revoke a key, effective everywhere within seconds after the commit.
 
     Raises:
         NotFoundError: unknown, or another tenant's.

@@ -1,4 +1,4 @@
-"""What the operator does from the command line, who sees all tenants."""
+"""Actions of the operator from the command line, across all tenants."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,10 +27,10 @@ _keys = api_keys.c
 
 @asynccontextmanager
 async def transactions(url: str) -> AsyncIterator[Begin]:
-    """Transactions that see all tenants, one at a time.
+    """Yield a function that opens transactions that see all tenants, one at a time.
 
     Raises:
-        UnavailableError: the server cannot be reached, or is not migrated, or this login may not.
+        UnavailableError: the server is unreachable or not migrated, or this login lacks the role.
     """
 
     async def connected() -> asyncpg.Connection:
@@ -49,7 +49,7 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
 
 @asynccontextmanager
 async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
-    """One of them."""
+    """Open a single transaction that sees all tenants."""
     async with transactions(url) as begin, begin() as tx:
         yield tx
 
@@ -62,10 +62,10 @@ async def create_key(
     scope: keys.Scope,
     expires: datetime | timedelta | None = None,
 ) -> tuple[RowMapping, str]:
-    """Make a key; answers with its row and, for the only time, the key.
+    """Create a key; return its row and, for the only time, the key itself.
 
     Args:
-        tenant: its name; made if there is none.
+        tenant: name of the tenant, which is created if it does not exist.
 
     Raises:
         InvalidInputError, ConflictError: see :func:`keys.create`.
@@ -81,7 +81,7 @@ async def create_key(
 
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
-    """The keys of all tenants, or of one, each with its ``tenant``'s name, by age."""
+    """List the keys of all tenants or of one, with the name of the ``tenant``, by age."""
     query = select(*keys.SHOWN, tenants.c.name.label("tenant")).join(tenants).order_by(_keys.id)
     if tenant is not None:
         query = query.where(tenants.c.name == tenant)
@@ -90,11 +90,11 @@ async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
 
 
 async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
-    """Revoke the one key with this prefix or id; answers with what it was.
+    """Revoke the only key with this prefix or id; return its row.
 
     Raises:
-        NotFoundError: there is none.
-        ConflictError: there are several with the prefix.
+        NotFoundError: there is no such key.
+        ConflictError: several keys have the prefix.
     """
     same = or_(_keys.prefix == prefix_or_id, cast(_keys.id, Text) == prefix_or_id.lower())
     async with transaction(url) as tx:
@@ -108,10 +108,10 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
 
 
 async def keys_required(url: str) -> bool:
-    """Whether there was ever a key, so that nobody is let in without; takes no operator to ask.
+    """Return true if there ever was a key, so that requests need one. Any login may ask.
 
     Raises:
-        UnavailableError: the server cannot be reached, or is not migrated.
+        UnavailableError: the server is unreachable or not migrated.
     """
     connection = await connect(normalise_url(url))
     try:
@@ -125,9 +125,9 @@ async def keys_required(url: str) -> bool:
 async def passing_key(
     url: str, *, name: str, good_for: timedelta, scope: keys.Scope = "run"
 ) -> AsyncIterator[str | None]:
-    """A key to work with within the block, which is removed at its end; for the default tenant.
+    """Create a key of the default tenant for the duration of the block, then delete it.
 
-    ``None`` if there never was a key, and so none is needed.
+    Yield ``None`` if there never was a key, since then none is needed.
     """
     if not await keys_required(url):
         yield None
@@ -143,7 +143,7 @@ async def passing_key(
 
 
 async def list_tenants(url: str) -> list[RowMapping]:
-    """All tenants by name, each with the number of its ``keys`` that are not revoked."""
+    """List all tenants by name, with their number of valid ``keys``."""
     live = func.count(_keys.id).filter(_keys.revoked_at.is_(None)).label("keys")
     query = select(tenants, live).outerjoin(api_keys).group_by(tenants.c.id)
     async with transaction(url) as tx:
@@ -151,19 +151,19 @@ async def list_tenants(url: str) -> list[RowMapping]:
 
 
 async def delete_tenant(url: str, name: str) -> Removed:
-    """Remove a tenant with all that is its own; answers how many rows of each table.
+    """Remove a tenant with all its data; return the number of rows by table.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: there is no tenant of that name.
     """
     async with transactions(url) as begin:
         return await erase_tenant(begin, name, ACTOR)
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Make the operator's own text an admin key of the default tenant; whether it was none yet.
+    """Store the operator's own text as an admin key of the default tenant.
 
-    A key that was revoked stays so.
+    Return true if it was new. A revoked key stays revoked.
     """
     prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
     row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scope": "admin"}

@@ -1,7 +1,7 @@
-"""How many requests a tenant may make: the generic cell rate algorithm (GCRA).
+"""Rate limit of a tenant's requests: the generic cell rate algorithm (GCRA).
 
-One number per tenant says all: the time at which its debt is paid. Each request adds the time that
-it is worth, and is refused if the debt would then be more than the burst.
+A tenant's state is one number: the time at which its debt is paid. Each request adds the time that
+it costs. A request is refused if the debt would exceed the burst.
 """
 
 import math
@@ -15,31 +15,31 @@ _ROUNDING = 0.01  # of a request: sums of floats
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many per second in the long run, and so many at once."""
+    """Requests per second in the long run, and the largest burst."""
 
     per_s: float
     burst: int
 
     @classmethod
     def of(cls, per_s: float) -> "Rate":
-        """What two seconds are worth may come at once."""
+        """Return a rate whose burst is two seconds' worth of requests."""
         return cls(per_s, max(1, math.ceil(2 * per_s)))
 
     @property
     def window_s(self) -> float:
-        """After so long without requests the whole burst may come again."""
+        """Seconds without requests after which the full burst is available again."""
         return self.burst / self.per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a request may be made.
+    """The decision about a request.
 
     Attributes:
-        paid_at: the state for the next decision.
-        remaining: how many more may be made at once.
-        whole_s: seconds until the whole burst may.
-        retry_after_s: seconds until a request that was refused may be made; 0 if it was not.
+        paid_at: state for the next decision.
+        remaining: further requests that may come at once.
+        whole_s: seconds until the full burst is available.
+        retry_after_s: seconds until a refused request may be repeated; 0 if it was allowed.
     """
 
     allowed: bool
@@ -53,8 +53,8 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     """Decide on one request.
 
     Args:
-        paid_at: the last decision's; any time that is over if there was none.
-        now: on the same clock, in seconds.
+        paid_at: from the last decision; without one, any time in the past.
+        now: time on the same clock, in seconds.
     """
     owed = max(0.0, paid_at - now) * rate.per_s
     room = rate.burst - owed + _ROUNDING
@@ -72,7 +72,7 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
 
 
 class RateLimits:
-    """The tenants' states, in this process: each process lets a tenant make so many."""
+    """The tenants' states in this process; each process applies the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -80,7 +80,7 @@ class RateLimits:
         self._paid_at: dict[UUID, float] = {}
 
     def take(self, tenant_id: UUID) -> Decision:
-        """Decide on a request of the tenant's, made now."""
+        """Decide on a tenant's request that arrives now."""
         now = self._clock()
         decision = decide(self.rate, self._paid_at.get(tenant_id, now), now)
         self._paid_at[tenant_id] = decision.paid_at

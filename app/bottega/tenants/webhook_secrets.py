@@ -1,7 +1,7 @@
-"""Webhook secrets: each tenant's own, rotated with a day's overlap, shown once.
+"""Webhook secrets of tenants: rotated with a day's overlap, shown once.
 
-A secret signs, so it is stored as it is. The secret in ``BOTTEGA_WEBHOOK_SECRET`` is the first one
-of the tenant ``default``: it ends a day after that tenant made its first own one.
+A secret signs, so it is stored as plain text. ``BOTTEGA_WEBHOOK_SECRET`` is the first secret of the
+tenant ``default``; it ends a day after that tenant creates its first own one.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from bottega.errors import ConflictError
 from bottega.tenants import audit
 
 MOST_VALID = 5
-"""Secrets of one tenant that sign at the same time."""
+"""Limit of a tenant's valid secrets."""
 
 _BYTES = 32
 _OVERLAP = text("interval '1 day'")
@@ -39,7 +39,7 @@ SELECT ARRAY(SELECT s.secret FROM webhook_secrets s
 async def signing(
     connection: asyncpg.Connection, tenant_id: UUID, first: str | None
 ) -> Sequence[str]:
-    """The secrets that sign now, the newest first.
+    """Return the valid secrets, the newest first.
 
     Args:
         first: the first secret of the tenant ``default``, from the settings.
@@ -52,10 +52,10 @@ async def signing(
 
 
 async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list[Mapping[str, Any]]:
-    """The secrets that sign now, the newest first, without the secrets themselves.
+    """List the valid secrets, the newest first, without the secrets themselves.
 
     Args:
-        has_first: whether the settings hold the first secret of the tenant ``default``.
+        has_first: the settings hold the first secret of the tenant ``default``.
     """
     valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
     query = select(*_SHOWN).where(_rows.tenant_id == tenant_id, valid).order_by(_rows.id.desc())
@@ -77,10 +77,10 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 
 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
-    """Make the tenant's next secret; answers with its row and, for the only time, the secret.
+    """Create the tenant's next secret; return its row and, for the only time, the secret itself.
 
-    The one before it signs beside it for a day more. Expired ones are removed; while that leaves
-    none that is a day old, the tenant's first secret is not a day old either.
+    The previous one stays valid for a day. Expired ones are removed. If no remaining secret is a
+    day old, the first secret's day has not passed either.
 
     Raises:
         ConflictError: ``too_many``.
