@@ -1,4 +1,4 @@
-"""What is particular to agents: they name each other as sub-agents."""
+"""Checks specific to agents: their references to sub-agents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Reached:
     """An agent that others can call.
 
     Attributes:
-        version: the current one.
-        children: names of its own sub-agents.
-        undescribed: it says nothing of itself, so no model would know when to call it.
+        version: current version.
+        children: names of its sub-agents.
+        undescribed: it has no description, so a model cannot know when to call it.
     """
 
     version: int
@@ -46,7 +46,7 @@ class Reached:
 async def reachable(
     connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
 ) -> dict[str, Reached]:
-    """The agents among ``roots`` and all their sub-agents' that exist, by name. One query."""
+    """Return existing agents among ``roots`` and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
     return {row.name: Reached(row.version, tuple(row.children), row.undescribed) for row in rows}
 
@@ -56,11 +56,11 @@ async def refuse_circle(
 ) -> None:
     """Check that ``name`` may have these sub-agents.
 
-    Holds a lock until the transaction ends, so that two definitions stored at once cannot close
-    a circle that neither sees.
+    Holds a lock until the transaction ends, so that two concurrent definitions cannot close a
+    cycle together.
 
     Raises:
-        CycleError: one of them, or one below it, has ``name`` as sub-agent.
+        CycleError: ``name`` is a sub-agent of one of them, at any depth.
     """
     if not children:
         return
@@ -75,7 +75,7 @@ async def refuse_circle(
 
 
 def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
-    """A path along ``edges`` from ``start`` back to it, or ``None``. O(nodes + edges)."""
+    """Return a path along ``edges`` from ``start`` to itself, or ``None``. O(nodes + edges)."""
     came_from: dict[str, str] = {}
     waiting = [start]
     while waiting:

@@ -1,6 +1,6 @@
-"""Draw a graph's definition; as a program, in a process of its own: ``python -m``.
+"""Drawing of a graph's definition, in its own process: ``python -m bottega.definitions.draw``.
 
-A large drawing is seconds of computing, which would hold up the event loop from any thread.
+A large drawing takes seconds of CPU time, which would block the event loop even from a thread.
 """
 
 import os
@@ -28,8 +28,8 @@ def draw(plan: dict[str, Any]) -> bytes:
     """Draw a graph.
 
     Args:
-        plan: its ``content`` (see :func:`to_graph`), the ``versions`` that its agents have
-            published, and the ``format``: ``svg``, ``mermaid`` or ``dot``.
+        plan: its ``content`` (see :func:`to_graph`), the published ``versions`` by agent, and the
+            ``format``: ``svg``, ``mermaid`` or ``dot``.
     """
     graph = to_graph(plan["content"])
     for agent, version in plan["versions"].items():
@@ -38,7 +38,7 @@ def draw(plan: dict[str, Any]) -> bytes:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Arguments and environment of the program; it imports from where this process does."""
+    """Return the program's arguments and environment, with this process's import path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return [sys.executable, "-P", "-m", "bottega.definitions.draw"], environment
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
-    """A plan as JSON, the same bytes for the same drawing."""
+    """Encode a plan as JSON, with equal bytes for equal drawings."""
     return to_json({"content": content, "versions": versions, "format": form})
 
 

@@ -1,4 +1,4 @@
-"""What is particular to graphs: edges that must not close a cycle, and the order they give."""
+"""Checks and changes of graphs: nodes, and edges that must not form a cycle."""
 
 from collections import Counter
 from typing import Any
@@ -10,14 +10,14 @@ MOST_NODES = 500
 
 
 def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
-    """The graph that a definition describes, with nothing published.
+    """Build the graph of a definition, without publications.
 
     Args:
         content: ``{"nodes": [{"agent", "ttl_s"}], "edges": [{"source", "target", "policy"}],
             "ttl_s"}``.
 
     Raises:
-        CycleError: its edges close a cycle.
+        CycleError: its edges form a cycle.
     """
     graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
     for node in content["nodes"]:
@@ -28,11 +28,11 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
 
 
 def normalised(content: dict[str, Any]) -> dict[str, Any]:
-    """The definition with every node listed, those that only edges name included.
+    """Return the definition with all nodes listed, including nodes that only edges name.
 
     Raises:
-        CycleError: its edges close a cycle.
-        ConflictError: ``exists``: a node or an edge stands there twice.
+        CycleError: its edges form a cycle.
+        ConflictError: ``exists``: a node or an edge is listed twice.
         InvalidInputError: more than :data:`MOST_NODES` nodes.
     """
     names = [node["agent"] for node in content["nodes"]]
@@ -55,7 +55,7 @@ def normalised(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
-    """The definition with one more edge.
+    """Return the definition with one more edge.
 
     Raises:
         CycleError, ConflictError: as :func:`normalised`.
@@ -64,7 +64,7 @@ def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str, Any]:
-    """The definition without the edge between two nodes; the nodes stay.
+    """Return the definition without the edge between two nodes; the nodes stay.
 
     Raises:
         NotFoundError: there is no such edge.

@@ -1,7 +1,7 @@
-"""Agents and graphs as their users define them: named, and kept in all their versions.
+"""Storage of users' agents and graphs, by name, with all versions.
 
-Both kinds live by the same rules, so one set of verbs serves them; what is particular to one is
-in :mod:`bottega.definitions.agents` and :mod:`bottega.definitions.graphs`.
+Both kinds share these functions; checks of one kind are in :mod:`bottega.definitions.agents` and
+:mod:`bottega.definitions.graphs`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ MOST_VERSIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of definition: its noun in messages, its table, and that of its versions.
+    """A kind of definition: its noun in messages, its table, and the table of its versions.
 
     Attributes:
-        bodies: fields that only a full view shows.
+        bodies: large fields, which only a full view includes.
     """
 
     noun: str
@@ -53,7 +53,7 @@ GRAPHS = Kind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One version of an agent or a graph. ``content`` is what the API's schema dumped."""
+    """One version of an agent or a graph. ``content`` is the dump of the API's schema."""
 
     name: str
     version: int
@@ -64,7 +64,7 @@ class Definition:
 async def create(
     connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, content: dict[str, Any]
 ) -> Definition:
-    """Store a new name. One that was deleted starts again and goes on counting its versions.
+    """Store a new name. A deleted name comes back, and its version numbers continue.
 
     Raises:
         ConflictError: ``exists``, or ``too_many``.
@@ -100,11 +100,11 @@ async def replace(
     """Store a new version of a name.
 
     Args:
-        if_version: do it only if this is the current version.
+        if_version: required current version.
 
     Raises:
         NotFoundError: there is no such name.
-        VersionConflictError: ``if_version`` is not the current one.
+        VersionConflictError: ``if_version`` is not the current version.
     """
     table = kind.table
     condition = _live(kind, tenant_id, name)
@@ -124,7 +124,7 @@ async def replace(
 async def get(
     connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, *, lock: bool = False
 ) -> Definition:
-    """The current version. With ``lock`` nobody else changes it until this transaction ends.
+    """Return the current version. ``lock`` locks its row until this transaction ends.
 
     Raises:
         NotFoundError: there is no such name.
@@ -148,10 +148,10 @@ async def page(
     limit: int,
     full: bool,
 ) -> Part[Definition]:
-    """List current versions by name: a page behind the name ``after``.
+    """List a page of current versions by name, after the name ``after``.
 
     Args:
-        full: with the kind's bodies.
+        full: include the kind's bodies.
     """
     column = kind.table.c.name
     query = _current(kind, full=full).where(
@@ -170,7 +170,7 @@ async def delete(
     name: str,
     if_version: int | None = None,
 ) -> None:
-    """Forget a name; its versions stay for the runs that pinned them.
+    """Delete a name; its versions stay for the runs that pinned them.
 
     Raises:
         NotFoundError, VersionConflictError: as :func:`replace`.
@@ -191,7 +191,7 @@ async def delete(
 async def _explain_none(
     connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, if_version: int | None
 ) -> NoReturn:
-    """Raise for a change that found no row: no such name, or not at that version."""
+    """Raise the error of a change without a matching row: unknown name, or another version."""
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
         f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
@@ -210,10 +210,10 @@ async def versions(
     limit: int,
     full: bool,
 ) -> Part[Definition]:
-    """List versions of a name by number: a page behind ``after``.
+    """List a page of a name's versions by number, after the number ``after``.
 
     Args:
-        full: with the kind's bodies.
+        full: include the kind's bodies.
 
     Raises:
         NotFoundError: there is no such name.
@@ -232,7 +232,7 @@ async def versions(
 async def version(
     connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, number: int
 ) -> Definition:
-    """One version of a name.
+    """Return one version of a name.
 
     Raises:
         NotFoundError: there is no such name or version.
@@ -254,7 +254,7 @@ def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
 
 
 def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
-    """Yield what a definition is made of; only ``full`` with its bodies."""
+    """Yield the columns of a definition; omit the bodies unless ``full``."""
     columns = kind.versions.c
     yield from (columns.name, columns.version, columns.created_at)
     bodies = cast(kind.bodies, ARRAY(Text))
@@ -311,7 +311,7 @@ async def _store_version(
 
 
 async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUID) -> None:
-    """Names that were deleted count: they keep their versions, for the runs that pinned them."""
+    """Refuse names above the limit. Deleted names count, since runs may have pinned versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -322,6 +322,6 @@ async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUI
 
 
 def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """The names that are wanted but were not found, each once, in order."""
+    """Return the wanted names that were not found, each once, in order."""
     there = set(found)
     return [name for name in dict.fromkeys(wanted) if name not in there]
