@@ -97,7 +97,8 @@ class TestAlways:
                 better = (
                     (one.cosine or 0) >= (other.cosine or 0)
                     and (one.lexical or 0) >= (other.lexical or 0)
-                    and (one.at, one.access_count) >= (other.at, other.access_count)
+                    and one.at >= other.at
+                    and one.access_count >= other.access_count
                     and (one.outcome, one.domain) == (other.outcome, other.domain)
                 )
                 if better:
