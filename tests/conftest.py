@@ -1,11 +1,14 @@
 """One PostgreSQL server per test process, one migrated template, and a clone of it per test."""
 
 import asyncio
+import gc
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import asyncpg
 import pytest
@@ -29,6 +32,21 @@ structlog.configure(
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_runtest_setup() -> None:
+    """Let a test that takes too long print the stacks of its asyncio tasks first."""
+    fail = signal.getsignal(signal.SIGALRM)  # pytest-timeout's
+
+    def tell_and_fail(number: int, frame: FrameType | None) -> None:
+        for each in gc.get_objects():
+            if type(each) is asyncio.Task and not each.done():
+                each.print_stack()
+        assert callable(fail)
+        fail(number, frame)
+
+    if callable(fail):
+        signal.signal(signal.SIGALRM, tell_and_fail)
 
 
 @contextmanager
@@ -90,7 +108,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 
 
 def at(url: str, name: str) -> str:
-    """The URL of another database on the same server."""
+    """Return the URL of another database on the same server."""
     return url.replace("/postgres?", f"/{name}?")
 
 
