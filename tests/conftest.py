@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import shutil
 import signal
 import tempfile
 import uuid
@@ -49,15 +50,24 @@ def pytest_runtest_setup() -> None:
         signal.signal(signal.SIGALRM, tell_and_fail)
 
 
+MEMORY_DISK = Path("/dev/shm")
+MEMORY_NEEDED = 4 * 2**30
+"""Bytes that must be free there: several test processes put a server with clones on it."""
+
+
 @contextmanager
 def data_folder() -> Iterator[Path]:
-    """A folder for a database, and then gone.
+    """Make a folder for a database, in memory if there is room, and remove it afterwards.
 
     Not below pytest's own temporary folder: every pytest that starts on this machine closes that
     to other users, and as root the server runs as one.
     """
-    folder = tempfile.TemporaryDirectory(prefix="bottega-test-", ignore_cleanup_errors=True)
-    with folder as name:
+    in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > MEMORY_NEEDED
+    with tempfile.TemporaryDirectory(
+        prefix="bottega-test-",
+        ignore_cleanup_errors=True,
+        dir=MEMORY_DISK if in_memory else None,
+    ) as name:
         yield Path(name)
 
 
