@@ -1,10 +1,9 @@
-"""Which patterns apply to a task, and which of these are worth telling (spec page 4, M21). Pure.
+"""Matching: find the patterns that apply to a task, and order them by score. Pure.
 
-:func:`brute_force` says what is right, in a few lines; :class:`Matcher` finds the same among ten
-thousand in a few milliseconds, whatever they are like. It goes down a decision tree, drops what
-needs a feature that is not known by an inverted index, scores what is left, and verifies it from
-the best down, until there is enough. If that does not come to an end soon, all conditions are
-asked at once.
+:func:`brute_force` defines the result. :class:`Matcher` returns the same from ten thousand patterns
+in a few milliseconds: a decision tree preselects patterns, an inverted index drops those that need
+an unknown feature, the rest is scored and verified from the best down. After :data:`PATIENCE`
+patterns a circuit evaluates all conditions at once.
 """
 
 import math
@@ -31,9 +30,9 @@ from bottega.memory.pattern import (
 )
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
-"""The features that the quality of a match is measured by, beside those that conditions name."""
+"""Features that always count in the quality of a match, beside those that conditions name."""
 PATIENCE = 16
-"""Patterns that are verified one by one."""
+"""Number of patterns that are verified one by one."""
 
 _FADING_DAYS = 90.0
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,9 +45,8 @@ class Match:
     """A pattern that applies.
 
     Attributes:
-        score: what M21 orders by, 0 to 1.
-        quality: share of what is known of the task that the pattern speaks of, 0 to 1; see
-            :func:`quality`.
+        score: 0 to 1; see :func:`score`.
+        quality: share of the known features that the pattern names, 0 to 1; see :func:`quality`.
     """
 
     pattern: Pattern
@@ -56,11 +54,11 @@ class Match:
     quality: float
 
 
-# --- What is right ---------------------------------------------------------------------------
+# --- Definition ------------------------------------------------------------------------------
 
 
 def needed(applicability: Applicability) -> list[Condition]:
-    """All that must hold for a pattern to apply, as conditions, but for its anti-conditions."""
+    """Return all conditions that must hold for a pattern, without its anti-conditions."""
     told: list[Condition] = []
     if applicability.problem_types:
         told.append(_test("task_type", "in", applicability.problem_types))
@@ -78,7 +76,7 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 
 def applies(pattern: Pattern, features: Features) -> bool:
-    """Whether a pattern applies to a task; its state is not looked at."""
+    """Return true if a pattern applies to a task. Its state does not matter."""
     told = pattern.applicability
     return all(holds(each, features) for each in needed(told)) and not any(
         holds(each, features) for each in told.anti_conditions
@@ -86,17 +84,14 @@ def applies(pattern: Pattern, features: Features) -> bool:
 
 
 def spoken_of(applicability: Applicability) -> frozenset[str]:
-    """The features that a pattern says anything of."""
+    """Return the features that a pattern names."""
     conditions = [*needed(applicability), *applicability.anti_conditions]
     return frozenset(name for each in conditions for name in named(each))
 
 
 def quality(pattern: Pattern, features: Features) -> float:
-    """How much of what is known of a task a pattern speaks of, 0 to 1.
-
-    That is how many known features it speaks of, over how many there are among these and
-    :data:`ALWAYS`; 0 if there are none.
-    """
+    """Return the share of a task's known features that a pattern names, 0 to 1. Only features that
+    the pattern names or that are in :data:`ALWAYS` count; 0 if there are none."""
     known = {name for name, value in features.items() if value is not None}
     spoken = spoken_of(pattern.applicability)
     of = len(known & (ALWAYS | spoken))
@@ -104,14 +99,16 @@ def quality(pattern: Pattern, features: Features) -> float:
 
 
 def score(pattern: Pattern, features: Features, now: datetime) -> float:
-    """What M21 orders by: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
-    + 0.1 exp(-days since validation/90) + 0.05 quality. Never validated counts as never fresh."""
+    """Return the score that matches are ordered by.
+
+    0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
+    + 0.1 exp(-days since validation/90) (0 without a validation) + 0.05 quality
+    """
     fresh = min(_freshness(pattern) * _decay(now), 1.0)
     return _lasting(pattern) + 0.1 * fresh + 0.05 * quality(pattern, features)
 
 
 def score_parts(match: Match, now: datetime) -> dict[str, float]:
-    """What a score is the sum of, by name."""
     evidence = match.pattern.evidence
     parts = {
         "confidence": 0.4 * evidence.confidence,
@@ -131,7 +128,7 @@ def brute_force(
     k: int = 5,
     categories: Collection[Category] | None = None,
 ) -> list[Match]:
-    """What :meth:`Matcher.find` answers, found by looking at each pattern."""
+    """Return the result of :meth:`Matcher.find`, by testing every pattern."""
     found = [
         Match(each, score(each, features, now), quality(each, features))
         for each in patterns
@@ -150,13 +147,13 @@ def _contradict(one: Pattern, other: Pattern) -> bool:
     return other.id in one.relations.contradicts or one.id in other.relations.contradicts
 
 
-# A score is put together so that Python and numpy come to the same, to the last bit: they may not
-# agree on exp and log, so exp(-(now - validated)/90) is a product of two of Python's, one of which
-# is known beforehand.
+# Python and numpy may differ in the last bit of exp and log, and scores must be equal to the last
+# bit. So exp(-(now - validated)/90) is a product of two exponentials that Python computes; the
+# first one depends on the pattern only.
 
 
 def _lasting(pattern: Pattern) -> float:
-    """The part of a score that neither time nor task changes."""
+    """Return the part of a score that depends on neither time nor task."""
     used = min(math.log1p(pattern.lifecycle.uses) / 10.0, 1.0)
     rate = pattern.evidence.success_rate or 0.0
     return 0.4 * pattern.evidence.confidence + 0.3 * rate + 0.15 * used
@@ -176,14 +173,14 @@ def _fadings(at: datetime) -> float:
     return max(-_FARTHEST, min(_FARTHEST, fadings))
 
 
-# --- What is fast ----------------------------------------------------------------------------
+# --- Fast matching ---------------------------------------------------------------------------
 
 
 class Matcher:
-    """Patterns that are VALIDATED or CANDIDATE, ready to be asked; others are left out.
+    """An index of VALIDATED and CANDIDATE patterns; it ignores others.
 
     Args:
-        patience: patterns that are verified one by one before all are at once.
+        patience: number of patterns that are verified one by one before the circuit is used.
     """
 
     def __init__(self, patterns: Iterable[Pattern], *, patience: int = PATIENCE) -> None:
@@ -197,7 +194,7 @@ class Matcher:
         return len(self._validated.patterns) + len(self._candidates.patterns)
 
     def warm(self) -> "Matcher":
-        """Build now what is otherwise built when it is first needed; answers with itself."""
+        """Build now the parts that are otherwise built on first use. Return itself."""
         self._validated.warm()
         self._candidates.warm()
         return self
@@ -210,8 +207,10 @@ class Matcher:
         k: int = 5,
         categories: Collection[Category] | None = None,
     ) -> list[Match]:
-        """The ``k`` VALIDATED patterns that apply and score highest, the best first; of equal ones
-        the smaller id. One that contradicts a better one that is taken is left out.
+        """Return the ``k`` VALIDATED patterns that apply and score highest, best first.
+
+        Among equal scores the smaller id comes first. A pattern that contradicts a better one in
+        the result is left out.
 
         Args:
             categories: only these; ``None``: all.
@@ -234,13 +233,13 @@ class Matcher:
         categories: Collection[Category] | None = None,
         most: int | None = None,
     ) -> list[Match]:
-        """The CANDIDATE patterns that apply, all or so many, in the same order."""
+        """Return the first ``most`` CANDIDATE patterns that apply, ordered as by :meth:`find`."""
         ranked = self._candidates.ranked(features, now, categories, frozenset())
         return [match for _, match in islice(ranked, most)]
 
 
 class _Group:
-    """Patterns of one state; a place is that in the order of their ids."""
+    """Patterns of one state; a place is an index into them in the order of ids."""
 
     def __init__(self, patterns: Iterable[Pattern], patience: int) -> None:
         self.patterns: Sequence[Pattern] = sorted(patterns, key=lambda each: each.key)
@@ -263,7 +262,6 @@ class _Group:
         return Circuit((needed(each), each.anti_conditions) for each in told)
 
     def warm(self) -> None:
-        """Build what is otherwise built when it is first needed."""
         _ = self._circuit
 
     def ranked(
@@ -273,10 +271,10 @@ class _Group:
         categories: Collection[Category] | None,
         excluded: Collection[int],
     ) -> Iterator[tuple[int, Match]]:
-        """The patterns that apply, by score, then id, with their places.
+        """Yield the patterns that apply by score, then id, with their places.
 
         Args:
-            excluded: places that are passed over; may grow on the way.
+            excluded: places to skip; the caller may add places during the iteration.
         """
         known = [name for name, value in features.items() if value is not None]
         places = self._possible(features, known)
@@ -304,7 +302,7 @@ class _Group:
                 yield place, match(at)
 
     def _possible(self, features: Features, known: Iterable[str]) -> NDArray[np.intp]:
-        """Places of patterns that may apply: those of the tree that need nothing unknown."""
+        """Return the places of patterns that the tree reaches and that need no unknown feature."""
         places = reached(self._tree, features)
         met = np.zeros(len(self.patterns), np.int16)
         for name in known:
@@ -314,7 +312,7 @@ class _Group:
         return possible
 
     def _qualities(self, known: Collection[str], places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """:func:`quality` of each pattern."""
+        """Return the :func:`quality` of each pattern."""
         always = np.zeros(len(self.patterns), np.int32)
         others = np.zeros(len(self.patterns), np.int32)
         for name in known:
@@ -328,7 +326,6 @@ class _Group:
 
 
 def _postings(names: Iterable[Collection[str]]) -> dict[str, NDArray[np.intp]]:
-    """For each name the places that have it."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for place, each in enumerate(names):
         for name in each:
@@ -337,7 +334,7 @@ def _postings(names: Iterable[Collection[str]]) -> dict[str, NDArray[np.intp]]:
 
 
 def _contradictions(patterns: Sequence[Pattern]) -> dict[int, set[int]]:
-    """For each place those that it contradicts, or that contradict it."""
+    """Return for each place the places that it contradicts or that contradict it."""
     place_of = {each.key: place for place, each in enumerate(patterns)}
     found: defaultdict[int, set[int]] = defaultdict(set)
     for place, pattern in enumerate(patterns):

@@ -1,7 +1,7 @@
-"""What several episodes that were alike become (spec page 4, M16). Pure.
+"""Consolidation: build one episode from several similar ones. Pure.
 
-What is the same in all of them is said once, and of each what differs. Each can still be had whole
-by its id.
+The new episode stores the parts that all of them share once, and the differences per original. The
+originals stay readable by id.
 """
 
 import json
@@ -18,12 +18,12 @@ from bottega.memory.episode import Episode, Outcome, State, StorageState
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """How alike episodes must be that become one.
+    """Similarity that episodes must have to become one.
 
     Attributes:
-        cosine: of their whole vectors, each with each other; more than this.
-        window: the longest time between the first and the last.
-        most: how many are compared with each other at a time, and become one at most.
+        cosine: lower bound (exclusive) of the cosine of each pair of their vectors.
+        window: longest time between the first and the last.
+        most: most episodes that are compared with each other, and so become one.
     """
 
     cosine: float = 0.95
@@ -39,15 +39,16 @@ _MOST_TAGS = 100
 def as_one(
     members: Sequence[Episode], representative: Episode, outcome: Outcome = Outcome.SUCCESS
 ) -> Episode:
-    """The episode that stands for ``members``, two or more, by age, of one user, session and agent.
+    """Build the episode that stands for ``members``.
 
-    Its ``metadata["consolidated"]`` says ``representative_id``, ``instances``, ``structure`` (what
-    is the same in all), ``variations`` (per original its id and ``diff``: by JSON pointer, what is
-    its own; long values cut) and ``statistics``.
+    Its ``metadata["consolidated"]`` has ``representative_id``, ``instances``, ``structure`` (the
+    values that are equal in all), ``variations`` (per original its id and ``diff``: its own values
+    by JSON pointer, long ones cut) and ``statistics``.
 
     Args:
-        representative: the one of them that is most like all others.
-        outcome: theirs, with what people said of them.
+        members: two or more episodes of one user, session and agent, oldest first.
+        representative: the member that is most similar to all others.
+        outcome: that of all members, people's feedback included.
     """
     one = members[-1]
     consolidated = _said_of(members, representative, outcome)
@@ -113,7 +114,7 @@ def _said_of(
 
 
 def _id_of(members: Sequence[Episode]) -> UUID:
-    """The same for the same ones, whoever makes one of them."""
+    """Return an id that depends only on the members' ids, so that concurrent workers agree."""
     ids = " ".join(sorted(str(each.id) for each in members))
     return UUID(md5(f"consolidated {ids}".encode(), usedforsecurity=False).hexdigest())
 
@@ -130,7 +131,7 @@ def _content(episode: Episode) -> dict[str, Any]:
 
 
 def _common(one: Any, other: Any) -> Any:
-    """What two values have in common: of objects the members that are the same, at any depth."""
+    """Return the fields that are equal in two objects, at any depth."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return {
             name: _common(one[name], other[name])
@@ -156,7 +157,7 @@ def _diff(own: Any, structure: Any) -> dict[str, Any]:
 
 
 def _leaves(own: Any, structure: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What ``structure`` has not, each with its path."""
+    """Yield the values that ``structure`` lacks, each with its JSON pointer."""
     for name, value in own.items():
         here = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
         if name not in structure:
@@ -166,7 +167,7 @@ def _leaves(own: Any, structure: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """What is in a list of all of them, in the first one's order."""
+    """Return the items that a list has in all members, in the order of the first one."""
     lists = [each.metadata.get(name) for each in members]
     first, *others = [each if isinstance(each, list) else [] for each in lists]
     return [item for item in first if all(item in other for other in others)]
@@ -177,7 +178,7 @@ def _same(values: Sequence[Any]) -> Any:
 
 
 def _means(resources: Sequence[Any]) -> dict[str, float]:
-    """The mean of each number that all of them have."""
+    """Return the mean of each number that all of them have."""
     known = [each if isinstance(each, Mapping) else {} for each in resources]
     columns = {name: [_number(each.get(name)) for each in known] for name in known[0]}
     return {

@@ -1,12 +1,12 @@
-"""What several runs did alike when they went well, found without a model (spec page 4, M30). Pure.
+"""Mining: find, without a model, the behaviour that successful runs share. Pure.
 
-Texts (a domain, a kind of task, a failure's message) that fewer than three users' runs had are left
-out first: patterns are given to runs of every user.
-
-Four things are looked for: which agents were asked in which order, sequences of calls, which tool
-was chosen, and what helped after an error. What is found is a guess: it went well more often with
-it than without, in episodes that chose it themselves. So it becomes a candidate, and has to prove
+It looks for four things: sets of agents in their order, sequences of calls, the choice of a tool,
+and calls that helped after an error. A finding is a guess: runs that did it went well more often
+than runs that did not, but they chose it themselves. So it becomes a candidate and must prove
 itself in other runs.
+
+Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
+first, because runs of every user are given patterns.
 """
 
 from collections import Counter, defaultdict
@@ -23,27 +23,26 @@ from bottega.memory.owners import OWNERS
 from bottega.memory.pattern import Category, Pattern
 from bottega.memory.quarantine import suspicious
 
-_MOST_NAMES = 8  # that a finding may be about
-_LOOKED_AT = 10  # findings of each kind that are looked at closely
-_SHOWS = 0.2  # by how much calls end well more often that show a difference
+_MOST_NAMES = 8  # in a finding
+_LOOKED_AT = 10  # findings of each kind that are analysed
+_SHOWS = 0.2  # least difference of success rates that counts
 
 
 @dataclass(frozen=True, slots=True)
 class MiningOptions:
-    """What counts as found.
+    """Limits of mining.
 
     Attributes:
-        support: episodes that went well with it, at least.
-        each: findings for one kind of task in one domain, at most, the best first; and for one
-            kind of failure.
-        most: findings for one kind of task, or of failure, at most.
-        gain: how much more often it must go well with it, seen from no knowledge at all.
-        sure: so many standard deviations must that be.
-        share: and so much of what the best one of the same tasks gains.
-        sources: ids of episodes that a candidate names as what it was found in, the newest.
-        newest: episodes of one kind of task, or of failure, in one domain that are looked at: what
-            was right for long and is no more would otherwise hide what is right now.
-        owners: whose episodes must have a text, at least, before a pattern may say it.
+        support: least number of successful episodes that show a finding.
+        each: most findings for one task type in one domain, or for one kind of failure.
+        most: most findings for one task type or one kind of failure in all domains.
+        gain: least difference of success rates with and without it (Laplace estimates).
+        sure: least difference in standard deviations.
+        share: least share of the gain of the best finding of the same tasks.
+        sources: most ids of episodes that a candidate names as its source; the newest.
+        newest: most episodes per task type, or kind of failure, and domain. Older ones could hide a
+            change for the worse.
+        owners: number of users whose episodes must have a text before a pattern may contain it.
     """
 
     support: int = 3
@@ -58,11 +57,11 @@ class MiningOptions:
 
 
 def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> list[Pattern]:
-    """Candidates, each with the episodes that it was found in and a fingerprint.
+    """Return candidates, each with a fingerprint and the episodes that it was found in.
 
-    The same episodes have the same candidates, in any order. Episodes of lower trust are mined by
-    themselves; what the others say already is left out. Takes time linear in the number of
-    episodes, but for sorting them.
+    The same episodes give the same candidates, in any order. Episodes of trust 2 are mined
+    separately, and their findings that episodes of trust 3 have too are left out. Linear in the
+    number of episodes, but for sorting.
     """
     options = options or MiningOptions()
     ordered = sorted(set(episodes), key=lambda each: (each.at, each.episode_id))
@@ -80,12 +79,12 @@ def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> 
     return list(found.values())
 
 
-# --- What went better with than without ----------------------------------------------------------
+# --- Comparison of success rates -----------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Of how many episodes, and how many of these went well."""
+    """Number of episodes, and of successful ones among them."""
 
     n: int = 0
     good: int = 0
@@ -99,18 +98,18 @@ class _Tally:
 
     @property
     def rate(self) -> float:
-        """The mean of what it may be, seen from no knowledge at all."""
+        """Mean of the Beta posterior from a uniform prior."""
         return (self.good + 1) / (self.n + 2)
 
     @property
     def variance(self) -> float:
-        """Of what it may be."""
+        """Variance of that posterior."""
         return self.rate * (1 - self.rate) / (self.n + 3)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was done in each of some episodes, and how these went."""
+    """Tallies of some episodes: of all, and by behaviour."""
 
     all: _Tally = field(default_factory=_Tally)
     each: dict[Any, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
@@ -121,7 +120,7 @@ class _Seen:
             self.each[key].add(good)
 
     def better(self, options: "MiningOptions") -> Iterator[tuple[Any, float, _Tally, _Tally]]:
-        """What went well more often with it than without, by how much, and both tallies."""
+        """Yield behaviours that went better with than without, the gain, and both tallies."""
         for key, with_it in self.each.items():
             without = self.all.less(with_it)
             if with_it.good < options.support or not without.n:
@@ -134,12 +133,12 @@ class _Seen:
                 yield key, gain, with_it, without
 
 
-# --- In one domain, and beyond -------------------------------------------------------------------
+# --- Findings in one domain and in all -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An episode; or a failure in it, and the call after that."""
+    """An episode, or a failure in one and the call after it."""
 
     episode: Observed
     good: bool
@@ -154,14 +153,14 @@ class _Item:
 
     @property
     def keys(self) -> set[Key]:
-        """All that it does."""
         if self.failed:
             return set() if self.then is None else {(Kind.RECOVERY, (self.then.name,))}
         return done(self.episode)
 
 
 def _found(scope: Scope, items: Sequence[_Item], options: MiningOptions) -> list[Finding]:
-    """What holds in single domains, and before that, but told after it, what holds beyond."""
+    """Mine cross-domain findings, then per-domain ones not covered by them; return the latter
+    first."""
     seen = _Seen()
     of_domain: dict[str | None, _Seen] = defaultdict(_Seen)
     for item in items:
@@ -180,8 +179,8 @@ def _found(scope: Scope, items: Sequence[_Item], options: MiningOptions) -> list
 
 
 def _holds(key: Key, of_domain: Mapping[str | None, _Seen]) -> bool:
-    """Whether something went well in several domains (or in none in particular), and in no other
-    one it went worse with it."""
+    """Return true if a behaviour went well in several domains and notably worse in none. Success in
+    episodes without a domain counts as several."""
     domains = 0
     for domain, seen in of_domain.items():
         with_it = seen.each.get(key)
@@ -194,7 +193,7 @@ def _holds(key: Key, of_domain: Mapping[str | None, _Seen]) -> bool:
 
 
 def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
-    """Whether what holds everywhere says as much."""
+    """Return true if a cross-domain finding covers this one."""
     return any(
         finding.gain <= other.gain + _SHOWS
         and (is_within(finding.uses, other.uses) or is_within(other.uses, finding.uses))
@@ -205,7 +204,7 @@ def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
 def _findings(
     scope: Scope, items: Sequence[_Item], better: Iterable[tuple[Key, float, _Tally, _Tally]]
 ) -> list[Finding]:
-    """The best of what was done, looked at closely."""
+    """Build findings from the behaviours with the highest gains."""
     ordered = sorted(better, key=lambda found: (-found[1], -len(found[0][1]), found[0]))
     looked_at: Counter[Kind] = Counter()
     findings: list[Finding] = []
@@ -238,8 +237,8 @@ def _findings(
 
 
 def _is_choice(names: Sequence[str], having: Sequence[_Item]) -> bool:
-    """Whether each of the calls usually went well, and did not follow a failure: else it is what
-    one does then."""
+    """Return false if a call usually failed, or usually followed a failure. Such a call is a
+    reaction to failures, not a choice."""
     for name in names:
         failed = after = 0
         for each in having:
@@ -253,7 +252,7 @@ def _is_choice(names: Sequence[str], having: Sequence[_Item]) -> bool:
 
 
 def _best(found: Iterable[Finding], options: MiningOptions) -> list[Finding]:
-    """The best few, none of which says what a better one says already."""
+    """Return the best few findings, without those that a better one implies."""
     taken: list[Finding] = []
     for each in sorted(found, key=_order):
         if len(taken) == options.each or (taken and each.gain < options.share * taken[0].gain):
@@ -267,27 +266,27 @@ def _implied(finding: Finding, other: Finding) -> bool:
     return (
         is_within(finding.uses, other.uses)
         or is_within(other.uses, finding.uses)
-        or finding.supporters == other.supporters  # nothing tells which of them it was
+        or finding.supporters == other.supporters  # the evidence cannot tell them apart
     )
 
 
 def _order(finding: Finding) -> tuple[Any, ...]:
-    """The best first; of those that are as good, the one that says most."""
+    """Return the sort key: highest gain first, then the most specific finding."""
     chosen = finding.kind is Kind.TOOL and bool(finding.instead)
     rank = 0 if finding.kind is Kind.DECOMPOSITION else 1 if chosen else 2
     return (-finding.gain, rank, -len(finding.uses), finding.scope.domain or "", finding.uses)
 
 
-# --- By what it can be judged --------------------------------------------------------------------
+# --- Category: the evidence that judges a finding ------------------------------------------------
 
 
 def _judged(
     key: Key, instead: tuple[str, ...], having: Sequence[_Item], lacking: Sequence[_Item]
 ) -> tuple[Category, tuple[str, ...]]:
-    """By what it can be seen whether it is good: by the next call of what it is about, if that
-    shows the difference; else by the run."""
+    """Return a finding's category, and the names whose next call judges it. If the next call does
+    not show the difference, the whole run's outcome judges it, and there are no names."""
     kind, names = key
-    if kind is Kind.RECOVERY:  # whoever was not told what to call is judged by what it calls
+    if kind is Kind.RECOVERY:  # calls of the control arm count too
         return Category.RECOVERY, tuple(sorted({*names, *instead}))
     if kind is Kind.DECOMPOSITION:
         return Category.DECOMPOSITION, ()
@@ -302,8 +301,8 @@ def _judged(
 
 
 def _instead(key: Key, having: Sequence[_Item], lacking: Sequence[_Item]) -> tuple[str, ...]:
-    """What was called where it was not, the most frequent first: more often there than beside
-    it."""
+    """Return the calls made in place of a finding's, the most frequent first. For a tool, only
+    calls more than twice as frequent in episodes without it."""
     kind, names = key
     if kind is Kind.RECOVERY:
         there = Counter(each.then.name for each in lacking if each.then is not None)
@@ -325,7 +324,7 @@ def _instead(key: Key, having: Sequence[_Item], lacking: Sequence[_Item]) -> tup
 
 
 def _ended_well(names: set[str], items: Sequence[_Item]) -> _Tally:
-    """How often the first call of one of these does."""
+    """Return how often the first call of one of these names ends well."""
     tally = _Tally()
     for each in items:
         first = next((call for call in each.episode.calls if call.name in names), None)
@@ -334,11 +333,10 @@ def _ended_well(names: set[str], items: Sequence[_Item]) -> _Tally:
     return tally
 
 
-# --- Of which episodes ---------------------------------------------------------------------------
+# --- Selection of episodes -----------------------------------------------------------------------
 
 
 def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    """What there is to find of each kind of task."""
     for task_type, some in _grouped(episodes, lambda each: each.task_type):
         if task_type is not None:
             items = [_Item(each, each.good) for each in some]
@@ -346,7 +344,7 @@ def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[
 
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    """For each kind of failure, what was called next and ended well."""
+    """Yield, for each kind of failure, the next calls that ended well."""
     failed = [(each, call, then) for each in episodes for call, then in _failures(each)]
     for signature, some in _grouped(failed, lambda each: each[1].signature):
         items = [
@@ -363,7 +361,6 @@ def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterat
 
 
 def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
-    """The last few of each domain, in order."""
     left: defaultdict[str | None, int] = defaultdict(lambda: options.newest)
     kept = []
     for item in reversed(items):
@@ -374,7 +371,7 @@ def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
 
 
 def _failures(episode: Observed) -> Iterator[tuple[Call, Call | None]]:
-    """The first failure of each kind, and the call after it."""
+    """Yield the first failure of each kind, and the call after it."""
     met: set[str] = set()
     for call, then in zip(episode.calls, [*episode.calls[1:], None], strict=False):
         if call.signature is not None and call.signature not in met:
@@ -389,7 +386,7 @@ T = TypeVar("T")
 def _grouped(
     items: Iterable[T], key: Callable[[T], str | None]
 ) -> list[tuple[str | None, list[T]]]:
-    """By key, sorted; each group in the order of the items."""
+    """Group items by key, sorted; each group keeps the order of the items."""
     groups: dict[str | None, list[T]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)

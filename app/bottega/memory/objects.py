@@ -1,7 +1,7 @@
-"""Large bodies of episodes, in a folder or in an object store (spec page 4, M11).
+"""Large bodies of episodes, in a folder or in an object store.
 
-One library (obstore) speaks to a local folder, S3 and what is like it, Google Cloud Storage and
-Azure. An object is written once, as a whole, and carries a checksum of what it holds.
+The library obstore accesses a local folder, S3 and compatible stores, Google Cloud Storage and
+Azure. An object is written once, as a whole, and carries a checksum.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 MAX_BYTES = 256 * 1024 * 1024
-"""Of one body, before it is compressed."""
+"""Most bytes of one body, before compression."""
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
@@ -42,31 +42,31 @@ _LONGEST_QUOTE = 200
 
 
 class CorruptObjectError(BottegaError):
-    """An object does not hold what was written."""
+    """An object differs from the bytes that were written."""
 
     code = "object_corrupt"
 
 
 def new_key(tenant_id: UUID, episode_id: UUID, part: str) -> str:
-    """``<tenant>/<episode>/<part>-<random>``: no key is ever used twice, so that what is about to
-    be deleted is never what was just written."""
+    """Return ``<tenant>/<episode>/<part>-<random>``. No key is used twice: a pending deletion never
+    hits a newer object."""
     return f"{tenant_id}/{episode_id}/{part}-{uuid4().hex[:12]}"
 
 
 class Objects:
-    """Bytes by key, compressed (zlib) and checked when they are read.
+    """Bytes by key, compressed (zlib), with a checksum that every read verifies.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
             Addresses and credentials of a store come from its usual environment variables
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). A folder is made if it is missing.
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
         timeout_s: longest time of one operation, in seconds.
 
     Attributes:
-        local: whether it is a folder, which other machines do not see.
+        local: true for a folder, which other machines do not see.
 
     Raises:
-        InvalidInputError: the URL, or what belongs to it, cannot be used.
+        InvalidInputError: the URL or the store's settings are invalid.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
@@ -85,11 +85,11 @@ class Objects:
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=min(_CONNECT_S, timeout_s)),
-            # Only an endpoint that somebody wrote down with http:// is ever asked by it.
+            # Plain http is used only if the configured endpoint begins with http://.
             "allow_http": True,
         }
         try:
-            # A folder is made when something is put into it, not where nothing ever is.
+            # A folder is created on first use.
             self._store: ObjectStore | None = (
                 None if self.local else from_url(url, client_options=client, retry_config=retries)
             )
@@ -99,29 +99,29 @@ class Objects:
             ) from None
 
     async def put(self, key: str, body: bytes) -> None:
-        """Write an object: afterwards it is there as a whole, or not at all.
+        """Write an object. It appears as a whole or not at all.
 
         Raises:
-            InvalidInputError: the key is of another form, or the body too long.
-            UnavailableError: the store cannot be reached, or refuses.
+            InvalidInputError: the key is malformed, or the body too long.
+            UnavailableError: the store is unreachable or refuses.
         """
         _check(key)
         if len(body) > MAX_BYTES:
             raise InvalidInputError(f"a body may have {MAX_BYTES >> 20} MB at most")
         packed = await asyncio.to_thread(pack, body)
         async with self._asking():
-            # In one piece: an upload in parts leaves its parts behind when it breaks off.
+            # In one piece: an interrupted multipart upload leaves its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
 
     async def get(self, key: str) -> bytes:
-        """What was written.
+        """Return an object's body.
 
         Raises:
             NotFoundError: there is no such object.
-            CorruptObjectError: it is not what was written.
-            UnavailableError: the store cannot be reached, or refuses.
+            CorruptObjectError: its bytes differ from those written.
+            UnavailableError: the store is unreachable or refuses.
         """
         _check(key)
         try:
@@ -133,10 +133,10 @@ class Objects:
         return await asyncio.to_thread(unpack, key, packed)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are no error.
+        """Delete objects; missing ones are no error.
 
         Raises:
-            UnavailableError: the store cannot be reached, or refuses; some may be gone.
+            UnavailableError: the store is unreachable or refuses; some objects may be gone.
         """
         for key in keys:
             _check(key)
@@ -146,7 +146,7 @@ class Objects:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # Some stores find fault with a missing one, and may leave others then.
+            # Some stores fail on a missing object, and may then keep others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():
@@ -161,7 +161,7 @@ class Objects:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Turn what the store says into errors of ours."""
+        """Map the store's errors to Bottega's."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
@@ -186,19 +186,19 @@ class Objects:
 
 
 class _MissingError(Exception):
-    """There is no such object."""
+    """The store has no such object."""
 
 
 def pack(body: bytes) -> bytes:
-    """A body as it is stored: its form, its checksum, and itself compressed. Pure."""
+    """Return a stored body: format, checksum, compressed bytes. Pure."""
     return _FORM + _digest(body) + zlib.compress(body, _LEVEL)
 
 
 def unpack(key: str, packed: bytes) -> bytes:
-    """The body that was packed. Pure.
+    """Return the body that was packed. Pure.
 
     Raises:
-        CorruptObjectError: it is no such thing, or not the same.
+        CorruptObjectError: the format or the checksum is wrong.
     """
     start = len(_FORM) + _DIGEST
     unpacker = zlib.decompressobj()
@@ -224,7 +224,7 @@ def _check(key: str) -> None:
 
 
 def _flush(folder: Path, key: str) -> None:
-    """See that a file, and its place in its folders, outlast a loss of power."""
+    """Sync a file and its folders to disk, so that they survive a loss of power."""
     for path in _way(folder, key):
         handle = os.open(path, os.O_RDONLY)
         try:

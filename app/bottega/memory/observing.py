@@ -1,4 +1,4 @@
-"""What mining looks at of an episode: who was called, in which order, and how it went. Pure."""
+"""The trace of an episode as mining sees it: calls in order, and their results. Pure."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,20 +14,20 @@ DISPATCH = "dispatch_subagent"
 PLUMBING = frozenset(
     {DISPATCH, "poll_subagent", "await_subagent", "recall_memory", "set_plan", "search_memory"}
 )
-"""Tools that help an agent to work, and do nothing of the task themselves."""
+"""Tools that support an agent's work and do no part of the task."""
 MOST_CALLS = 40
-"""Calls of an episode that are looked at: its first ones."""
+"""Most calls of an episode that mining reads: its first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the agent that the run began with.
+    """One call by the run's root agent.
 
     Attributes:
-        name: of the tool, or of the agent.
-        signature: the kind of failure, of one that failed.
-        is_agent: whether an agent was asked.
-        is_defined: whether there is a tool or agent of this name. If not, the model made it up.
+        name: of the tool or the agent.
+        signature: the kind of failure, if the call failed.
+        is_agent: true if an agent was called.
+        is_defined: false if no tool or agent has this name: the model invented it.
     """
 
     name: str
@@ -39,14 +39,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """An episode, as mining sees it.
+    """An episode as mining sees it.
 
     Attributes:
-        outcome: with what people said of it.
-        calls: in the order in which they ended, without those of sub-agents and those that only
-            help to work.
-        owner: whose episode it is; see :func:`bottega.memory.owners.owner_of`.
-        agent: the one that its run began with.
+        outcome: the judged one, people's feedback included.
+        calls: in the order in which they ended, without those of sub-agents and :data:`PLUMBING`.
+        owner: see :func:`bottega.memory.owners.owner_of`.
+        agent: the run's root agent.
     """
 
     episode_id: UUID
@@ -66,14 +65,14 @@ class Observed:
 
 
 def is_evidence(episode: Episode) -> bool:
-    """Whether anything may be learned of an episode: no import, nothing that somebody cancelled,
-    none that is quarantined, deleted, or stood for by another one."""
+    """Return true if patterns may be learned from an episode. Imported, cancelled, quarantined,
+    deleted and consolidated episodes are excluded."""
     return counts(episode) and episode.state.state in SEARCHABLE
 
 
 def counts(episode: Episode) -> bool:
-    """Whether what came of the patterns that it was given is evidence. It stays that when the
-    episode grows old, or is stood for by another one."""
+    """Return true if an episode's outcome is evidence about the patterns that its run was given.
+    That remains so when the episode ages or is consolidated."""
     return (
         episode.trust >= READ_OUTSIDE
         and Outcome.CANCELLED not in (episode.outcome, episode.judged)
@@ -82,7 +81,7 @@ def counts(episode: Episode) -> bool:
 
 
 def observed(episode: Episode) -> Observed | None:
-    """What can be mined of an episode that has its trace; ``None``: nothing."""
+    """Convert an episode for mining; ``None`` if it is no evidence or has no trace."""
     if not is_evidence(episode) or not episode.trace:
         return None
     complexity = episode.task.get("complexity")
@@ -101,8 +100,8 @@ def observed(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Observed]:
-    """The episodes without the texts that fewer owners have. Names of agents and tools that are
-    defined stay. A call of another name goes, as its name is a text of the model's."""
+    """Return the episodes without texts that fewer owners have. Names of defined agents and tools
+    stay. Calls of undefined names are removed, because the model wrote those names."""
     shared = shared_texts(
         ((text, each.owner) for each in episodes for text in _texts(each)), owners
     )
@@ -110,7 +109,7 @@ def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Obs
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    """The texts of an episode that are not names out of definitions."""
+    """Yield the texts of an episode that are no names of definitions."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -135,8 +134,7 @@ def _cleared(episode: Observed, shared: Container[str]) -> Observed:
 
 
 def calls_of(episode: Episode) -> tuple[Call, ...]:
-    """The calls of the agent that the run began with, the first :data:`MOST_CALLS`, if the episode
-    has its trace."""
+    """Return the first :data:`MOST_CALLS` calls of the root agent; none without a trace."""
     return tuple(_calls(episode))[:MOST_CALLS]
 
 
@@ -164,12 +162,12 @@ def _calls(episode: Episode) -> Iterator[Call]:
             and (agent := step.get("agent"))
             and agent not in own
         ):
-            # The end of one that ran beside its parent: no call of the parent tells of it.
+            # The end of an asynchronous sub-agent: no call of its parent reports it.
             yield Call(agent, "error" not in step, _signature(step), is_agent=True)
 
 
 def _signature(step: Mapping[str, Any]) -> str | None:
-    """As the run itself calls this failure when it looks for help."""
+    """Return a failure's signature, the one that the run used to retrieve recovery patterns."""
     if "error" not in step:
         return None
     if isinstance(known := step.get("signature"), str):

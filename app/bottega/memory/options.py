@@ -1,4 +1,4 @@
-"""How episodes are looked for, and what age does to them: what an operator may choose. Pure."""
+"""Options of retrieval, ageing and learning that an operator may set. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -8,17 +8,17 @@ from bottega.memory.stages import Ages
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What an operator may choose.
+    """Options of retrieval and ageing.
 
     Attributes:
-        candidates: how many are scored for a query, at least.
-        aged_cosine: what has aged is found only if it is as near as that.
-        vector_deadline_ms: how long a query may take to be embedded; then words alone count.
-        consolidate_cosine: those that become one are nearer to each other than that.
-        consolidate_days: and ended within so many days.
-        tend_every_s: how long a tenant's are left alone before they are looked after again.
-        scoring: what each term of a score weighs.
-        ages: when episodes have aged.
+        candidates: least number of episodes that are scored for a query.
+        aged_cosine: least cosine at which an aged episode is found.
+        vector_deadline_ms: longest time to embed a query; after it only words are searched.
+        consolidate_cosine: episodes with a higher cosine than this are consolidated.
+        consolidate_days: longest time between the ends of these episodes.
+        tend_every_s: least time between two passes over a tenant's episodes.
+        scoring: weights of the terms of a score.
+        ages: ages at which episodes change their stage.
     """
 
     candidates: int = 20
@@ -33,20 +33,20 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class LearningOptions:
-    """What an operator may choose of how runs are learned from (spec page 4, M22 to M24).
+    """Options of learning from runs.
 
     Attributes:
-        trial_share: of the runs that a candidate applies to, which are given it.
-        withheld_share: of the runs that a validated pattern applies to, which are not given it.
-        min_applications: fewer say nothing.
-        min_rate: of the applications that must have gone well.
-        significance: the p-value of the verdict must be below that.
-        min_confidence: from which a pattern is validated.
-        promotion_e: the e-value that a candidate is promoted from.
-        fdr: false discovery rate of the set that a night's report names.
-        fdr_required: whether only patterns of that set are promoted.
-        evidence_days: how far back the verdict looks.
-        decline_p: below that a pattern that did worse is reviewed.
+        trial_share: share of the runs a candidate applies to that are given it.
+        withheld_share: share of the runs a validated pattern applies to that are not given it.
+        min_applications: least number of applications for a verdict.
+        min_rate: least share of applications that went well.
+        significance: p-values must be below this.
+        min_confidence: least confidence of a validated pattern.
+        promotion_e: least e-value that promotes a candidate.
+        fdr: false discovery rate of the set in the nightly report.
+        fdr_required: promote only patterns of that set.
+        evidence_days: age of the oldest applications that count.
+        decline_p: p-value below which a pattern that does worse is reviewed.
         decline_each: applications that each side of such a comparison must have.
     """
 

@@ -1,7 +1,7 @@
 """Owners of texts in episodes, and the texts that patterns may contain. Pure.
 
-Patterns are given to runs of every user. So a pattern says no text that only one or two users' runs
-had. Names of agents and tools are the definitions', and may always be said.
+Runs of every user are given patterns. So a pattern contains no text that only one or two users'
+runs had. Names of agents and tools come from definitions and are always allowed.
 """
 
 from collections import defaultdict
@@ -12,18 +12,18 @@ from typing import Any
 from bottega.memory.pattern import Features
 
 OWNERS = 3
-"""Users whose episodes must have a text, at least, before a pattern may say it."""
+"""Least number of users whose episodes have a text before a pattern may contain it."""
 _NAMES = frozenset(("capabilities", "tools_required"))
-"""Features that are names of agents and tools; all other texts may be a user's."""
+"""Features that hold names of agents and tools; all other texts may be a user's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Features of a task, and whose episode they are of.
+    """Features of a task, and the owner of their episode.
 
     Attributes:
-        owner: ``None`` if they are of no episode: a client told them with the pattern.
-        agent: the one that the episode's run began with.
+        owner: ``None`` if they are of no episode: a client sent them with the pattern.
+        agent: the root agent of the episode's run.
     """
 
     features: Features
@@ -32,14 +32,14 @@ class Told:
 
 
 def owner_of(user: str | None, session_id: str | None) -> str:
-    """Whom an episode is of: its user, else its session; all others are of one owner."""
+    """Return an episode's owner: its user, else its session; all others share one owner."""
     if user is not None:
         return f"user:{user}"
     return "" if session_id is None else f"session:{session_id}"
 
 
 def shared_texts(said: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[str]:
-    """The texts that so many owners have said, given each text with its owner."""
+    """Return the texts of at least ``owners`` owners, given each text with its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
     for text, owner in said:
         of_text[text].add(owner)
@@ -47,7 +47,7 @@ def shared_texts(said: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[s
 
 
 def public_features(told: Sequence[Told]) -> list[dict[str, Any]]:
-    """The features without the texts that fewer than three owners have."""
+    """Return the features without texts that fewer than three owners have."""
     public = {text for each in told if each.owner is None for text in _texts(each)}
     said = [(text, each.owner) for each in told if each.owner is not None for text in _texts(each)]
     public |= shared_texts(said)
@@ -71,7 +71,7 @@ def public_features(told: Sequence[Told]) -> list[dict[str, Any]]:
 
 
 def _texts(told: Told) -> list[str]:
-    """The texts among the features that are not names out of definitions."""
+    """Return the texts among the features that are no names of definitions."""
     values = [value for name, value in told.features.items() if name not in _NAMES]
     said = [
         each for value in values for each in (value if isinstance(value, list | tuple) else [value])

@@ -1,7 +1,7 @@
-"""The time limit of a query for its vector.
+"""Time limit for embedding a query.
 
-A query that cannot be embedded in time is answered by its words. An embedder that hangs would cost
-each query that time, so after a few timeouts in a row it is asked only now and then.
+A query whose vector is late is answered by its words alone. An embedder that hangs would cost each
+query the full limit, so after a few timeouts in a row only occasional queries try it.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ _PROBE_EVERY_S = 10.0
 
 
 class _Breaker:
-    """Counts an embedder's timeouts.
+    """Timeouts of one embedder.
 
     Attributes:
-        timeouts: in a row.
-        next_at: when the embedder may be asked again, if the breaker is open.
+        timeouts: number in a row.
+        next_at: time of the next try, while the breaker is open.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class _Breaker:
 
 
 class Patience:
-    """Asks embedders for the vectors of queries, for a short time each.
+    """Embeds queries within a short time limit, with a circuit breaker per embedder.
 
     Args:
-        deadline_s: the longest time of one query.
-        clock: seconds that never go back.
+        deadline_s: longest time of one query.
+        clock: monotonic seconds.
     """
 
     def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
@@ -44,11 +44,11 @@ class Patience:
         self._breakers: dict[Embedder, _Breaker] = {}
 
     async def embed(self, embedder: "Embedder", query: str) -> "Vectors":
-        """The vector of a query, shape (1, d).
+        """Return the vector of a query, shape (1, d).
 
         Raises:
-            TimeoutError: it did not come in time.
-            UnavailableError: none of the last queries' vectors did, and it is no time to try again.
+            TimeoutError: the embedder was too slow.
+            UnavailableError: the breaker is open: the last queries timed out.
             ModelError: the embedder answered with an error.
         """
         breaker = self._breakers.setdefault(embedder, _Breaker())
@@ -56,7 +56,7 @@ class Patience:
             now = self._clock()
             if now < breaker.next_at:
                 raise UnavailableError("the embedder did not answer lately")
-            breaker.next_at = now + _PROBE_EVERY_S  # others do not wait beside this one
+            breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(self._deadline_s):
                 vectors = await embedder.embed([query])

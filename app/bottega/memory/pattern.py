@@ -1,7 +1,7 @@
-"""What several runs taught together, as it is kept (spec page 4, M19). Pure.
+"""Patterns: advice that was learned from several runs. Pure.
 
-A pattern says when it applies, what to do then, and how it is known. It is data: nothing in it is
-ever executed, and a model is given it as data too.
+A pattern holds a condition, advice and evidence. It is data: nothing in it is ever executed, and
+prompts present it as data too.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 Features = Mapping[str, Any]
-"""What is known of a task, by name: texts, numbers, truth values, or lists of texts. A feature that
-is not known is absent, never ``None``."""
+"""Known features of a task by name: texts, numbers, truth values, or lists of texts. An unknown
+feature is absent, never ``None``."""
 
 Condition = Mapping[str, Any]
 """``{feature, op, value}``, or ``{all | any: [condition, …]}``, or ``{not: condition}``; see
@@ -24,7 +24,7 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Category(StrEnum):
-    """What a pattern is about."""
+    """The subject of a pattern."""
 
     STRATEGIC = "strategic"
     DECOMPOSITION = "decomposition"
@@ -37,15 +37,15 @@ class Category(StrEnum):
 
 
 OF_RUN = frozenset((Category.STRATEGIC, Category.DECOMPOSITION, Category.DOMAIN))
-"""These are judged by the outcome of the whole run, the others by that of the next task or call
-that they are about."""
+"""Categories that the whole run's outcome judges. The next task or call that they affect judges
+the others."""
 ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
-"""These are looked up when something failed, the others at the start of a run."""
+"""Categories that are retrieved after a failure; the others are retrieved at the start of a run."""
 
 
 class PatternState(StrEnum):
-    """CANDIDATE: not used but on trial. VALIDATED: used. IN_REVIEW: it was, and something speaks
-    against it. DEPRECATED: kept, and never used again."""
+    """The state of a pattern. CANDIDATE: only on trial. VALIDATED: used. IN_REVIEW: formerly
+    validated, with contrary evidence. DEPRECATED: stored, and never used again."""
 
     CANDIDATE = "CANDIDATE"
     VALIDATED = "VALIDATED"
@@ -54,7 +54,7 @@ class PatternState(StrEnum):
 
 
 class ContentKind(StrEnum):
-    """How a pattern says what to do; see :class:`Content`."""
+    """The form of a pattern's advice; see :class:`Content`."""
 
     STRATEGY = "STRATEGY"
     TEMPLATE = "TEMPLATE"
@@ -63,10 +63,11 @@ class ContentKind(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which side of a comparison a run was on, for one pattern.
+    """The arm of a run in the experiment about one pattern.
 
-    USED: validated, and given. TRIAL: a candidate, and given. WITHHELD, CONTROL: the same, but by
-    the draw not given. REPORTED: applied elsewhere, somebody says.
+    USED: validated, and given. TRIAL: a candidate, and given. WITHHELD, CONTROL: a validated
+    pattern or a candidate that was not given, by assignment. REPORTED: a client reported the
+    application.
     """
 
     USED = "used"
@@ -77,17 +78,16 @@ class Arm(StrEnum):
 
 
 APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
-"""Arms in which the pattern was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """When a pattern applies. All must hold; what is empty always does.
+    """Tasks that a pattern applies to. All fields must hold; an empty one always does.
 
     Attributes:
-        problem_types: one of them must be the feature ``task_type``.
-        domains: one of them must be the feature ``domain``.
-        complexity: from and to, both included, of the feature ``complexity``.
+        problem_types: one of them must equal the feature ``task_type``.
+        domains: one of them must equal the feature ``domain``.
+        complexity: bounds, both included, of the feature ``complexity``.
         capabilities: all must be in the feature ``capabilities``.
         conditions: all must hold.
         anti_conditions: none may hold.
@@ -103,17 +103,16 @@ class Applicability:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What to do.
+    """The advice of a pattern.
 
     Attributes:
-        kind: says which fields there are.
+        kind: determines the names of ``fields``.
         fields: STRATEGY: ``approach``, ``principles``, ``trade_offs``. TEMPLATE: ``steps``,
             ``parameters``, ``rules``. HEURISTIC: ``condition``, ``action``, ``rationale``.
             PROCEDURE: ``steps``, ``branches``, ``stop_when``. Steps are ``{do, uses}``.
-        uses: names of the tools and agents that it says to use, in order; what is seen of them
-            in a run's trace says whether it was followed.
-        affects: names of the tools and agents whose next call shows what it is worth; where it is
-            judged by the run as a whole, none.
+        uses: names of the tools and agents to use, in order; adherence is measured by them.
+        affects: names of the tools and agents whose next call judges the pattern; empty if
+            the whole run does.
     """
 
     kind: ContentKind
@@ -124,12 +123,12 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """How often tasks like these go well without the pattern.
+    """Success rate of similar tasks without the pattern.
 
     Attributes:
-        name: where it is from: ``like_tasks``, ``controls``, ``given`` or ``unknown``.
-        rate: 0 to 1, neither of them included.
-        n: of how many tasks.
+        name: source: ``like_tasks``, ``controls``, ``given`` or ``unknown``.
+        rate: 0 to 1, both excluded.
+        n: number of tasks.
     """
 
     name: str = "unknown"
@@ -139,19 +138,19 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How it is known.
+    """Evidence for a pattern.
 
     Attributes:
         mined_from: episodes that it was found in; they never count as evidence.
-        supporting, contrary: episodes in which it was applied, and went well or not; the latest.
-        applications: of this version, in the time that counts.
-        success_rate: of these; ``None``: there were none.
-        time_saved_s, tokens_saved: on average, against runs it was kept from; ``None``: unknown.
+        supporting, contrary: the latest episodes that applied it with and without success.
+        applications: number of applications of this version in the time that counts.
+        success_rate: of these; ``None`` without applications.
+        time_saved_s, tokens_saved: mean, against runs without the pattern; ``None``: unknown.
         uplift: success rate less the baseline.
         confidence: 0 to 1.
-        e_value: over all applications of this version; 1 if there were none.
-        verdict: what the last validation said.
-        validated_at: when that was.
+        e_value: over all applications of this version; 1 without any.
+        verdict: of the last validation.
+        validated_at: time of the last validation.
     """
 
     mined_from: tuple[UUID, ...] = ()
@@ -172,7 +171,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """How to apply it, for a reader."""
+    """Explanation for a reader."""
 
     when: str = ""
     how: str = ""
@@ -183,11 +182,11 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """Where it is in its life.
+    """State and usage of a pattern.
 
     Attributes:
-        uses: how often it was given to a run, in any version.
-        reason: of what state it is in, if somebody or something gave one.
+        uses: number of runs that were given it, in any version.
+        reason: reason for the state, if there is one.
     """
 
     state: PatternState = PatternState.CANDIDATE
@@ -209,14 +208,13 @@ class Relations:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern, of one version.
+    """One version of a pattern.
 
     Attributes:
-        summary: one or two sentences, which a model is given.
-        trust: 3 mined from own runs, 2 from runs that read what others wrote, 1 given by somebody.
-        origin: ``principal``, ``mined`` (by which miner) …
-        fingerprint: the same for patterns that say the same of the same; ``None``: somebody wrote
-            it.
+        summary: one or two sentences for prompts.
+        trust: 3 mined from own runs, 2 from runs that read external texts, 1 written by a client.
+        origin: ``principal``, ``mined`` (the miner's name) …
+        fingerprint: equal for patterns of equal advice and scope; ``None``: written by a client.
     """
 
     name: str
@@ -240,7 +238,7 @@ class Pattern:
 
     @property
     def key(self) -> UUID:
-        """The id of one that is stored."""
+        """The id; the pattern must be stored."""
         assert self.id is not None, "it is not stored yet"
         return self.id
 
@@ -249,17 +247,16 @@ class Pattern:
         return self.lifecycle.state
 
     def but(self, **changes: Any) -> "Pattern":
-        """The same with some of it changed."""
         return replace(self, **changes)
 
     @property
     def document(self) -> dict[str, Any]:
-        """What somebody wrote or a miner found, as JSON holds it; the rest has columns."""
+        """The fields that a client or a miner wrote, as JSON; columns hold the others."""
         return {name: _plain(getattr(self, name)) for name in _WRITTEN}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], **more: Any) -> "Pattern":
-        """The pattern of a document.
+        """Build a pattern from a document.
 
         Args:
             more: the other fields.
@@ -285,7 +282,6 @@ _IDS = frozenset(("specializes", "generalizes", "contradicts", "complements", "a
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it."""
     if hasattr(value, "__dataclass_fields__"):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
@@ -310,14 +306,13 @@ def _part(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """That a run was given a pattern, or on purpose was not, and what came of it.
+    """A run that was given a pattern, or had it withheld, and the result.
 
     Attributes:
-        version: of the pattern that was current then.
-        at: when.
-        baseline: as it was known then.
-        followed: whether the run did what it says; ``None``: that cannot be seen.
-        good: whether it went well; ``None``: what it is about did not happen, so it says nothing.
+        version: version of the pattern at that time.
+        baseline: as known at that time.
+        followed: adherence; ``None``: unknown.
+        good: success; ``None``: no evidence, as the run made no call that judges the pattern.
         features: of the task.
         duration_s, tokens: of the run.
     """

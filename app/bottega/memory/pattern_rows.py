@@ -1,5 +1,6 @@
-"""Patterns and their applications in rows. Everything here runs in a transaction of the tenant's
-(:func:`bottega.db.engine.acting_as`)."""
+"""Rows of patterns. Every function runs in a transaction of the tenant's
+(:func:`bottega.db.engine.acting_as`).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from bottega.memory.pattern import (
 )
 
 CHANNEL = "bottega_patterns"
-"""Told the tenant's id whenever something changed that matters to who is given what."""
+"""Channel that receives a tenant's id when a change affects the assignment of patterns."""
 
 _TELL = f"SELECT pg_notify('{CHANNEL}', $1)"
 _KEPT_EPISODES = 20
@@ -33,7 +34,7 @@ COLUMNS = """
     p.success_rate, p.time_saved_s, p.tokens_saved, p.uplift, p.confidence, p.p_value, p.e_value,
     p.baseline, p.verdict, p.validated_at
 """
-"""Of ``patterns p``, as :func:`pattern` reads them."""
+"""Columns of ``patterns p`` that :func:`pattern` reads."""
 
 _EPISODES_OF = """
     ARRAY(SELECT a.episode_id FROM pattern_applications a
@@ -68,8 +69,8 @@ INSERT INTO patterns (tenant_id, id, name, category, state, version, trust, fing
 VALUES ($1, coalesce($2, uuidv7()), $3, $4, 'CANDIDATE', 1, $5, $6, $7::jsonb, $8::jsonb, $9, $9)
 ON CONFLICT (tenant_id, fingerprint) WHERE fingerprint IS NOT NULL DO NOTHING RETURNING id
 """
-# Without those that were erased since they were looked at.
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
+# Skips episodes that were erased meanwhile.
 _SOURCES = """
 WITH there AS (
     SELECT episode_id FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($3)
@@ -90,7 +91,7 @@ _GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 
 @dataclass(frozen=True, slots=True)
 class PatternFilter:
-    """Which patterns; what is empty does not matter."""
+    """Filter of patterns; an empty field matches all."""
 
     states: tuple[PatternState, ...] = ()
     categories: tuple[Category, ...] = ()
@@ -100,14 +101,14 @@ EVERY_PATTERN = PatternFilter()
 
 
 async def tell(connection: asyncpg.Connection, tenant_id: UUID) -> None:
-    """Have all processes look at the tenant's patterns again, once this is committed."""
+    """Notify all processes, on commit, that the tenant's patterns changed."""
     await connection.execute(_TELL, str(tenant_id))
 
 
 async def load(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Pattern]:
-    """Patterns by id, whole; without those that are unknown."""
+    """Return complete patterns by id; unknown ones are missing."""
     rows = await connection.fetch(_WHOLE, tenant_id, ids, _GIVEN_ARMS)
     return {row["id"]: pattern(row) for row in rows}
 
@@ -124,8 +125,8 @@ async def load_page(
 async def hold(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Iterable[UUID]
 ) -> dict[UUID, Pattern]:
-    """Patterns by id, without the episodes in their evidence; nobody else changes them before this
-    transaction is over. They are locked in one order, whoever else does the same."""
+    """Lock patterns until the transaction ends; return them by id, without the episodes in their
+    evidence. Locks are taken in the order of ids, so that transactions do not deadlock."""
     rows = await connection.fetch(_HELD, tenant_id, list(ids))
     return {row["id"]: pattern(row) for row in rows}
 
@@ -139,7 +140,7 @@ async def page(
     after: UUID | None = None,
     descending: bool = False,
 ) -> list[UUID]:
-    """Ids of the patterns asked for, in the order in which they came; ``limit`` at most."""
+    """Return at most ``limit`` ids of matching patterns in the order of their creation."""
     order = {"beyond": "<", "order": "DESC"} if descending else {"beyond": ">", "order": ""}
     statement = _PAGE.format(**order)
     rows = await connection.fetch(
@@ -149,13 +150,13 @@ async def page(
 
 
 async def given(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """How many patterns somebody wrote, and no miner found."""
+    """Return the number of patterns that clients wrote."""
     count: int = await connection.fetchval(_GIVEN, tenant_id)
     return count
 
 
 async def same(connection: asyncpg.Connection, tenant_id: UUID, fingerprint: str) -> UUID | None:
-    """The pattern that has the fingerprint."""
+    """Return the id of the pattern with a fingerprint."""
     found: UUID | None = await connection.fetchval(_SAME, tenant_id, fingerprint)
     return found
 
@@ -163,7 +164,7 @@ async def same(connection: asyncpg.Connection, tenant_id: UUID, fingerprint: str
 async def insert(
     connection: asyncpg.Connection, tenant_id: UUID, new: Pattern, at: datetime
 ) -> UUID | None:
-    """Write a new candidate; ``None`` if there is one that has its fingerprint."""
+    """Insert a new candidate. Return ``None`` if its fingerprint exists."""
     stored: UUID | None = await connection.fetchval(
         _INSERT,
         *(tenant_id, new.id, new.name, new.category, new.trust, new.fingerprint),
@@ -177,14 +178,13 @@ async def insert(
 async def add_sources(
     connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, ids: Sequence[UUID]
 ) -> None:
-    """Name more episodes that a pattern was found in."""
     await connection.execute(_SOURCES, tenant_id, pattern_id, ids)
 
 
 async def write(
     connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, at: datetime
 ) -> None:
-    """Write a pattern that is held; its uses and episodes have ways of their own."""
+    """Update a pattern that :func:`hold` locked. Its uses and episodes are written elsewhere."""
     told, life = changed.evidence, changed.lifecycle
     await connection.execute(
         _WRITE,
@@ -197,7 +197,7 @@ async def write(
 
 
 def pattern(row: Mapping[str, Any]) -> Pattern:
-    """The pattern of a row that has :data:`COLUMNS`, and perhaps the episodes of its evidence."""
+    """Build a pattern from a row with :data:`COLUMNS`, and perhaps its evidence's episodes."""
     baseline = _decoded(row["baseline"])
     measured = {name: row[name] for name in _MEASURED}
     measured |= {name: tuple(row[name]) for name in _EPISODES if name in row.keys()}  # noqa: SIM118
@@ -232,9 +232,9 @@ _EPISODES = ("mined_from", "supporting", "contrary")
 
 
 def _json(value: Any) -> str:
-    return to_json(value, fallback=dict).decode()  # what is empty may be a mapping of another kind
+    return to_json(value, fallback=dict).decode()  # the fallback is for `EMPTY` mappings
 
 
 def _decoded(value: Any) -> Any:
-    """Connections of the engine's decode JSON by themselves."""
+    """Decode JSON; connections of the engine do it themselves."""
     return from_json(value) if isinstance(value, str) else value

@@ -1,5 +1,4 @@
-"""The pattern cache: what several runs taught, kept, judged and given out (spec page 4, M19 to
-M26)."""
+"""The pattern cache: stores, judges and retrieves patterns."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,13 +26,13 @@ from bottega.memory.pattern_rows import EVERY_PATTERN, PatternFilter
 from bottega.memory.refining import Similar, likeness
 from bottega.memory.weighing import Validation
 
-if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
+if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.matchers import Matchers
     from bottega.memory.matching import Match
 
 _PAGE = 100
-"""Patterns in a transaction, which what comes of their runs meanwhile waits for."""
-_TRIED = 200  # candidates that are compared for a task
+"""Patterns per transaction; short, because it blocks the applications of their runs."""
+_TRIED = 200  # most candidates that are compared for a task
 LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 
@@ -41,11 +40,11 @@ _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 class PatternCache:
     """The patterns of all tenants.
 
-    Methods that take ``on`` may be part of a transaction of the tenant's.
+    A method with ``on`` can join a transaction of the tenant's.
 
     Args:
-        matchers: what finds those that apply.
-        clock: what says how old evidence is.
+        matchers: find the patterns that apply.
+        clock: time for the age of evidence.
     """
 
     def __init__(
@@ -66,24 +65,21 @@ class PatternCache:
     async def add(
         self, tenant_id: UUID, pattern: Pattern, *, on: asyncpg.Connection | None = None
     ) -> Pattern:
-        """Keep a new pattern, as a candidate of version 1.
+        """Store a new pattern as a candidate of version 1. Return the stored one.
 
-        One that says the same of the same (by fingerprint) may be there already: then nothing
-        happens. But one that was given up, and not for another, comes back as its next version, if
-        enough of the episodes that it was found in ended since.
-
-        Returns:
-            the one that is kept.
+        If its fingerprint exists, nothing changes. But one that was deprecated without a
+        replacement gets a next version, if enough of the new source episodes ended after that.
 
         Raises:
-            InvalidInputError: its conditions cannot be used; the pointer says which.
+            InvalidInputError: a condition is invalid; the pointer locates it.
         """
         async with self._changing(tenant_id, on) as connection:
             return await curating.add(connection, tenant_id, pattern, self.options, self.clock())
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
-        """A pattern, whole, in its current version; what is read often is at hand, and up to half a
-        minute old as to how often it was used, and in which episodes.
+        """Return a complete pattern in its current version, cached.
+
+        Its uses and the episodes of its evidence may be half a minute old.
 
         Raises:
             NotFoundError: unknown, or another tenant's.
@@ -97,7 +93,7 @@ class PatternCache:
     async def get_many(
         self, tenant_id: UUID, ids: Sequence[UUID], *, on: asyncpg.Connection | None = None
     ) -> dict[UUID, Pattern]:
-        """Several patterns by id.
+        """Return several patterns by id.
 
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
@@ -116,7 +112,7 @@ class PatternCache:
         after: UUID | None = None,
         descending: bool = False,
     ) -> Part[Pattern]:
-        """List patterns in the order in which they came: a page behind the one ``after``."""
+        """List patterns in the order of their creation, after the one with the id ``after``."""
         async with acting_as(self._pool, tenant_id) as connection:
             ids = await pattern_rows.page(
                 connection, tenant_id, where, limit=limit + 1, after=after, descending=descending
@@ -132,20 +128,18 @@ class PatternCache:
         *,
         on: asyncpg.Connection | None = None,
     ) -> Pattern:
-        """Change what a pattern says. That makes a new version; what changes nothing does not.
+        """Change a pattern, as a new version; without a real change the version stays.
 
-        If it says something else now, or in other words, it starts over, as a candidate without
-        evidence: nobody knows what runs make of these. Else what came of it counts on.
+        If the advice or its wording changes, the new version is a candidate without evidence.
 
         Args:
-            version: that the changes were made to.
-            changes: by the name of the field of :class:`Pattern`; see
-                :data:`bottega.memory.curating.CHANGEABLE`.
+            version: the version that the changes are based on.
+            changes: by field of :class:`Pattern`; see :data:`bottega.memory.curating.CHANGEABLE`.
 
         Raises:
             NotFoundError: unknown, or another tenant's.
             ConflictError: ``stale_version``: it was changed meanwhile.
-            InvalidInputError: its conditions cannot be used; the pointer says which.
+            InvalidInputError: a condition is invalid; the pointer locates it.
         """
         async with self._changing(tenant_id, on) as connection:
             return await curating.update(
@@ -161,11 +155,11 @@ class PatternCache:
         *,
         on: asyncpg.Connection | None = None,
     ) -> Pattern:
-        """Give a pattern up: it is kept, and never used again.
+        """Deprecate a pattern: it stays stored, and is never used again.
 
         Raises:
-            NotFoundError: it, or what replaces it, is unknown or another tenant's.
-            InvalidInputError: it would be replaced by itself, or by one that was given up.
+            NotFoundError: it or its replacement is unknown, or another tenant's.
+            InvalidInputError: the replacement is the pattern itself, or deprecated.
         """
         async with self._changing(tenant_id, on) as connection:
             return await curating.deprecate(
@@ -173,7 +167,7 @@ class PatternCache:
             )
 
     def forget(self, tenant_id: UUID) -> None:
-        """Let this process look at a tenant's patterns again; else it hears a moment later."""
+        """Reload a tenant's patterns in this process now, without waiting for the notification."""
         self._matchers.forget(tenant_id)
 
     # --- Which apply --------------------------------------------------------------------------
@@ -187,11 +181,11 @@ class PatternCache:
         failure_signature: str | None = None,
         k: int = 5,
     ) -> "list[Match]":
-        """The validated patterns that apply to a task, best first.
+        """Return the validated patterns that apply to a task, best first.
 
         Args:
-            category: ``None``: those about failures if the features tell of one, else the others.
-            failure_signature: of what failed, a feature like the others.
+            category: ``None``: those about failures if the features name one, else the others.
+            failure_signature: of the failure; it becomes a feature.
         """
         told, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
@@ -206,12 +200,13 @@ class PatternCache:
         failure_signature: str | None = None,
         draw: Callable[[Pattern], float] | None = None,
     ) -> "list[Match]":
-        """The candidates that apply to a task, the most promising first: by how likely the next
-        application goes well, as far as one can tell, and then by the lot.
+        """Return the candidates that apply to a task, the most promising first.
+
+        They are ordered by the expected success of the next application, then by ``draw``.
 
         Args:
             category, failure_signature: as of :meth:`find_applicable`.
-            draw: the lot of each, from 0 to 1, the smallest first.
+            draw: a random number from 0 to 1 per pattern; the smallest comes first.
         """
         told, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
@@ -238,7 +233,7 @@ class PatternCache:
         *,
         on: asyncpg.Connection | None = None,
     ) -> dict[UUID, Baseline]:
-        """How often tasks like one go well without each of the patterns, as far as is known."""
+        """Return the known success rate of similar tasks without each of the patterns."""
         async with self.acting(tenant_id, on) as connection:
             return await baselines.of(connection, tenant_id, patterns, features)
 
@@ -251,16 +246,12 @@ class PatternCache:
         *,
         on: asyncpg.Connection | None = None,
     ) -> int:
-        """Count what came of patterns that were given, or on purpose were not. The same again
-        changes nothing; a later outcome of the same episode goes before the earlier one.
+        """Store applications of patterns. Return the number of new or changed ones.
 
-        Left out is what is no evidence: episodes that a pattern was found in, that nobody vouches
-        for (trust 1), that were cancelled, quarantined or forgotten, and patterns and versions
-        that there are not. A validated pattern that is doing worse, or harm, goes into review at
-        once.
-
-        Returns:
-            how many are new or changed.
+        A repeated one changes nothing; a later outcome of an episode replaces the earlier one.
+        Ignored, as no evidence, are: episodes that the pattern was found in; episodes of trust 1;
+        cancelled, quarantined and deleted ones; unknown patterns and versions. A validated pattern
+        that does worse or harm goes into review at once.
         """
         of: dict[tuple[UUID, UUID | int], Application] = {
             (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
@@ -278,8 +269,10 @@ class PatternCache:
     async def validate(
         self, tenant_id: UUID, ids: Sequence[UUID] | None = None
     ) -> list[Validation]:
-        """Judge patterns by their applications: those asked for, or all candidates and validated
-        ones. What is found is kept, and states follow from it; a page is a transaction.
+        """Judge patterns, store the results and update the states; a transaction per page.
+
+        Args:
+            ids: ``None``: all candidates and validated patterns.
 
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
@@ -296,15 +289,14 @@ class PatternCache:
         return found
 
     async def discovered(self, tenant_id: UUID) -> list[UUID]:
-        """The patterns that the false discovery rate allows, by what the last look found."""
+        """Return the patterns within the false discovery rate, by their last validation."""
         async with acting_as(self._pool, tenant_id) as connection:
             return await judging.kept_by_rate(connection, tenant_id, self.options)
 
     # --- Fewer --------------------------------------------------------------------------------
 
     async def similar(self, tenant_id: UUID, pattern: Pattern, k: int) -> list[Similar]:
-        """The patterns of the same category that say most nearly the same of the same, best first;
-        without itself and those that were given up."""
+        """Return the most similar patterns of the same category, best first; no deprecated ones."""
         where = PatternFilter(states=_KEPT, categories=(pattern.category,))
         best: list[Similar] = []
         after: UUID | None = None
@@ -318,15 +310,15 @@ class PatternCache:
     async def merge(
         self, tenant_id: UUID, ids: Collection[UUID], *, on: asyncpg.Connection | None = None
     ) -> Pattern:
-        """Make one of several patterns of one category. It says what the one says that is known
-        best, wherever one of them applied; what came of all of them is its evidence, each episode
-        once, but for those that one of them was found in. It is judged at once; they are
-        deprecated.
+        """Merge several patterns of one category into a new one, judge it, and deprecate them.
+
+        It has the advice of the best-known one, and applies wherever one of them did. Its evidence
+        is theirs, each episode once, but for episodes that one of them was found in.
 
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
-            InvalidInputError: too few or too many, of several categories, one was given up, or
-                together they would say more of when they apply than one pattern may.
+            InvalidInputError: too few or too many, of several categories, one is deprecated, or the
+                merged condition would exceed the limits of one pattern.
         """
         async with self._changing(tenant_id, on) as connection:
             return await curating.merge(
@@ -334,8 +326,7 @@ class PatternCache:
             )
 
     async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
-        """Give candidates up that make things worse, that were tried often without its showing, or
-        that hardly ever come up. Answers which."""
+        """Deprecate candidates that harm, show no effect, or hardly apply. Return their ids."""
         pruned: list[UUID] = []
         async for page in self.pages(tenant_id, None):
             async with acting_as(self._pool, tenant_id) as connection:
@@ -349,7 +340,7 @@ class PatternCache:
     async def pages(
         self, tenant_id: UUID, ids: Sequence[UUID] | None, where: PatternFilter = LIVE
     ) -> AsyncIterator[list[UUID]]:
-        """The ids asked for, or those of all patterns of some kind, a page at a time."""
+        """Yield the given ids, or those of all patterns that match ``where``, a page at a time."""
         if ids is not None:
             for start in range(0, len(ids), _PAGE):
                 yield list(ids[start : start + _PAGE])
@@ -369,7 +360,7 @@ class PatternCache:
     async def _changing(
         self, tenant_id: UUID, on: asyncpg.Connection | None
     ) -> AsyncIterator[asyncpg.Connection]:
-        """The same, for who changes patterns and may read them before that is heard of."""
+        """Run a change like :meth:`acting`; afterwards reload the patterns in this process."""
         async with self.acting(tenant_id, on) as connection:
             yield connection
         if on is None:
@@ -379,7 +370,7 @@ class PatternCache:
     async def acting(
         self, tenant_id: UUID, on: asyncpg.Connection | None = None
     ) -> AsyncIterator[asyncpg.Connection]:
-        """The transaction given, or one of its own."""
+        """Yield the given connection, or one with a transaction of its own."""
         if on is not None:
             yield on
         else:
@@ -390,7 +381,6 @@ class PatternCache:
 def _asked(
     features: Features, category: Category | None, failure_signature: str | None
 ) -> tuple[Features, frozenset[Category]]:
-    """What is known of the task, and the categories that are looked for."""
     told = dict(features)
     if failure_signature is not None:
         told["failure_signature"] = failure_signature

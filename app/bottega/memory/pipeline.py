@@ -1,4 +1,4 @@
-"""The stages of a look through a tenant's memory (spec page 4, M30)."""
+"""Stages of a tenant's maintenance job."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from bottega.memory.reports import Reports
 
 _WARMED = 100
 
-# Of what is recent, what was read most.
+# Recent episodes with the most accesses.
 _MOST_READ = """
 SELECT episode_id FROM (
     SELECT x.episode_id, x.at, s.access_count
@@ -34,10 +34,10 @@ _TELL_MATCHERS = "SELECT pg_notify('bottega_patterns', $1)"
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What the stages are done with.
+    """Builds the stages.
 
     Attributes:
-        now: what says how old episodes are.
+        now: clock for the age of episodes.
     """
 
     pool: asyncpg.Pool
@@ -49,7 +49,6 @@ class Pipeline:
     now: Clock = utcnow
 
     def stages(self) -> tuple[Stage, ...]:
-        """In order."""
         return (
             Stage("episodes", self._tend),
             Stage("mining", self._mine),
@@ -60,29 +59,26 @@ class Pipeline:
         )
 
     async def _tend(self, job: Job) -> Counts:
-        """Episodes age, become one with others, and go."""
         return await self.memory.tending.tend(job.tenant_id, self.now())
 
     async def _mine(self, job: Job) -> Counts:
-        """What recent runs did alike becomes candidates."""
         return await self.discovery.discover(job.tenant_id)
 
     async def _validate(self, job: Job) -> Counts:
-        """Patterns are judged by their applications."""
         return await evolution.validate_all(self.patterns, job.tenant_id)
 
     async def _refine(self, job: Job) -> Counts:
-        """Reviews end, what says the same becomes one, what is of low value is given up."""
+        """End reviews, merge equal patterns, and deprecate those of low value."""
         return await evolution.refine(self.patterns, job.tenant_id)
 
     async def _care(self, job: Job) -> Counts:
-        """Indexes are looked after, matchers built anew, and caches filled."""
+        """Maintain indexes, have matchers rebuilt, and warm the cache."""
         done: dict[str, Any] = await self.indices.care()
         await self.pool.execute(_TELL_MATCHERS, str(job.tenant_id))
         return done | {"warmed": await self._warm(job.tenant_id)}
 
     async def _warm(self, tenant_id: UUID) -> int:
-        """Have the episodes that are read most at hand in this process."""
+        """Load the most read episodes into the cache of this process."""
         async with acting_as(self.pool, tenant_id) as connection:
             rows = await connection.fetch(_MOST_READ, tenant_id, _WARMED)
         return await self.memory.warm(tenant_id, [row["episode_id"] for row in rows])

@@ -1,9 +1,8 @@
-"""Texts that speak to the model instead of telling it something (spec page 4, M19). Pure.
+"""Detection of prompt injection in texts of external tools. Pure.
 
-What an external tool answered is data. Where it is written like an instruction, the episode that
-read it is kept, and neither retrieved nor learned from. This is a second fence, not the first one:
-it finds what is written plainly, in some languages, and takes care not to find ordinary
-documentation.
+An external tool's answer is data. If it looks like an instruction to the model, the episode that
+read it is stored, but neither retrieved nor learned from. This is a second line of defence: it
+finds plain injections in some languages, and avoids false alarms on ordinary documentation.
 """
 
 import re
@@ -11,10 +10,9 @@ import unicodedata
 from collections.abc import Iterator
 
 LONGEST_READ = 100_000
-"""Characters that are looked at: of a longer text half of them from its beginning, half from its
-end."""
+"""Most characters that are read; of a longer text, half from each end."""
 
-# What stands between is bounded, so that no text takes long.
+# Every repetition is bounded, so that matching stays fast on any text.
 _S = r"[\s,:;*_\"'-]{1,8}"
 _WORDS = r"(?:[^\W\d_]{1,14}[\s,*_\"'-]{1,4}){0,4}?"
 _BEFORE = r"(?:previous|prior|earlier|preceding|foregoing|above|your|system)"
@@ -31,7 +29,7 @@ _HIDE = "it says to hide something from the user"
 _PART = "it plays a part in the conversation"
 _ORDERS = "it gives a model instructions"
 
-# Why; what such a text begins with; all of it.
+# Reason; words that the match begins with; expression for the whole match.
 _RULES: tuple[tuple[str, str, str], ...] = (
     (
         _IGNORE,
@@ -118,10 +116,8 @@ _COMPILED = tuple((why, heads.split(", "), re.compile(whole)) for why, heads, wh
 
 
 def suspicious(text: str) -> str | None:
-    """Why a text that came from outside looks like an instruction; ``None``: it does not.
-
-    Takes time linear in its length, up to :data:`LONGEST_READ`.
-    """
+    """Return the reason why an external text looks like an instruction, or ``None``. Linear in the
+    length, of which :data:`LONGEST_READ` characters count."""
     half = LONGEST_READ // 2
     plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
     if not plain.isascii():
@@ -134,7 +130,7 @@ def suspicious(text: str) -> str | None:
 
 
 def _places(text: str, head: str) -> Iterator[int]:
-    """Where a text stands in another one, at the beginning of a word if it is one."""
+    """Yield the positions of a text in another one; a word only at a word's beginning."""
     at = text.find(head)
     while at >= 0:
         if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):

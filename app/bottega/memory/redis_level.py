@@ -1,5 +1,7 @@
-"""Hot episodes in Redis, for all processes; beside ``memory.hot``, since loading the client
-takes a while and few have a Redis."""
+"""Cache of episodes in Redis, shared by all processes.
+
+It is apart from ``memory.hot`` because the client is slow to import, and optional.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -26,19 +28,19 @@ log = structlog.get_logger(__name__)
 
 
 class RedisLevel:
-    """Episodes in Redis, for all processes.
+    """Episodes in Redis, shared by all processes.
 
-    After a failure it is left alone for a while, and asked by one call then: a Redis that is down
-    costs nothing, and one that hangs a tenth of a second every five.
+    After a failure it pauses; then a single call tries again. So a Redis that is down costs
+    nothing, and one that hangs costs one timeout per pause.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        timeout_s: longest time of a question, in seconds.
-        rest_s: how long it is left alone after a failure.
-        clock: seconds that never go back.
+        timeout_s: longest time of a command, in seconds.
+        rest_s: pause after a failure, in seconds.
+        clock: monotonic seconds.
 
     Raises:
-        InvalidInputError: the URL cannot be used.
+        InvalidInputError: the URL is invalid.
     """
 
     def __init__(
@@ -88,10 +90,10 @@ class RedisLevel:
         await self._redis.aclose()
 
     async def _ask(self, counts: Counts, *command: Any) -> Any:
-        """What Redis says; ``None`` if it says nothing in time or rests."""
+        """Execute a command. Return ``None`` after a failure or timeout, and during a pause."""
         if self._clock() < self._rests_until:
             return None
-        if self._failed:  # one call tries, the others leave it alone meanwhile
+        if self._failed:  # one call tries; the others continue to pause
             self._rests_until = self._clock() + self._rest_s
         try:
             async with asyncio.timeout(self._timeout_s + _CONNECT_TIMEOUT_S):
@@ -110,5 +112,5 @@ class RedisLevel:
 
 
 def _name(key: Key) -> str:
-    """The tenant is part of the name, and so is the form of what is kept under it."""
+    """Return the key in Redis: with the format's version, for its values, and the tenant."""
     return f"bottega:episode:2:{key[0]}:{key[1]}"

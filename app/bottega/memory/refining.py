@@ -1,5 +1,4 @@
-"""How patterns become better or fewer: narrowed to where they help, made one of those that say the
-same, given up (spec page 4, M25, M30). Pure."""
+"""Refinement of patterns: narrowing, merging and deprecation. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,25 +30,28 @@ from bottega.memory.validation import Tally, binomial_p, fisher_p
 
 _SPLIT_P = 0.05
 _SPLITS = 500
-"""Conditions that are tried; those on what most applications have come first."""
+"""Most conditions that are tried; those on the most frequent values come first."""
 _THRESHOLDS = 20
 _NARROWED_AT_MOST = 3
 _TRIED_ENOUGH = 20
 _SPEAKS_AGAINST = 0.5
-"""Of patterns that change nothing 94 of 100 come to an e-value below that after so many
-applications, sooner or later, and of those that raise 0.5 to 0.8 not one in 100."""
+"""E-value below which a candidate is deprecated after :data:`_TRIED_ENOUGH` applications.
+
+Of patterns without effect 94 in 100 fall below it sooner or later; of patterns that raise the
+success rate from 0.5 to 0.8, less than one in 100.
+"""
 
 
-# --- Narrower ---------------------------------------------------------------------------------
+# --- Narrowing --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A condition that tells where a pattern helps from where it does not.
+    """A condition that separates the tasks that a pattern helps from the others.
 
     Attributes:
-        anti: whether it must not hold.
-        inside: of the applications that are left. outside: of those that are not any more.
+        anti: true if it is an anti-condition.
+        inside: applications that still apply with it. outside: the others.
     """
 
     condition: Condition
@@ -60,7 +62,6 @@ class Narrowing:
 
     @property
     def reason(self) -> str:
-        """For a reader."""
         said = f"{self.condition['feature']} {self.condition['op']} {self.condition['value']!r}"
         return (
             f"narrowed to where {'not ' if self.anti else ''}{said}: {self.inside.good} of "
@@ -71,12 +72,12 @@ class Narrowing:
 def narrowing(
     applications: Sequence[tuple[Features, bool]], options: LearningOptions
 ) -> Narrowing | None:
-    """The simple condition that best separates applications that went well from those that did not,
-    if one does so significantly and what is left is good.
+    """Return the simple condition that best separates successful applications from the others.
+
+    It must do so significantly, and the applications that remain must be good; else ``None``.
 
     Args:
-        applications: of one version, those in which the pattern was given: the features of the
-            task, and whether it went well.
+        applications: of one version, if the pattern was given: the task's features, and success.
     """
     everything = Tally(sum(good for _, good in applications), len(applications))
     found = []
@@ -89,7 +90,7 @@ def narrowing(
             if inside.n < options.min_applications or inside.rate < options.min_rate:
                 continue
             p_value = fisher_p(inside, outside)
-            if p_value < _SPLIT_P / len(conditions):  # of many that are tried, one fits by chance
+            if p_value < _SPLIT_P / len(conditions):  # Bonferroni correction
                 found.append(Narrowing(condition, anti, inside, outside, p_value))
     return min(
         found, key=lambda each: (each.p_value, not each.anti, _json(each.condition)), default=None
@@ -97,7 +98,7 @@ def narrowing(
 
 
 def _conditions(tasks: Sequence[Features]) -> list[Condition]:
-    """Simple conditions that hold for some of the tasks, and not for others."""
+    """Return simple conditions that hold for some of the tasks, but not for all."""
     equal: Counter[tuple[str, str, Any]] = Counter()
     numbers: dict[str, set[float]] = {}
     for features in tasks:
@@ -119,7 +120,7 @@ def _conditions(tasks: Sequence[Features]) -> list[Condition]:
 
 
 def _may_be_said(condition: Condition) -> bool:
-    """Whether a pattern may have it: tasks may have features that are longer or larger."""
+    """Return true if a condition is within the limits of patterns, which features may exceed."""
     try:
         check(condition)
     except InvalidInputError:
@@ -128,7 +129,7 @@ def _may_be_said(condition: Condition) -> bool:
 
 
 def _limits(values: Iterable[float]) -> list[float]:
-    """Points between values, evenly spread over them; few enough to try."""
+    """Return evenly spread thresholds between the values, at most :data:`_THRESHOLDS`."""
     ordered = sorted(values)
     between = [round((one + other) / 2, 6) for one, other in pairwise(ordered)]
     step = max(1, -(-len(between) // _THRESHOLDS))
@@ -136,8 +137,7 @@ def _limits(values: Iterable[float]) -> list[float]:
 
 
 def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | None:
-    """With one condition more; ``None`` if it was narrowed often enough, or that says nothing
-    new."""
+    """Add a condition. Return ``None`` if it exists, or the limit of conditions is reached."""
     have = applicability.anti_conditions if by.anti else applicability.conditions
     both = len(applicability.anti_conditions) + len(applicability.conditions)
     if by.condition in have or both >= _NARROWED_AT_MOST:
@@ -147,19 +147,19 @@ def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | Non
     return replace(applicability, conditions=(*have, by.condition))
 
 
-# --- Alike ------------------------------------------------------------------------------------
+# --- Similarity -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Similar:
-    """A pattern that is like another one; 1 is the same."""
+    """A pattern and its similarity to another one, 0 to 1."""
 
     pattern: Pattern
     likeness: float
 
 
 def likeness(one: Pattern, other: Pattern) -> float:
-    """How much two patterns say the same of the same: 0 to 1, half of it for each."""
+    """Return the similarity of two patterns, 0 to 1: half for the advice, half for the tasks."""
     if one.category is not other.category:
         return 0.0
     return (_same_content(one.content, other.content) + _same_tasks(one, other)) / 2
@@ -195,7 +195,6 @@ def _overlap(one: set[str], other: set[str]) -> float:
 
 
 def _words(value: Any) -> set[str]:
-    """All words in a value as JSON holds it."""
     if isinstance(value, str):
         return set(findall(r"\w+", value.lower()))
     inside = value.values() if isinstance(value, Mapping) else value
@@ -205,16 +204,19 @@ def _words(value: Any) -> set[str]:
 
 
 def _json(value: Any) -> str:
-    """The same text for what is equal."""
+    """Return a text that is equal for equal values."""
     return dumps(value, sort_keys=True, default=dict)
 
 
-# --- One of several ---------------------------------------------------------------------------
+# --- Merging ----------------------------------------------------------------------------------
 
 
 def mergeable(one: Pattern, other: Pattern) -> bool:
-    """Whether two validated patterns may become one without anybody's looking: they say the same,
-    for tasks that differ in one respect at most, and help as well there as here."""
+    """Return true if two patterns may be merged automatically.
+
+    Both are validated and give the same advice, their tasks differ in at most one field, and their
+    success rates do not differ significantly.
+    """
     if one.category is not other.category or one.trust != other.trust:
         return False
     if {one.state, other.state} != {PatternState.VALIDATED} or not _equal(
@@ -230,7 +232,7 @@ def mergeable(one: Pattern, other: Pattern) -> bool:
 
 
 def said(pattern: Pattern) -> str:
-    """Equal for those that say the same; see :func:`mergeable`."""
+    """Return a key that is equal for patterns of the same advice; see :func:`mergeable`."""
     return _json([pattern.category, pattern.trust, _value(pattern.content)])
 
 
@@ -254,8 +256,8 @@ def _differ(one: Tally, other: Tally) -> bool:
 
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
-    """One pattern for several of one category: what the one says that is known best, wherever one
-    of them applies. Its evidence is a matter of their applications."""
+    """Merge patterns of one category: the advice of the best-known one, for the tasks of all. The
+    evidence is left empty, except for ``mined_from``."""
     best = max(
         patterns,
         key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
@@ -286,13 +288,13 @@ def _ids(several: Iterable[Iterable[UUID]], but: Iterable[UUID] = ()) -> tuple[U
 
 
 def _guide(best: Pattern, patterns: Sequence[Pattern]) -> Guide:
-    """Its risks are those of all."""
+    """Return the best pattern's guide with the risks of all."""
     risks = dict.fromkeys(chain.from_iterable(each.guide.risks for each in (best, *patterns)))
     return replace(best.guide, risks=tuple(risks))
 
 
 def generalised(one: Applicability, other: Applicability) -> Applicability:
-    """Holds wherever one of the two does."""
+    """Return an applicability that holds wherever one of the two does."""
     return Applicability(
         problem_types=_either(one.problem_types, other.problem_types),
         domains=_either(one.domains, other.domains),
@@ -317,12 +319,12 @@ def _hull(
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-# --- Fewer ------------------------------------------------------------------------------------
+# --- Deprecation ------------------------------------------------------------------------------
 
 
 def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> str | None:
-    """Why a candidate is given up, if it is: it makes things worse, was tried often without its
-    showing, or hardly ever comes up."""
+    """Return the reason to deprecate a candidate, or ``None``. It does harm, shows no effect after
+    many applications, or hardly ever applies."""
     if pattern.state is not PatternState.CANDIDATE:
         return None
     told, tally = pattern.evidence, _tally(pattern.evidence)
@@ -343,12 +345,12 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
 
 
 def _worse_than_nothing(tally: Tally, baseline: float) -> float:
-    """How likely as few go well, or fewer, without it."""
+    """Return the probability of as few successes, or fewer, at the baseline's rate."""
     return binomial_p(Tally(tally.n - tally.good, tally.n), 1 - baseline)
 
 
 def started_over(pattern: Pattern, **changes: Any) -> Pattern:
-    """The next version, which has everything to show yet."""
+    """Return the next version, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
     life = replace(pattern.lifecycle, state=PatternState.CANDIDATE, replaced_by=None, reason=None)
     return pattern.but(version=pattern.version + 1, evidence=told, lifecycle=life).but(**changes)

@@ -1,7 +1,7 @@
-"""What can be learned of one run once it is over (spec page 4, M29). Pure.
+"""Reflection: the lessons of one finished run. Pure.
 
-What it was given and what came of that is taken from its episode as it is. What else there is to
-say of it, rules say, or a model does; that changes nothing but what a reader is told.
+Applications of patterns come from the episode itself. Rules or a model write the insights, which
+affect only texts for readers.
 """
 
 from collections import Counter
@@ -17,46 +17,45 @@ from bottega.memory.pattern import OF_RUN, Application, Arm, Baseline, Category
 from bottega.memory.summaries import cut
 
 MOST = 10
-"""Insights, and failures, of one run."""
+"""Most insights, and most failures, of one run."""
 LONGEST = 300
-"""Bytes of each."""
-_MANY = 4  # calls of one tool in a row
+_MANY = 4  # calls of one tool that are worth an insight
 _LONGEST_TEXT = 2000
 
 
 class Analyst(Protocol):
-    """A model that reads tasks and episodes. What it says is data: bounded, checked, obeyed by
-    nobody.
+    """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
+    executed.
 
     Attributes:
-        name: says whose word it is.
+        name: author of its reflections.
 
     Raises:
-        ModelError, UnavailableError: it cannot be had, or says nothing that can be read.
+        ModelError, UnavailableError: the model is unavailable, or its answer unreadable.
     """
 
     @property
     def name(self) -> str: ...
 
     async def analyse(self, task: str) -> Mapping[str, Any]:
-        """``goals``, ``constraints``, ``criteria`` (texts) and ``complexity`` (0 to 1)."""
+        """Return ``goals``, ``constraints``, ``criteria`` (texts) and ``complexity`` (0 to 1)."""
         ...
 
     async def reflect(self, about: Mapping[str, Any]) -> Sequence[str]:
-        """What an episode, as :func:`asked_of` shows it, teaches."""
+        """Return insights on an episode in the form of :func:`asked_of`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reflection:
-    """What a run teaches.
+    """The lessons of a run.
 
     Attributes:
         insights: texts.
-        patterns: ``{uses}``: what it did that went well.
+        patterns: ``{uses}``: calls of a successful run.
         failures: ``{tool, signature, then, recovered}``.
         performance: numbers.
-        by: who says so: ``rules``, or a model.
+        by: author: ``rules``, or a model.
     """
 
     insights: Sequence[str] = ()
@@ -67,7 +66,6 @@ class Reflection:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As the episode's reflection is kept."""
         return {
             "insights": list(self.insights),
             "patterns": list(self.patterns),
@@ -78,7 +76,7 @@ class Reflection:
 
 
 def reflect(episode: Episode) -> Reflection:
-    """What rules find in an episode, with its trace if it is at hand."""
+    """Reflect on an episode by rules; its trace is used if it is loaded."""
     calls = calls_of(episode)
     failures = _failures(calls)
     names = [call.name for call in calls if call.ok]
@@ -92,14 +90,14 @@ def reflect(episode: Episode) -> Reflection:
 
 
 def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> Reflection:
-    """The same with what a model found instead of what rules did, within bounds."""
+    """Replace the insights by those of a model, within bounds."""
     lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
     said = tuple(dict.fromkeys(filter(None, lines)))[:MOST]
     return Reflection(said, reflection.patterns, reflection.failures, reflection.performance, by=by)
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
-    """What a model is shown of an episode: bounded."""
+    """Return the parts of an episode that a model receives, bounded."""
     result = episode.result
     return {
         "task": str(episode.task.get("original_input") or "")[:_LONGEST_TEXT],
@@ -119,9 +117,10 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
 
 
 def applications_of(episode: Episode) -> list[Application]:
-    """What came of the patterns that a run was given, or by lot was not; none if it is no evidence.
+    """Return the applications of the patterns that a run was given or had withheld.
 
-    Those that are judged by the run take the episode's outcome, with what people said of it.
+    Empty if the episode is no evidence. Patterns that the whole run judges take the episode's
+    outcome, people's feedback included.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):
@@ -152,7 +151,7 @@ def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
 
 
 def _failures(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """What failed, once per kind, what was called next, and whether it then went well."""
+    """Return the first failure of each kind, the next call, and its success."""
     found: dict[str, dict[str, Any]] = {}
     for call, then in zip(calls, [*calls[1:], None], strict=False):
         if call.signature is not None and call.signature not in found:
@@ -195,7 +194,7 @@ def _insights(
 
 
 def _usage(resources: Mapping[str, Any]) -> dict[str, int]:
-    """Read the tokens that an episode took; clients may have written anything there."""
+    """Return the tokens that an episode used. Imported episodes may hold any value here."""
     usage = resources.get("usage")
     reported = usage if isinstance(usage, dict) else {}
     names = ("input", "output")

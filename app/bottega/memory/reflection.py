@@ -1,10 +1,9 @@
-"""The work after a run: what came of its patterns is counted, and what it teaches is written down
-(spec page 4, M29).
+"""Learning from finished runs, in the background.
 
-Storing an episode writes down that nothing was learned of its run yet. A worker takes some of these
-by pushing the time of the next try into the future. First, in one transaction, what came of the
-patterns; then a model is asked, if there is one, outside of any; then what it said is stored and
-the work struck off. The run itself never changes by that.
+Storing an episode enqueues its run. A worker leases some runs by moving their next try into the
+future. One transaction counts the applications of their patterns; then a model reflects, if there
+is one, outside of any transaction; then its reflection is stored and the run is done. The run
+itself does not change.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from bottega.memory.scope import EVERYTHING
 
 POLL_S = 5.0
 MOST_TRIES = 6
-"""So often is a model asked of one run; then somebody has to want it."""
+"""Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
 
 _LEASE_S = 300.0
 _MOST = 32
@@ -58,8 +57,7 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# The run's last word is that of all that it was given and that it judges, also of what several of
-# these became meanwhile.
+# A run's outcome counts for every pattern that the whole run judges, also for merged ones.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[]) AS n(episode_id, good), patterns p
@@ -67,7 +65,7 @@ WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.arm <> 'reported'
   AND a.good IS DISTINCT FROM n.good
   AND p.tenant_id = $1 AND p.id = a.pattern_id AND p.category = ANY ($4)
 """
-# What no longer counts says nothing of any pattern, whatever it did before.
+# Episodes that are no evidence any more count for no pattern.
 _VOID = """
 UPDATE pattern_applications SET good = NULL
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND good IS NOT NULL
@@ -79,7 +77,7 @@ FROM jsonb_to_recordset($2::jsonb) AS n(episode_id uuid, reflection jsonb)
 JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
 ON CONFLICT DO NOTHING
 """
-# Whoever wants it learned from anew meanwhile sets the tries back, and is not overheard.
+# A concurrent request to learn again resets the tries: then this must not match.
 _END = """
 UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
     next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()
@@ -95,7 +93,7 @@ WHERE tenant_id = $1 AND status = 'failed'
 
 
 class Patterns(Protocol):
-    """Where what came of patterns is counted."""
+    """Stores applications of patterns."""
 
     async def record_application(
         self,
@@ -108,7 +106,7 @@ class Patterns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A run that is to be learned from, and how often that was tried, this time included."""
+    """A run to learn from, and the number of tries, this one included."""
 
     run_id: UUID
     episode_id: UUID
@@ -135,11 +133,11 @@ class _Due:
 
 
 class Learning:
-    """Learns from runs that are over. Any number of processes may do so at a time.
+    """Learns from finished runs. Any number of processes may do so concurrently.
 
     Args:
-        analyst: a model that reflects on runs; ``None``: rules do.
-        clock: seconds that never go back.
+        analyst: a model that reflects on runs; ``None``: only rules.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -156,7 +154,7 @@ class Learning:
         self._clock = clock
 
     async def learn_due(self) -> float:
-        """Learn from some of the runs that are due; answers the seconds until others will be."""
+        """Learn from some due runs. Return the seconds until others are due."""
         began = self._clock()
         claimed = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
         if not claimed:
@@ -168,15 +166,15 @@ class Learning:
         await asyncio.gather(
             *(self._learn_or_put_off(tenant_id, due) for tenant_id, due in of_tenant.items())
         )
-        return min(1.0, self._clock() - began)  # half of the time is others'
+        return min(1.0, self._clock() - began)  # leave half of the time to others
 
     async def _learn_or_put_off(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
         try:
             await self._learn(tenant_id, due)
         except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError):
-            raise  # nothing is known of them; their lease ends
+            raise  # the lease ends by itself
         except Exception as error:
-            if len(due) > 1:  # find out which
+            if len(due) > 1:  # find the faulty one
                 for each in due:
                     await self._learn_or_put_off(tenant_id, [each])
                 return
@@ -186,7 +184,7 @@ class Learning:
                 await _end(connection, tenant_id, [due[0].failed(why)])
 
     async def _learn(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
-        """First what is certain, in one transaction: a model has no part in it."""
+        """Store everything that needs no model in one transaction, then ask the model."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [each.episode_id for each in due])
             given = [each for one in episodes.values() for each in applications_of(one)]
@@ -225,7 +223,7 @@ class Learning:
         found: Mapping[UUID, Reflection],
         count: Mapping[UUID, int],
     ) -> None:
-        """Have the model say what episodes teach, a few at a time."""
+        """Store the model's reflections on episodes, a few at a time."""
         for start in range(0, len(due), _ASKED_AT_ONCE):
             some = due[start : start + _ASKED_AT_ONCE]
             said = await asyncio.gather(
@@ -254,8 +252,7 @@ class Learning:
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """Have those runs of the transaction's tenant learned from again that it was given up for;
-    answers how many."""
+    """Requeue runs whose learning failed for good; return the count."""
     done: str = await connection.execute(_AGAIN, tenant_id)
     return int(done.split()[-1])
 
@@ -263,7 +260,7 @@ async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
 async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Episodes by id, with their traces if these are still in the database."""
+    """Return episodes by id, with their traces if those are still in the database."""
     found = await rows.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:
@@ -291,7 +288,6 @@ async def _end(
 
 
 def _by(episode: Episode | None) -> str:
-    """Whose word an episode's reflection is."""
     known = (episode.reflection or {}) if episode is not None else {}
     return str(known.get("by") or "rules")
 

@@ -1,6 +1,6 @@
-"""What there is to say of a tenant's memory after it was looked through (spec page 4, M30).
+"""Reports on a tenant's memory, written at the end of a maintenance job.
 
-Everything in it is bounded, whatever the tenant has.
+Every report is bounded in size, however large the tenant's memory is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from bottega.memory.jobs import Job, decoded
 
 _DAYS = 30
 MOST = 200
-"""Validations, and other lists of a report, at most; the rest is counted."""
+"""Most validations in a report, and most items of its other lists; the rest is only counted."""
 
 _EPISODES = """
 SELECT state AS name, count(*) AS count FROM episode_state WHERE tenant_id = $1 GROUP BY 1
@@ -42,7 +42,7 @@ _APPLICATIONS = """
 SELECT arm AS name, count(*) AS count, count(*) FILTER (WHERE good) AS good
 FROM pattern_applications WHERE tenant_id = $1 AND at >= $2 GROUP BY 1
 """
-# What may be used, or was until now, as it was judged last; what promises most first.
+# Judgements of all patterns but the deprecated ones, the most promising first.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, e_value AS e, confidence, baseline, validated_at,
@@ -57,10 +57,10 @@ SELECT status AS name, count(*) AS count FROM run_learning WHERE tenant_id = $1 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What writes reports.
+    """Writes reports.
 
     Attributes:
-        hot: whose hit rates they tell, which are this process's.
+        hot: the cache of this process, for its hit rates.
     """
 
     pool: asyncpg.Pool
@@ -68,7 +68,7 @@ class Reports:
     now: Clock = utcnow
 
     async def of(self, job: Job) -> dict[str, Any]:
-        """The report of a job whose other stages are done."""
+        """Return the report of a job whose other stages are done."""
         now = self.now()
         return {
             "at": now,
@@ -110,7 +110,7 @@ class Reports:
         }
 
     async def _validations(self, job: Job) -> dict[str, Any]:
-        """What patterns are worth, and which of them this look promoted."""
+        """Return the patterns' judgements, and mark those that this job promoted."""
         async with acting_as(self.pool, job.tenant_id) as connection:
             rows = await connection.fetch(_VALIDATIONS, job.tenant_id, MOST)
         said = job.progress.get("validation", {}).get("promoted", {})
@@ -137,7 +137,7 @@ def _by_name(rows: Sequence[Any]) -> dict[str, int]:
 
 
 def _found(rows: Sequence[Any], *names: str) -> dict[str, Mapping[str, Any]]:
-    """Rows by their names; of those that there are none of, nothing."""
+    """Return rows by name; missing names count 0."""
     nothing = {"count": 0, "bytes": 0}
     return dict.fromkeys(names, nothing) | {row["name"]: dict(row) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Episodes in their rows: one with all that lies beside it, and what changes of it."""
+"""Rows of episodes. All functions run in a transaction of the tenant's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ from bottega.memory.episode import Body, Episode, State, StorageState
 from bottega.memory.scope import Scope
 
 CHANNEL = "bottega_memory"
-"""Notified of when there is background work; runs do so by their worker, which is told anyway."""
+"""Channel that announces background work; a worker needs none for its own runs' episodes."""
 _TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _STORE = "SELECT store_episode($1, $2)"
 _STATES = "SELECT * FROM read_episode_states($1::jsonb, $2)"
 _EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
 _CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
-# Those that are locked are locked in one order, whoever else does the same.
+# Locks are taken in the order of ids, so that transactions do not deadlock.
 _TOUCH = """
 UPDATE episode_state s SET access_count = s.access_count + t.times,
     last_access = greatest(s.last_access, $4)
@@ -36,7 +36,7 @@ _JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflec
 
 
 async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episode) -> UUID:
-    """Write all rows of an episode; the same one (by id) again changes nothing."""
+    """Insert all rows of an episode; a repetition with the same id changes nothing."""
     row = to_json(episode.to_row()).decode()
     stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
     await connection.execute(_TELL)
@@ -46,8 +46,8 @@ async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episod
 async def states(
     connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
 ) -> dict[UUID, State]:
-    """Read what has become of the transaction's tenant's episodes, by id; without those that are
-    outside of the scope, unknown or deleted."""
+    """Return the states of the tenant's episodes by id. Episodes that are unknown, deleted or
+    outside of the scope are missing."""
     rows = await connection.fetch(_STATES, scope.document, ids)
     return {row["id"]: _state(row) for row in rows}
 
@@ -55,8 +55,8 @@ async def states(
 async def load(
     connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Read the transaction's tenant's episodes by id, without their bodies; without those that are
-    outside of the scope, unknown or deleted."""
+    """Return the tenant's episodes by id, without their bodies. Episodes that are unknown, deleted
+    or outside of the scope are missing."""
     rows = await connection.fetch(_EPISODES, scope.document, ids)
     return {row["id"]: _episode(row) for row in rows}
 
@@ -76,7 +76,7 @@ def _episode(row: Mapping[str, Any]) -> Episode:
 
 
 def _decoded(value: Any) -> Any:
-    """An object or a list; connections of the engine's decode JSON by themselves."""
+    """Decode JSON; connections of the engine do it themselves."""
     return from_json(value) if isinstance(value, str) else value
 
 
@@ -101,33 +101,31 @@ def _state(row: Mapping[str, Any]) -> State:
 async def contents(
     connection: asyncpg.Connection, scope: Scope, episode_id: UUID
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the bodies of an episode within the scope that lie in the database, and the object keys
-    of the others, each by its part."""
+    """Return an episode's bodies that are in the database, and the object keys of the others, by
+    part."""
     rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
     here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
     return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
 
 
 def with_bodies(episode: Episode, bodies: Mapping[str, Any]) -> Episode:
-    """The episode with its bodies, by their part."""
     return replace(episode, **bodies)
 
 
 async def touch(
     connection: asyncpg.Connection, tenant_id: UUID, times: Mapping[UUID, int], at: datetime
 ) -> None:
-    """Count accesses, by the episode's id; those that are gone count nothing."""
+    """Add to the access counts of episodes, by id; missing episodes are ignored."""
     await connection.execute(_TOUCH, tenant_id, list(times), list(times.values()), at)
 
 
 async def mark_deleted(
     connection: asyncpg.Connection, episode_id: UUID, at: datetime
 ) -> bool | None:
-    """Take an episode of the transaction's tenant out of all searches, to be removed later; and
-    with it those that it stands for.
+    """Hide an episode, and those that it consolidates, from all searches; a later job removes them.
 
     Returns:
-        whether it was not marked before; ``None`` if there is none.
+        false if it was marked before; ``None`` if it does not exist.
     """
     marked: bool | None = await connection.fetchval(_MARK, episode_id, at)
     return marked

@@ -1,7 +1,7 @@
 """Scopes: the episodes that a reader may see. Pure.
 
-Every search and every read of episodes is given a scope, and the database refuses one without. The
-SQL function ``episode_scope`` makes conditions of it.
+Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns it
+into conditions.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
-"""The owners of the episodes that runs of an agent are given."""
+"""Values of an agent's ``memory_scope``: the owners of the episodes that its runs may see."""
 
 
 class Reach(StrEnum):
@@ -35,10 +35,10 @@ class Scope:
     """The episodes that a reader may see, by owner.
 
     Attributes:
-        user: of USER; of SESSION and UNNAMED too, where the reader has one.
+        user: of USER; of SESSION and UNNAMED too, if the reader has one.
         session_id: of SESSION.
-        agent: only episodes of runs that began with this agent; ``None``: of any.
-        any_user: of SESSION: whichever user the session has.
+        agent: only episodes of runs with this root agent; ``None``: of any.
+        any_user: of SESSION: ignore the user.
     """
 
     reach: Reach
@@ -49,7 +49,7 @@ class Scope:
 
     @property
     def document(self) -> str:
-        """The scope as SQL functions take it."""
+        """The scope as the argument of SQL functions."""
         said: dict[str, Any] = {"reach": self.reach, "user_id": self.user}
         said |= {"session_id": self.session_id, "agent": self.agent}
         if self.any_user:
@@ -69,13 +69,12 @@ def scope_of_run(
     agent: str | None,
     shared: bool,
 ) -> Scope:
-    """The scope of a run.
+    """Return the scope of a run.
 
     Args:
-        wanted: the ``memory_scope`` of the agent that it begins with; ``None``: the widest of one
-            user, or of one session.
-        agent: that agent's name.
-        shared: whether the operator lets agents read across sessions.
+        wanted: the root agent's ``memory_scope``; ``None``: that of the user, else of the session.
+        agent: the root agent's name.
+        shared: true if the operator lets agents read across sessions.
     """
     if wanted == "run" or (wanted == "session" and session_id is None):
         return Scope(Reach.RUN)
@@ -93,11 +92,10 @@ def scope_of_run(
 
 
 def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:
-    """The scope of a search by an API client: of the user or session that it names, else all that
-    names no user.
+    """Return the scope of a search by an API client: of its user or session.
 
     Args:
-        everything: where it names neither: all of the tenant.
+        everything: without user and session, the whole tenant; else only episodes without a user.
     """
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, any_user=user is None)

@@ -1,10 +1,8 @@
-"""How well an episode answers a query: the score, and what it is made of (spec page 4, M13). Pure.
+"""Scores of the episodes that a query found. Pure.
 
-What a query found comes here as candidates, each with what was measured of it. Cosines and ranks
-of a full-text search are on scales of their own, which change with the embedder and the length of
-the query; so each is first put onto 0 to 1 among the candidates, and so is what both come to. Else
-the terms that have such a scale from the start, recency before all, decide what similarity should.
-``benchmarks/memory`` measures what each way of doing so finds, and decided the default.
+Cosines and full-text ranks have scales that depend on the embedder and the query. So each is first
+normalised to 0 to 1 among the candidates, and so is their combination. Otherwise terms with a fixed
+scale, especially recency, would outweigh similarity. ``benchmarks/memory`` compares the methods.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +16,9 @@ Normalisation = Literal["added", "minmax", "share", "raw"]
 
 _DAY_S = 86_400.0
 _ALL_WORDS = 6 / pi**2
-"""PostgreSQL's rank of a text that has each of the query's words, once, where it counts most."""
+"""PostgreSQL's rank of a text with each of the query's words once, at the highest weight."""
 _COMPARED = 20
-"""So many candidates, or half of them if that is more, share the scale of what was ``added``."""
+"""Candidates that ``added`` scales to 0 to 1; half of all if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +27,10 @@ class Candidate:
 
     Attributes:
         outcome: the effective one, feedback included.
-        cosine: of its vector and the query's, -1 to 1; ``None`` if one of them is not there yet.
-        lexical: rank of its words for the query's, each weighed by how few episodes have it, 0 or
-            more; ``None`` if the query has no words.
-        telling: whether it has one of the query's words that few episodes have.
+        cosine: of its vector and the query's, -1 to 1; ``None`` if either is missing.
+        lexical: rank of its words for the query's, rare ones weigh more, at least 0; ``None`` if
+            the query has no words.
+        telling: true if it has one of the query's rare words.
     """
 
     episode_id: UUID
@@ -47,17 +45,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOptions:
-    """What each term weighs, and how scales are made alike.
+    """Weights of the terms, and methods of normalisation.
 
     Attributes:
-        recency_days: the age at which recency has fallen to 1/e.
-        normalisation: how cosines and ranks come onto 0 to 1, and what of them is the similarity.
-            ``added``: a cosine counts by how far it is above the lowest candidate's on the way to
-            1, a rank by the share of the query's words that it stands for; their sums go from 0
-            for the twentieth to 1 for the best. Else the higher of the two is the similarity.
-            ``minmax``: the lowest candidate is 0, the highest 1. ``share``: of the highest.
-            ``raw``: as measured, and a rank counts only where there is no cosine.
-        normalise_recency: whether recency goes from 0 for the oldest candidate to 1 for the newest.
+        recency_days: age at which recency is 1/e.
+        normalisation: of cosines and ranks. ``added``: a cosine becomes its share of the way from
+            the lowest cosine to 1, a rank its share of :data:`_ALL_WORDS`; similarity is their sum,
+            scaled to 0 for the twentieth and 1 for the best. Else similarity is the higher of the
+            two: ``minmax``: the lowest candidate is 0, the highest 1; ``share``: relative to the
+            highest; ``raw``: as measured, with ranks only in place of missing cosines.
+        normalise_recency: scale recency from 0 for the oldest to 1 for the newest candidate.
     """
 
     similarity: float = 0.5
@@ -72,13 +69,13 @@ class ScoringOptions:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a score is made of.
+    """The terms of a score.
 
     Attributes:
-        similarity, recency, success, accesses, domain: its terms, weighed: they add up to it.
+        similarity, recency, success, accesses, domain: weighted; the score is their sum.
         cosine, lexical: as measured.
         cosine_normalised, lexical_normalised: among the candidates, 0 to 1.
-        telling: whether the two have a word in common that few episodes have.
+        telling: true if the episode and the query share a rare word.
     """
 
     similarity: float
@@ -95,7 +92,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate, its score, and why."""
+    """A candidate with its score and terms."""
 
     candidate: Candidate
     score: float
@@ -105,10 +102,10 @@ class Scored:
 def score(
     candidates: Sequence[Candidate], options: ScoringOptions, now: datetime, domain: str | None
 ) -> list[Scored]:
-    """The candidates, best first; those that score alike in order of their ids.
+    """Return the candidates, best first; equal scores in the order of ids.
 
     Args:
-        domain: of the task at hand; ``None`` if it has none, and then no episode has the same.
+        domain: of the current task; ``None`` equals no episode's domain.
     """
     cosines = [_finite(candidate.cosine) for candidate in candidates]
     ranks = [_finite(candidate.lexical) for candidate in candidates]
@@ -171,7 +168,7 @@ def _similarities(
     near: Sequence[float],
     named: Sequence[float],
 ) -> list[float]:
-    """Of each candidate, from what was normalised of its cosine and of its rank."""
+    """Return each candidate's similarity from its normalised cosine and rank."""
     if how == "added":
         sums = _stretched([sum(pair) for pair in zip(near, named, strict=True)])
         return [
@@ -186,28 +183,28 @@ def _similarities(
 
 
 def _recency(at: datetime, now: datetime, days: float) -> float:
-    """1 now (and for what a clock ahead of ours wrote), falling with age."""
+    """Return 1 for now or a future time, falling with age."""
     return exp(-max((now - at).total_seconds(), 0.0) / _DAY_S / days)
 
 
 def _finite(value: float | None) -> float | None:
-    """A vector of zeros has no cosine: PostgreSQL says NaN."""
+    """Return ``None`` for NaN, PostgreSQL's cosine of a vector of zeros."""
     return value if value is not None and isfinite(value) else None
 
 
-# --- Onto one scale -----------------------------------------------------------------------------
+# --- Normalisation ------------------------------------------------------------------------------
 
 
 def _where_known(
     values: Sequence[float | None], normaliser: Callable[[Sequence[float]], list[float]]
 ) -> list[float]:
-    """What is not known is 0: it speaks neither for a candidate nor against it."""
+    """Normalise the known values; unknown ones are 0."""
     known = iter(normaliser([value for value in values if value is not None]))
     return [0.0 if value is None else next(known) for value in values]
 
 
 def _minmax(values: Sequence[float]) -> list[float]:
-    """From the highest, which is 1, down. Values that are all alike are all the highest."""
+    """Scale values so that the highest is 1 and the lowest 0; equal values are all 1."""
     if not values:
         return []
     highest = max(values)
@@ -216,7 +213,7 @@ def _minmax(values: Sequence[float]) -> list[float]:
 
 
 def _ranks_minmax(ranks: Sequence[float]) -> list[float]:
-    """A rank of 0 has no word in common with the query, whatever the others have."""
+    """Scale ranks like :func:`_minmax`; a rank of 0 (no common word) stays 0."""
     return [
         normalised if rank > 0 else 0.0
         for rank, normalised in zip(ranks, _minmax(ranks), strict=True)
@@ -224,7 +221,7 @@ def _ranks_minmax(ranks: Sequence[float]) -> list[float]:
 
 
 def _above_lowest(cosines: Sequence[float]) -> list[float]:
-    """What unrelated texts have in common differs from embedder to embedder, and says nothing."""
+    """Subtract the lowest cosine: that of unrelated texts depends on the embedder."""
     lowest = min(cosines, default=0.0)
     return [(cosine - lowest) / (1.0 - lowest) if lowest < 1 else 0.0 for cosine in cosines]
 
@@ -234,8 +231,7 @@ def _of_all_words(ranks: Sequence[float]) -> list[float]:
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
-    """The best is 1, those that are not among the better ones are 0. If all are alike, they are
-    all the best."""
+    """Scale the better sums to 0 to 1, and others to 0; equal sums are all 1."""
     if not sums:
         return []
     better = sorted(sums, reverse=True)[: max(_COMPARED, len(sums) // 2)]
@@ -249,7 +245,7 @@ def _between(value: float, lowest: float, highest: float) -> float:
 
 
 def _share(values: Sequence[float]) -> list[float]:
-    """Of the highest; 0 if none is above 0."""
+    """Divide by the highest value; 0 if none is positive."""
     highest = max(values, default=0.0)
     return [max(value, 0.0) / highest if highest > 0 else 0.0 for value in values]
 
@@ -267,4 +263,4 @@ _NORMALISERS: dict[
     "share": (_share, _share),
     "raw": (_raw, _raw),
 }
-"""For cosines, and for ranks."""
+"""Normalisers of cosines and of ranks."""

@@ -1,6 +1,6 @@
-"""Find episodes: by meaning and words, by what is known of them, by when (spec page 4, M12 to M15).
+"""Search of episodes: by meaning and words, by their fields, by time.
 
-Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
 """
 
 import json
@@ -14,24 +14,24 @@ from bottega.memory.episode import EpisodeFilter
 from bottega.memory.scope import Scope
 from bottega.memory.scoring import Candidate
 
-if TYPE_CHECKING:  # an API that nobody searches through need not load it
+if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
     import numpy as np
     from numpy.typing import NDArray
 
 By = Literal["task", "result", "whole"]
 Place = tuple[datetime, UUID]
-"""Where an episode stands in the order of time."""
+"""Position of an episode in the order of time."""
 
 ANY = EpisodeFilter()
 LONGEST_QUERY = 4_000
-"""Characters of a query that count, for its words."""
+"""Characters of a query that the search by words reads."""
 
 _LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
 _CANDIDATES = """
 SELECT * FROM episode_candidates($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9)
 """
 
-# From twenty points in time on, a hundred episodes each: old ones speak of other things than new.
+# Samples a hundred episodes from each of twenty points in time, because topics change with time.
 _REFRESH_COMMON = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length, count(*)::integer AS rows
@@ -74,18 +74,16 @@ async def candidates(
     limit: int = 20,
     aged_cosine: float = 0.8,
 ) -> list[Candidate]:
-    """Find the candidates for a query among the episodes within the scope, in no order.
+    """Return the candidates for a query among the episodes within the scope, in no order.
 
-    They are the ``limit`` nearest by vector and the ``limit`` that have most of the query's words.
-
-    If that many can be found by meaning, that many are, wherever they lie.
+    These are the ``limit`` nearest by vector and the ``limit`` with most of the query's words.
 
     Args:
-        query: its words; may be empty, and then the nearest alone are found.
-        vector: the query's, shape (d,); ``None`` if it cannot be had: words alone count.
-        embedder: which one it is of; other vectors are not looked at.
-        aged_before: what ended before that must have a cosine of ``aged_cosine`` at least.
-        by: whose cosine is answered. What is near is told by the task's.
+        query: its words; if it is empty, only the nearest are found.
+        vector: the query's, shape (d,); ``None``: search by words alone.
+        embedder: the vector's embedder; vectors of others are ignored.
+        aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
+        by: the text whose cosine is returned. The nearest are found by the task's vector.
     """
     rows = await connection.fetch(
         _CANDIDATES,
@@ -103,7 +101,7 @@ async def candidates(
 
 
 def _conditions(where: EpisodeFilter) -> str:
-    """As the SQL function takes them: those alone that say something."""
+    """Return the non-empty conditions as JSON for the SQL functions."""
     known: dict[str, Any] = {
         "domain": where.domain,
         "task_type": where.task_type,
@@ -127,14 +125,13 @@ async def structured(
     after: Place | None = None,
     descending: bool = False,
 ) -> list[UUID]:
-    """Ids of the episodes asked for within the scope, by when they ended and then by id; at most
-    ``limit``.
+    """Return at most ``limit`` ids of matching episodes within the scope, by end, then id.
 
-    Only of those that can be found: nothing archived, consolidated or deleted.
+    Archived, consolidated and deleted episodes are excluded.
 
     Args:
-        after: go on behind this place.
-        descending: the latest first.
+        after: continue after this place.
+        descending: latest first.
     """
     at, episode_id = after or (None, None)
     rows = await connection.fetch(
@@ -144,13 +141,13 @@ async def structured(
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """Learn which words many of the tenant's episodes have, from 2,000 of them at most.
+    """Sample the words that many of the tenant's episodes have, from at most 2,000 episodes.
 
-    Searches are right without it, but slow once there are many episodes: they are then found by
-    words that say little. Worth doing again when there are a fifth more of them.
+    Searches are correct without it, but slow with many episodes, because frequent words then select
+    too many. Repeat it after each growth by a fifth.
 
     Returns:
-        how many episodes there are, which ``memory_indexes.sampled_rows`` keeps.
+        number of the tenant's episodes, as stored in ``memory_indexes.sampled_rows``.
     """
     count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
     return count

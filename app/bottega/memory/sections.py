@@ -1,5 +1,4 @@
-"""The sections of the working memory: what stands in each, and how many tokens it takes (spec
-page 4, M1). Pure."""
+"""Sections of the working memory: entries with a budget of tokens. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -9,12 +8,12 @@ from typing import Any
 from bottega.memory.summaries import TokenCounter, cut
 
 GIST_TOKENS = 48
-"""At most what stays of an entry whose text was archived: its reference and a summary."""
+"""Most tokens of an archived entry: its reference and a summary."""
 LABEL_BYTES = 48  # room for "episode:" and an id
 
 
 class Part(StrEnum):
-    """The sections, in the order in which a model reads them."""
+    """The sections, in their order in prompts."""
 
     SYSTEM = "system"
     TASK = "task"
@@ -25,7 +24,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The most tokens of each section."""
+    """Most tokens of each section."""
 
     system: int = 2_000
     task: int = 5_000
@@ -35,17 +34,15 @@ class Budgets:
 
     @property
     def total(self) -> int:
-        """The limit of all sections together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def of(self, part: Part) -> int:
-        """The budget of one section."""
         tokens: int = getattr(self, part.value)
         return tokens
 
 
 class Kind(StrEnum):
-    """What an entry of a section is; it decides how it gets out of the way."""
+    """The kind of an entry; it determines how the entry makes room."""
 
     NOTE = "note"
     VARIABLE = "variable"
@@ -59,16 +56,15 @@ Key = tuple[str, ...]
 
 @dataclass(slots=True)
 class Entry:
-    """Something that stands in a section.
+    """An entry of a section.
 
     Attributes:
-        label: what it is called.
-        text: as a model reads it; ``None``: a summary that is made when it is first asked for.
-        tokens: that it takes in its section.
-        turn: the number of the subtask in which it came.
-        hot: it stays for as long as there is any room for it.
-        reference: by which the whole of it can be recalled, once it was archived.
-        accessed: somebody has read it.
+        text: as in prompts; ``None``: a summary, built on first use.
+        tokens: in its section.
+        turn: number of the subtask that added it.
+        hot: stays as long as there is any room.
+        reference: recalls the full text, once it is archived.
+        accessed: true once it was read.
     """
 
     kind: Kind
@@ -82,11 +78,11 @@ class Entry:
 
 
 class Section:
-    """Entries in the order in which they came, and the sum of their tokens.
+    """Entries in the order of insertion, and the sum of their tokens.
 
     Attributes:
         entries: by key.
-        gone: how many left without a trace; the references of the first and the last of them.
+        gone: number of entries that left completely, with the first and last of their references.
     """
 
     def __init__(self, title: str, budget: int, count: TokenCounter) -> None:
@@ -96,12 +92,12 @@ class Section:
         self.gone: tuple[int, str, str] | None = None
         self.warned = False
         self._sum = 0
-        # Title, empty lines, and the line about what is gone.
+        # title, empty lines, and the line about entries that left
         self._frame = count(title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
 
     @property
     def tokens(self) -> int:
-        """What the section takes, its title included; 0 if there is nothing to read in it."""
+        """Tokens of the section with its title; 0 if it is empty."""
         return self._sum + self._frame if self._shown else 0
 
     @property
@@ -110,37 +106,33 @@ class Section:
 
     @property
     def room(self) -> int:
-        """What entries may take in all."""
+        """Most tokens of all entries together."""
         return self.budget - self._frame
 
     @property
     def filled(self) -> int:
-        """What the entries take."""
         return self._sum
 
     def fits(self) -> bool:
-        """Whether the section keeps to its budget."""
         return not self.entries or self._sum <= self.room
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Add an entry at the end, in place of the one with that key."""
+        """Append an entry, replacing the one with that key."""
         self.remove(key)
         self.entries[key] = entry
         self._sum += entry.tokens
 
     def remove(self, key: Key) -> Entry | None:
-        """Take an entry out, if it is there."""
         if (entry := self.entries.pop(key, None)) is not None:
             self._sum -= entry.tokens
         return entry
 
     def change(self, entry: Entry, text: str | None, tokens: int) -> None:
-        """Let an entry of the section say something else."""
         self._sum += tokens - entry.tokens
         entry.text, entry.tokens = text, tokens
 
     def leave(self, key: Key) -> None:
-        """Take out an entry that was archived, and note that there is more to recall."""
+        """Remove an archived entry, and count it in ``gone``."""
         entry = self.remove(key)
         assert entry is not None
         reference = entry.reference or ""
@@ -148,7 +140,7 @@ class Section:
         self.gone = (number + 1, first, reference)
 
     def lines(self, without: Key = ()) -> Iterator[str]:
-        """The section as a model reads it, without one entry; all must have their texts."""
+        """Yield the section's lines for prompts, without one entry. All entries need texts."""
         texts = [each.text for key, each in self.entries.items() if each.text and key != without]
         if not self._shown or not (texts or self.gone):
             return
@@ -158,7 +150,6 @@ class Section:
         yield from texts
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
         return {
             "gone": self.gone and list(self.gone),
             "warned": self.warned,
@@ -179,7 +170,6 @@ class Section:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Be what the snapshot was made of."""
         self.gone = tuple(snapshot["gone"]) if snapshot["gone"] else None
         self.warned = snapshot["warned"]
         self.entries = {
@@ -189,7 +179,7 @@ class Section:
 
 
 def label_of(text: str) -> str:
-    """A name on one line, and short enough to stand beside something else."""
+    """Return a text as a short label on one line."""
     return cut(" ".join(text[:LABEL_BYTES].split()), LABEL_BYTES)
 
 

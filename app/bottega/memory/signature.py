@@ -1,7 +1,7 @@
-"""What kind of failure an error is: the part of it that comes back when it does. Pure.
+"""Failure signatures: equal for errors of the same kind. Pure.
 
-Two errors of one kind differ in what they are about (numbers, ids, paths, hosts, quoted texts);
-here each of these becomes a placeholder, so that equal texts are failures of one kind.
+Errors of one kind differ in details (numbers, ids, paths, hosts, quoted texts). A placeholder
+replaces each of these, so that the remaining texts are equal.
 """
 
 import re
@@ -12,7 +12,7 @@ _LONGEST_MESSAGE = 4000
 _LONGEST_NAME = 60
 
 NUMBER = "#"
-"""Stands for numbers, dates, durations, and ids: what has a digit, or is hexadecimal."""
+"""Placeholder of numbers, dates, durations and ids: words with a digit, or hexadecimal ones."""
 
 _UNITS = frozenset(
     re.findall(
@@ -23,8 +23,8 @@ _UNITS = frozenset(
     """,
     )
 )
-# Quotes that stand around something: an apostrophe within a word does not. None can be scanned
-# twice: each ends at the next of its kind, opening or closing.
+# Quotes around a text, but no apostrophe within a word. Each match ends at the next quote of its
+# kind, opening or closing, so that nothing is scanned twice.
 _QUOTED = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
     r'|"[^"]*"|`[^`]*`|«[^«»]*»'
@@ -42,10 +42,10 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def failure_signature(error_type: str, message: str, tool: str | None = None) -> str:
-    """The kind of a failure, to be read and compared: ``timeout_error @fetch: no answer in #``.
+    """Return the signature of a failure, such as ``timeout_error @fetch: no answer in #``.
 
     Messages that differ only in numbers, ids, dates, durations, paths, hosts or quoted texts have
-    the same. Takes time linear in the length of the message, of which 4,000 characters count.
+    the same one. Linear in the message's length, of which 4,000 characters count.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
@@ -70,7 +70,7 @@ def _named(name: str, *, split: bool = True) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what cannot be printed, and with one form for each character."""
+    """Normalise characters, and replace those that are not printable by spaces."""
     text = unicodedata.normalize("NFKC", text)[:_LONGEST_MESSAGE]
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
@@ -84,7 +84,7 @@ def _shape(message: str) -> str:
         between, token = text[end : found.start()], found.group()
         end = found.end()
         bare = token.rstrip(".:?")
-        if timed and between == " " and bare in _UNITS:  # 30 s, 30s and half a minute are alike
+        if timed and between == " " and bare in _UNITS:  # equal signatures for 30 s, 30s and 30
             parts.append(token[len(bare) :])
             timed = False
             continue
@@ -94,7 +94,6 @@ def _shape(message: str) -> str:
 
 
 def _placeholder(word: str) -> str:
-    """What stands for a word, which may be itself."""
     if word in ("<text>", "<url>"):
         return word
     if ("/" in word or "\\" in word) and len(word) > 1:

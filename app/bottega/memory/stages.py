@@ -1,6 +1,6 @@
-"""How old an episode is, and what that means (spec page 4, M15). Pure.
+"""Stages of an episode by its age. Pure.
 
-Age moves an episode on and never deletes it.
+Age moves an episode to the next stage, and never deletes it.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,20 @@ from bottega.errors import InvalidInputError
 
 
 class Stage(StrEnum):
-    """What age makes of an episode."""
+    """The stage of an episode's life."""
 
     ACTIVE = "active"
     MATURE = "mature"
-    """May be merged with others like it."""
+    """Similar episodes may be consolidated."""
     AGED = "aged"
-    """Its trace is in cold storage; it is found only by what is close to it."""
+    """The trace is in cold storage; only queries with a near vector find it."""
     ARCHIVED = "archived"
-    """Not found any more; had by its id."""
+    """Not searchable; readable by id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """Until what age, in days, an episode is in each stage; and how long one is kept that somebody
-    has marked as deleted.
+    """The greatest age of each stage, and the retention of deleted episodes, in days.
 
     Raises:
         InvalidInputError: they do not rise, or are negative.
@@ -46,7 +45,7 @@ class Ages:
             raise InvalidInputError("deleted episodes cannot be kept for less than 0 days")
 
     def stage(self, at: datetime, now: datetime) -> Stage:
-        """The stage of what ended ``at``. What is yet to come is active."""
+        """Return the stage of an episode that ended ``at``; a future time is active."""
         age = now - at
         if age <= timedelta(days=self.active_days):
             return Stage.ACTIVE
@@ -55,7 +54,7 @@ class Ages:
         return Stage.AGED if age <= timedelta(days=self.aged_days) else Stage.ARCHIVED
 
     def begins(self, stage: Stage, now: datetime) -> datetime:
-        """What ended before this is in ``stage``, or in a later one."""
+        """Return the time before which episodes of ``stage``, or a later one, ended."""
         days = {
             Stage.ACTIVE: 0.0,
             Stage.MATURE: self.active_days,
@@ -65,5 +64,5 @@ class Ages:
         return now - timedelta(days=days[stage])
 
     def purged(self, deleted_at: datetime, now: datetime) -> bool:
-        """Whether what was marked as deleted then is to go for good."""
+        """Return true if an episode deleted then must be removed for good."""
         return now - deleted_at > timedelta(days=self.deleted_days)

@@ -1,8 +1,8 @@
-"""Texts made shorter without a model (spec page 4, M4): what stands in them, not what they mean.
+"""Extractive summaries of texts, without a model.
 
-A summary is made of pieces of its text, word for word and in their order: the first and the last
-one, lines that tell of errors, then those with numbers or identifiers, then the earlier ones. The
-same text always has the same summary, so that a resumed run has the same prompts. Pure.
+A summary consists of literal pieces of its text in their order: the first and the last one, then
+lines about errors, those with numbers or identifiers, and early ones. Pure: equal texts have equal
+summaries, so that a resumed run has the same prompts.
 """
 
 import re
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens, size_of
 
 TokenCounter = Callable[[str], int]
-"""How many tokens a text has; never negative, and more for more text."""
+"""Function that returns a text's number of tokens; never negative, and monotonic in the text."""
 
 MAX_READ = 32_768
 MIN_READ = 2_048
-"""Characters of a text that are looked at, as many as the summary is long but no more and no less:
-half of them from its beginning, half from its end."""
+"""Bounds of the characters that are read, half from the beginning and half from the end of a text;
+the number grows with the summary's length."""
 _READ_PER_TOKEN = 48
 
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
-_JOINT_BYTES = _GAP_BYTES + 2  # at most what stands between two pieces: a gap on a line of its own
+_JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own line
 _PIECE = 200
-_SHORTEST = 20  # bytes; less is not worth looking for
+_SHORTEST = 20  # bytes; less room is left unused
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _TROUBLE = (
     "error",
@@ -47,10 +47,8 @@ _TELLING = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identi
 
 
 def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -> str:
-    """The text itself if it has at most ``tokens`` tokens by ``count``, else the most telling
-    pieces of it that fit. Never longer than that. Of a long text only the first and the last
-    :data:`MAX_READ` / 2 characters are looked at.
-    """
+    """Return the text if it has at most ``tokens`` tokens, else a summary that has. At most
+    :data:`MAX_READ` characters are read, from both ends."""
     if count(text) <= tokens:
         return text
     pieces = list(_pieces(_ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))))
@@ -64,7 +62,7 @@ def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -
 
 
 def cut(text: str, room: int) -> str:
-    """As much of the beginning of a text as takes ``room`` bytes of UTF-8; marked if it is cut."""
+    """Return as much of a text's beginning as fits ``room`` bytes of UTF-8; mark a cut."""
     if size_of(text) <= room:
         return text
     if room < _GAP_BYTES:
@@ -80,7 +78,7 @@ def _ends(text: str, most: int) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Lines, and of long ones the sentences, or parts of a size; none twice."""
+    """Yield lines, and parts of long lines, without duplicates."""
     seen: set[str] = set()
     for line in text.splitlines():
         for part in [line] if len(line) <= _PIECE else _parts(line):
@@ -91,8 +89,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """The sentences of a long line; what is still long is cut, behind a comma or bracket or at a
-    space if there is one."""
+    """Split a long line into sentences, and long sentences after punctuation or a space."""
     for sentence in _SENTENCE_END.split(line):
         start = 0
         while len(sentence) - start > _PIECE:
@@ -104,7 +101,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _extract(pieces: list[str], room: int) -> str:
-    """The most telling pieces that fit into so many bytes, in their order."""
+    """Return the pieces of most weight that fit into ``room`` bytes, in their order."""
     if not pieces:
         return ""
     last = len(pieces) - 1
@@ -132,7 +129,7 @@ def _extract(pieces: list[str], room: int) -> str:
 
 
 def _weights(pieces: list[str]) -> list[int]:
-    """What each piece is worth: trouble above all, then numbers and names."""
+    """Return the weight of each piece: errors first, then numbers and names."""
     weights = [1 if _TELLING.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
     if trouble := [word for word in _TROUBLE if word in whole]:  # few, if any

@@ -1,7 +1,6 @@
-"""A run's episode, told from its events as they come (spec page 4, M8). Pure.
+"""Recording of a run's episode from its events. Pure.
 
-Each event is looked at once, and what is kept of it is bounded: a long run's trace has its first
-steps and its last ones.
+Each event is read once, and memory is bounded: the trace keeps the first and the last steps.
 """
 
 from collections import Counter, deque
@@ -35,15 +34,15 @@ from bottega.memory.summaries import cut, summary_of
 from bottega.memory.tools import SEARCH_MEMORY, SET_PLAN, plan_of
 
 TOOL_ERROR = "tool_error"
-"""The type of error that a failed call of a tool is."""
+"""Error code in the signature of a failed tool call."""
 _RECALL = "recall_memory"
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, _RECALL))
-"""Tools that do none of the work."""
+"""Tools that do no part of the task."""
 _ADAPTATIONS = 10
 
 _FIRST, _LAST = 40, 120
 _STEP_BYTES = 300
-_SUMMARY_TOKENS = 480  # of four bytes each: within what an episode may hold
+_SUMMARY_TOKENS = 480  # of four bytes each: within the limit of an episode
 _ERRORS = 10
 _TAGS = 20
 _LONGEST_TAG = 64
@@ -54,15 +53,15 @@ _FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUB
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a run before it begins.
+    """Facts about a run before it starts.
 
     Attributes:
         input: a text, or messages of which one has the role ``user``.
-        first: name of the agent, or for a DAG the graph, that it begins with.
+        first: name of the root agent, or of a DAG's graph.
         definitions: of its agents, by name.
-        metadata: its own; ``domain``, ``task_type`` and ``tags`` in it say what it is about.
-        user: the integrator's name for the end user that it works for.
-        agent: name of the agent that it begins with; ``None`` for a DAG.
+        metadata: of the run; may contain ``domain``, ``task_type`` and ``tags``.
+        user: the customer's name for the end user.
+        agent: name of the root agent; ``None`` for a DAG.
     """
 
     run_id: UUID
@@ -77,14 +76,13 @@ class About:
 
     @property
     def question(self) -> str:
-        """What was asked."""
         if isinstance(self.input, str):
             return self.input
         asked: list[str] = [each["content"] for each in self.input if each["role"] == "user"]
         return asked[0] if asked else ""
 
     def said(self, name: str) -> str | None:
-        """What the run's metadata, or that of the agent it begins with, say it is."""
+        """Return a value from the metadata of the run or its root agent."""
         for metadata in (self.metadata, self.definitions.get(self.first, {}).get("metadata", {})):
             value = metadata.get(name)
             if isinstance(value, str) and value.strip():
@@ -93,12 +91,11 @@ class About:
 
     @property
     def task_type(self) -> str:
-        """What kind of task it is."""
         return self.said("task_type") or self.first
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Names of the tools and sub-agents that the agent it begins with has."""
+        """Names of the root agent's tools and sub-agents."""
         definition = self.definitions.get(self.first, {})
         subagents = definition.get("subagents") or {}
         tools = [tool["name"] for tool in definition.get("tools", ())]
@@ -114,14 +111,14 @@ class About:
 
 
 class Telling:
-    """Hears a run's events, in order, and tells its episode at the end.
+    """Reads a run's events in order, and builds its episode at the end.
 
     Args:
-        clean: takes secrets out of a text, which must be done before it is cut: nobody finds half
-            of one.
+        clean: removes secrets from a text. It runs before texts are cut, because half a secret is
+            not recognised.
 
     Attributes:
-        goals: what its task asks for, if that was analysed.
+        goals: the task's analysis, if there is one.
     """
 
     def __init__(self, about: About, clean: Callable[[str], str] = str) -> None:
@@ -138,7 +135,7 @@ class Telling:
         self._retries = 0
         self._errors: dict[str, None] = {}
         self._signature: str | None = None
-        self._tasks: dict[UUID, bool] = {}  # whether each of those that ended went well
+        self._tasks: dict[UUID, bool] = {}  # success of each ended task
         self._following = Following()
         self._outside = self._http_tools()
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
@@ -148,7 +145,6 @@ class Telling:
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
-        """The next event."""
         self._following.hear(event_type, task_id, agent, data)
         match event_type:
             case EventType.LLM_COMPLETED:
@@ -200,7 +196,7 @@ class Telling:
         self._step(agent, task_id, **step)
 
     def _suspect(self, name: str, text: str) -> None:
-        """What a tool brought from outside, be it an error, may speak to the model."""
+        """Check an external tool's answer or error for prompt injection."""
         if name in self._outside and self._suspicion is None:
             self._suspicion = suspicious(text)
 
@@ -225,11 +221,11 @@ class Telling:
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """The steps; where some were left out, their numbers show it."""
+        """The steps; gaps in their numbers show omissions."""
         return [*self._first, *self._last]
 
     def outcome(self, status: RunStatus, stop_reason: str | None) -> Outcome:
-        """What the run's end means, given what became of its tasks."""
+        """Return the outcome for a final status and the results of the run's tasks."""
         if status is RunStatus.CANCELLED:
             return Outcome.CANCELLED
         if status is not RunStatus.COMPLETED:
@@ -246,12 +242,11 @@ class Telling:
         error: Mapping[str, Any] | None,
         duration_s: float,
     ) -> dict[str, Any]:
-        """The run's episode, as the SQL function ``store_episode`` takes it; the database says when
-        it ended.
+        """Return the episode as the SQL function ``store_episode`` takes it, without its end time.
 
         Args:
-            output, stop_reason, error: as the run ended.
-            duration_s: from its first start.
+            output, stop_reason, error: of the run.
+            duration_s: since the run's first start.
         """
         about = self.about
         if error is not None:
@@ -309,7 +304,7 @@ class Telling:
 
     def _quality(self, stop_reason: str | None) -> dict[str, Any]:
         quality = {"stop_reason": stop_reason, "failed_tasks": self._failed_tasks()}
-        # What others wrote that gives orders is kept, and never found or learned from.
+        # A quarantined episode is stored, but never retrieved or learned from.
         return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
 
     def _metadata(self) -> dict[str, Any]:
@@ -326,7 +321,7 @@ class Telling:
         return metadata
 
     def _summary(self, question: str, answer: str) -> Summary:
-        """What it is found by: each text with what it stands in."""
+        """Return the texts that searches find the episode by."""
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
         steps = [" ".join(filter(None, around))]
@@ -356,7 +351,7 @@ class Telling:
         return {"duration_s": round(duration_s, 3), "resources": resources}
 
     def _http_tools(self) -> dict[str, Mapping[str, Any]]:
-        """Tools of its agents that go outside, by name."""
+        """Return the agents' tools that access external systems, by name."""
         return {
             tool["name"]: tool
             for definition in self.about.definitions.values()
@@ -368,7 +363,7 @@ class Telling:
         return not self._tools.keys().isdisjoint(self._outside)
 
     def _side_effects(self) -> list[dict[str, Any]]:
-        """Calls that may have changed something outside."""
+        """Return calls that may have changed an external system."""
         return [
             {"tool": name, "calls": self._tools[name]}
             for name, tool in sorted(self._outside.items())

@@ -1,4 +1,4 @@
-"""Look after the episodes of tenants from time to time: age, consolidate, purge."""
+"""Maintenance of tenants' episodes: age, consolidate, purge."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _TENANTS = 20
 
 log = structlog.get_logger(__name__)
 
-# A turn that was taken is over after that long, whatever became of who took it.
+# A turn expires after this interval, even if its worker died.
 _TAKE_TURN = """
 INSERT INTO memory_indexes AS m (tenant_id, tended_at) VALUES ($1, $2)
 ON CONFLICT (tenant_id) DO UPDATE SET tended_at = excluded.tended_at
@@ -32,11 +32,11 @@ RETURNING true
 
 @dataclass(frozen=True, slots=True)
 class Tending:
-    """What is to be done with episodes as they grow older.
+    """Maintenance of episodes.
 
     Attributes:
-        every: how long to leave a tenant alone.
-        most: episodes that each step of a call deals with at most.
+        every: least time between two turns of a tenant.
+        most: most episodes that each step of a call handles.
     """
 
     pool: asyncpg.Pool
@@ -47,16 +47,13 @@ class Tending:
     most: int = 10_000
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See :meth:`bottega.memory.lifecycle.Lifecycle.archive_old`."""
         return await self._lifecycle.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See :meth:`bottega.memory.consolidation.Consolidation.consolidate_similar`."""
         consolidation = Consolidation(self.pool, self.storage, self.ages, self.closeness, self.most)
         return await consolidation.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """See :meth:`bottega.memory.lifecycle.Lifecycle.purge_deleted`."""
         return await self._lifecycle.purge_deleted(tenant_id, now)
 
     @property
@@ -64,15 +61,16 @@ class Tending:
         return Lifecycle(self.pool, self.storage, self.ages, self.most)
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Age, consolidate and purge the episodes of a tenant. Whoever is killed on the way has
-        done some of it, and the next one does the rest; several at once do no harm.
+        """Age, consolidate and purge the episodes of a tenant.
+
+        Concurrent calls do no harm, and a later call completes an interrupted one.
 
         Returns:
-            how many became ``mature``, ``aged``, ``archived``, were ``consolidated`` (into how
-            many ``groups``) and ``purged``.
+            number of episodes that became ``mature``, ``aged``, ``archived``, were ``consolidated``
+                (into so many ``groups``) and ``purged``.
 
         Raises:
-            UnavailableError: the object store cannot be reached.
+            UnavailableError: the object store is unreachable.
         """
         lifecycle = Lifecycle(self.pool, self.storage, self.ages, self.most)
         consolidation = Consolidation(self.pool, self.storage, self.ages, self.closeness, self.most)
@@ -83,11 +81,10 @@ class Tending:
         return +done
 
     async def tend_next(self, now: datetime) -> Sequence[UUID]:
-        """Tend those tenants, a page at most, whose turn it is; answers which. One that cannot be
-        tended does not keep others waiting.
+        """Tend some due tenants and return their ids; log and skip one that fails.
 
         Raises:
-            UnavailableError: the object store cannot be reached.
+            UnavailableError: the object store is unreachable.
         """
         before = now - self.every
         due = await self.pool.fetch("SELECT untended_tenants($1, $2) AS id", before, _TENANTS)

@@ -1,4 +1,4 @@
-"""Tools by which a run's root agent uses its memory (spec page 4, M27). Pure."""
+"""Tools of a run's root agent for its memory. Pure."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,11 +14,11 @@ LONGEST_STEP = 500
 LONGEST_QUERY = 2_000
 
 Search = Callable[[str, bool], Awaitable[str]]
-"""Given a query, and whether to look in the run's session only: what was found, for a reader."""
+"""Function of a query and a flag (only the run's session) that returns the found text."""
 
 
 def plan_of(arguments: Any) -> list[str] | None:
-    """The steps that a call of ``set_plan`` gives; ``None``: they are none."""
+    """Return the steps in the arguments of ``set_plan``, or ``None`` if they are invalid."""
     steps = arguments.get("steps") if isinstance(arguments, dict) else None
     if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS:
         return None
@@ -28,7 +28,7 @@ def plan_of(arguments: Any) -> list[str] | None:
 
 
 class SetPlan(ToolBase):
-    """Keeps the plan of the work in the working memory; the last one given counts."""
+    """Stores the plan in the working memory; the last one counts."""
 
     name = SET_PLAN
     description = (
@@ -52,7 +52,6 @@ class SetPlan(ToolBase):
         }
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Take the plan in."""
         steps = plan_of(tool_call.arguments)
         if steps is None:
             return error_result(
@@ -69,7 +68,7 @@ class SetPlan(ToolBase):
 
 
 class SearchMemory(ToolBase):
-    """Looks for what earlier runs taught."""
+    """Searches episodes and patterns of earlier runs."""
 
     name = SEARCH_MEMORY
     description = (
@@ -97,7 +96,6 @@ class SearchMemory(ToolBase):
         }
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Answer with what was found."""
         query = tool_call.arguments.get("query")
         if not isinstance(query, str) or not 0 < len(query.strip()) <= LONGEST_QUERY:
             return error_result(

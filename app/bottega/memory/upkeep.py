@@ -1,6 +1,4 @@
-"""What else is done for episodes in the background: long bodies move to the object store, objects
-that nothing names any more go, words are counted, and the old are looked after (spec page 4, M10
-to M16)."""
+"""Background work on episodes: moving bodies, deleting objects, sampling words, tending."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -48,12 +46,13 @@ RETURNING true
 
 
 class Upkeep:
-    """Each method does what is due, and answers the seconds until something else will be; any
-    number of processes may do so at a time.
+    """Background work on episodes; any number of processes may run it concurrently.
+
+    Each method does some due work, and returns the seconds until the next is due.
 
     Args:
-        now: what says how old episodes are.
-        clock: seconds that never go back.
+        now: clock for the age of episodes.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Upkeep:
         return 0.0
 
     async def _offload(self, tenant_id: UUID, ids: list[UUID]) -> BottegaError | None:
-        """First the objects, then the rows; answers the error if the store cannot be had."""
+        """Write the objects, then the rows; return the error if the store is unavailable."""
         try:
             moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
         except UnavailableError as error:
@@ -107,7 +106,7 @@ class Upkeep:
         return None
 
     async def empty_trash(self) -> float:
-        """Delete objects that nothing names any more."""
+        """Delete objects that no row refers to."""
         if self._clock() < self._down_until:
             return self._down_until - self._clock()
         keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
@@ -121,7 +120,6 @@ class Upkeep:
         return 0.0
 
     async def sample_words(self) -> float:
-        """Count the words of tenants whose turn it is."""
         rows = await self._pool.fetch(
             "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _EACH
         )
@@ -132,7 +130,6 @@ class Upkeep:
         return 1.0 if rows else float("inf")
 
     async def tend(self) -> float:
-        """Age, consolidate and purge the episodes of tenants whose turn it is."""
         if self._clock() < self._down_until:
             return self._down_until - self._clock()
         try:

@@ -1,10 +1,9 @@
-"""Whether a pattern is worth using, told from its applications (spec page 4, M22 to M24). Pure.
+"""Validation: test a pattern's applications against its baseline. Pure.
 
-Two questions are kept apart. The *verdict* says how a pattern stands at one look, by an exact test.
-Whoever looks every night, though, finds something significant in any noise sooner or later. So a
-candidate is promoted by its *e-value*, too: what a bet against "no better than the baseline" would
-have made of a stake of 1. By chance that ever reaches 20 in one case of twenty at most, however
-often one looks.
+The *verdict* is an exact test at one time. Repeated every night, such tests would eventually find
+significance in noise. So promotion also needs an *e-value*: the result of betting 1 against "no
+better than the baseline". By chance it ever reaches 20 with probability 1/20 at most, however often
+one tests.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +17,12 @@ from bottega.memory.options import LearningOptions
 from bottega.memory.pattern import PatternState
 
 _SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of the way from the baseline to 1: the rates that are betted on, each with as much."""
+"""Rates that are bet on with equal stakes, as shares of the way from the baseline to 1."""
 _LEAST_RATE = 1e-9
 
 
 class Verdict(StrEnum):
-    """How a pattern stands at one look."""
+    """Result of one validation."""
 
     INSUFFICIENT_EVIDENCE = "INSUFFICIENT_EVIDENCE"
     VALIDATED = "VALIDATED"
@@ -32,23 +31,23 @@ class Verdict(StrEnum):
 
 
 class Tally(NamedTuple):
-    """Of ``n`` applications ``good`` went well."""
+    """Number of applications, and of successful ones among them."""
 
     good: int = 0
     n: int = 0
 
     @property
     def rate(self) -> float:
-        """0 if there were none."""
+        """Share of successes; 0 without applications."""
         return self.good / self.n if self.n else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict, and what it comes from.
+    """A verdict and its statistics.
 
     Attributes:
-        p_value: how likely so many go well, or more, at the rate of the baseline.
+        p_value: probability of at least so many successes at the baseline's rate.
         confidence: 0 to 1.
     """
 
@@ -58,11 +57,11 @@ class Judgement:
 
 
 def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement:
-    """How a pattern stands.
+    """Judge a pattern.
 
     Args:
-        tally: of the applications of its current version in the time that counts.
-        baseline: 0 to 1; how often such tasks go well without it.
+        tally: applications of its current version in the time that counts.
+        baseline: success rate of similar tasks without it, 0 to 1.
     """
     p_value = binomial_p(tally, baseline)
     sure = confidence(tally, p_value)
@@ -77,7 +76,7 @@ def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement
 
 
 def confidence(tally: Tally, p_value: float) -> float:
-    """How sure one may be of a pattern, 0 to 1: it went well, often, and not by chance."""
+    """Return the confidence in a pattern, 0 to 1, from its success, number and p-value."""
     often = 1 - exp(-tally.n / 20)
     return min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
 
@@ -90,13 +89,13 @@ def following(
     *,
     discovered: bool,
 ) -> PatternState:
-    """The state after a look.
+    """Return the state after a validation.
 
-    A candidate is promoted or stays: most good patterns are not significant yet at the first look.
-    Only validated ones fall.
+    A candidate is promoted or stays: most good patterns are not significant at first. Only
+    validated patterns fall.
 
     Args:
-        discovered: whether it is in the set that :func:`discoveries` keeps.
+        discovered: true if :func:`discoveries` contains the pattern.
     """
     if state is PatternState.CANDIDATE:
         promoted = (
@@ -111,9 +110,7 @@ def following(
 
 
 def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
-    """Whether the first did significantly worse than the second: the latest applications than the
-    earlier ones (decline), or those in which the pattern was given than those in which it was
-    withheld (harm). Few say nothing."""
+    """Return true if the first tally is significantly worse; false with too few applications."""
     if min(one.n, than.n) < options.decline_each:
         return False
     return fisher_p(than, one) < options.decline_p
@@ -123,9 +120,7 @@ def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
 
 
 def binomial_p(tally: Tally, baseline: float) -> float:
-    """How likely so many or more go well, each at the rate ``baseline``: exact, one-sided.
-    1 if there were none.
-    """
+    """Return the exact one-sided probability of at least so many successes; 1 without any."""
     good, n = tally
     if good <= 0 or baseline >= 1:
         return 1.0
@@ -136,8 +131,7 @@ def binomial_p(tally: Tally, baseline: float) -> float:
 
 
 def fisher_p(better: Tally, other: Tally) -> float:
-    """How likely the first does so much better than the second, or more, by chance alone: Fisher's
-    exact test, one-sided. 1 if there is nothing to compare."""
+    """Return the p-value of Fisher's exact one-sided test; 1 if a tally is empty."""
     good = better.good + other.good
     everything = better.n + other.n
     if not (better.n and other.n):
@@ -152,13 +146,13 @@ def fisher_p(better: Tally, other: Tally) -> float:
 
 
 def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int], float]) -> float:
-    """Which share of a distribution lies at ``place`` or above.
+    """Return the share of a distribution's weight at ``place`` or above.
 
-    The weights are multiplied out from the middle, where most of them is, and put into proportion
-    at the end. So nothing is lost to large factorials, nor by taking a tail from 1.
+    Weights are computed outwards from the middle, where they are largest, and normalised at the
+    end. That avoids large factorials and the cancellation of 1 minus a tail.
 
     Args:
-        up: the weight of k + 1 over that of k.
+        up: the weight of k + 1 divided by that of k.
     """
     weights = {middle: 1.0}
     for k in range(middle, high):
@@ -177,20 +171,16 @@ def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What bets on several rates above the baseline have made of their stakes, in logarithms.
-
-    Each application multiplies them, so what counts is which there were, not their order: it may be
-    added up one by one, or by groups that are equal.
-    """
+    """Logarithms of the stakes on each rate above the baseline. Each application multiplies them,
+    so their order does not matter, and equal ones can be grouped."""
 
     logs: tuple[float, ...] = (0.0,) * len(_SHARES)
 
     def after(self, good: bool, baseline: float, times: int = 1) -> "Evidence":
-        """With so many more applications.
+        """Return the evidence after ``times`` equal applications.
 
         Args:
-            baseline: as it was known before their outcome was. A rate of 0 or 1, which no task is
-                known to have, counts as one close by.
+            baseline: as known before the outcome; 0 and 1 are moved slightly inwards.
         """
         rate = min(1 - _LEAST_RATE, max(_LEAST_RATE, baseline))
         factors = (log1p(by * (1 - rate) / rate) if good else log1p(-by) for by in _SHARES)
@@ -198,14 +188,14 @@ class Evidence:
 
     @property
     def e_value(self) -> float:
-        """What a stake of 1, evenly laid, has become; at most 10 to the 300."""
+        """Mean of the stakes, at most 1e300."""
         most = max(self.logs)
         total = most + log(fsum(exp(each - most) for each in self.logs) / len(self.logs))
         return exp(min(total, 300 * log(10)))
 
 
 def e_value(applications: Iterable[tuple[bool, float]]) -> float:
-    """The e-value of applications, each good or not, with the baseline of then."""
+    """Return the e-value of applications, each with success and its baseline at that time."""
     evidence = Evidence()
     for good, baseline in applications:
         evidence = evidence.after(good, baseline)
@@ -213,12 +203,13 @@ def e_value(applications: Iterable[tuple[bool, float]]) -> float:
 
 
 def discoveries(e_values: Mapping[UUID, float], rate: float, among: int) -> set[UUID]:
-    """The patterns of which at most that share is false, on average: the e-BH procedure.
+    """Return patterns with a bounded false discovery rate, by the e-BH procedure (Wang, Ramdas
+    2022).
 
     Args:
         rate: the false discovery rate, above 0.
-        among: how many patterns there are; ``e_values`` may leave those out whose e-value is less
-            than 1 / ``rate``, which are never kept.
+        among: number of all patterns; ``e_values`` may omit those below 1 / ``rate``, which are
+            never returned.
     """
     ranked = sorted(e_values, key=lambda each: (-e_values[each], each))
     kept = 0

@@ -1,4 +1,4 @@
-"""Named values of the working memory, by scope (spec page 4, M2). Pure."""
+"""Named values of the working memory, by scope. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from bottega.graph.rendering import as_text
 
 
 class Scope(StrEnum):
-    """Whom a value is for; ``intermediate`` ones belong to a subtask."""
+    """The scope of a value; ``intermediate`` ones belong to a subtask."""
 
     GLOBAL = "global"
     TASK = "task"
@@ -20,8 +20,8 @@ class Scope(StrEnum):
 
 
 class VariableKind(StrEnum):
-    """What becomes of a value: an accumulator collects all that it is set to, a control value goes
-    when the next subtask begins, metadata stays when the memory is cleared."""
+    """The behaviour of a value. An accumulator collects all values; a control value is removed when
+    the next subtask begins; metadata survives a clear."""
 
     TASK = "task"
     INTERMEDIATE = "intermediate"
@@ -34,7 +34,7 @@ KIND_IN = {
     Scope.INTERMEDIATE: VariableKind.INTERMEDIATE,
     Scope.METADATA: VariableKind.METADATA,
 }
-"""The kind of a value for which none is given; elsewhere ``task``."""
+"""Default kinds by scope; elsewhere ``task``."""
 
 Place = tuple[str, str, str]
 """Scope, subtask (empty: none) and name."""
@@ -42,37 +42,34 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Variable:
-    """A value as JSON can hold it; of an accumulator, the list of all."""
+    """A JSON value; of an accumulator, the list of all."""
 
     value: Any
     kind: VariableKind
 
     @property
     def told(self) -> str:
-        """As a model reads it, behind its name."""
+        """The value for prompts, to follow its name."""
         if self.kind is VariableKind.ACCUMULATOR:
             return f"+= {', '.join(map(text_of, self.value))}"
         return f"= {text_of(self.value)}"
 
     def copied(self) -> Any:
-        """The value as it is now, whatever is appended later."""
+        """Return the value; of an accumulator, a copy."""
         return list(self.value) if self.kind is VariableKind.ACCUMULATOR else self.value
 
 
 def jsonable(value: Any) -> Any:
-    """The value as JSON can hold it: a text if it is nothing that JSON knows. Never raises."""
+    """Convert a value to JSON types, if necessary to its ``repr``. Never raises."""
     if type(value) in (str, bool, type(None)):
         return value
     try:
         value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
         as_text(value)
-    except (
-        Exception
-    ):  # it holds itself, is too deep or too large a number, or cannot say what it is
+    except Exception:  # circular, too deep, too large, or its own methods fail
         return object.__repr__(value)
     return value
 
 
 def text_of(value: Any) -> str:
-    """A value that JSON can hold, as a model reads it."""
     return as_text(value)

@@ -1,7 +1,6 @@
-"""What the applications of a pattern amount to, and what follows (spec page 4, M22 to M24). Pure.
+"""Evidence for a pattern from its applications. Pure.
 
-Who was given a pattern, and not who was seen to follow it, is counted: a run that ignores one may
-do so because it is bad.
+Runs count by assignment, not by adherence: a run may ignore a pattern because the pattern is bad.
 """
 
 from collections import Counter
@@ -18,16 +17,16 @@ from bottega.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternStat
 from bottega.memory.validation import Tally, Verdict
 
 _MANY = 20
-"""Like tasks that say enough of how often these go well."""
+"""Similar tasks that suffice for a reliable baseline."""
 
 
 class Group(NamedTuple):
-    """Applications of one version that are alike in arm, outcome and baseline.
+    """Equal applications of one version: by arm, success and baseline.
 
     Attributes:
-        n: how many. lately: of these, in the time that the verdict looks at.
-        timed, seconds: of how many the duration is known, and how long these took together.
-        counted, tokens: the same of tokens.
+        n: number. lately: number in the time that the verdict counts.
+        timed, seconds: number with a known duration, and the sum of durations.
+        counted, tokens: number with known tokens, and the sum of tokens.
     """
 
     arm: Arm
@@ -43,18 +42,17 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What applications of a pattern's current version amount to.
+    """Summary of the applications of a pattern's current version.
 
     Attributes:
-        lately: of those in which it was given, in the time that counts for the verdict.
-        baseline: the mean of what these had.
-        e_value: over all in which it was given, whenever; against the baseline of each, and no
-            less than what goes well where it was not given.
-        given: these.
+        lately: applications that were given it, in the time that the verdict counts.
+        baseline: mean of their baselines.
+        e_value: over all applications that were given it, each against its baseline, but no less
+            than the rate of runs without it.
+        given: all applications that were given it.
         latest: the last few of these.
         used, withheld: of a validated pattern's runs.
-        time_saved_s, tokens_saved: on average, against runs that were not given it; ``None``: not
-            known.
+        time_saved_s, tokens_saved: mean, against runs that were not given it; ``None``: unknown.
     """
 
     lately: Tally = Tally()
@@ -69,7 +67,6 @@ class Weighed:
 
 
 def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
-    """Add applications up."""
     groups = list(groups)
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
@@ -78,7 +75,7 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
     evidence = validation.Evidence()
     for each in given:
         rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
-        if each.arm is Arm.REPORTED:  # nobody vouches for a lower one
+        if each.arm is Arm.REPORTED:  # lower ones are unverified
             rate = max(rate, Baseline().rate)
         evidence = evidence.after(each.good, rate, each.n)
     seconds = (lambda each: each.timed), (lambda each: each.seconds)
@@ -97,15 +94,15 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
 
 
 def _is_known(baseline: Baseline) -> bool:
-    """Whether it is that of many like tasks."""
+    """Return true for a baseline of many similar tasks."""
     return baseline.name == "like_tasks" and baseline.n >= _MANY
 
 
 def _shown(without: Tally) -> float:
-    """What those show that it was kept from by the draw, and a standard error more; 0 if nothing.
+    """Return the success rate of runs without it, plus one standard error; 0 without any.
 
-    Baselines of a time when little was known are drawn towards 0.5. Where nearly all goes well
-    anyway, that makes anything look good; and bets against more than the baseline win less.
+    Early baselines are shrunk towards 0.5, which makes a pattern look good if nearly every task
+    succeeds. A higher baseline makes bets win less.
     """
     if not without.n:
         return 0.0
@@ -119,7 +116,7 @@ def _tally(groups: Iterable[Group], count: Callable[[Group], int] = lambda each:
 
 
 def _baseline(given: Iterable[Group], n: int) -> Baseline:
-    """The mean of the baselines of the applications that count, under the commonest name."""
+    """Return the mean baseline of the applications that count, with the commonest name."""
     names: Counter[str] = Counter()
     of: list[tuple[float, int, int]] = []
     for each in given:
@@ -138,7 +135,7 @@ def _saved(
     times: Callable[[Group], int],
     total: Callable[[Group], float],
 ) -> float | None:
-    """How much less it took on average with the pattern than without."""
+    """Return the mean without the pattern minus the mean with it."""
     means = []
     for side in (others, given):
         side = list(side)
@@ -151,12 +148,12 @@ def _saved(
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a look at a pattern found.
+    """Result of a pattern's validation.
 
     Attributes:
-        was, state: before it and after it.
+        was, state: before and after.
         good, applications: in the time that counts.
-        reason: why it fell, if it did.
+        reason: reason for a fall, if it fell.
     """
 
     pattern_id: UUID
@@ -183,10 +180,10 @@ def validated(
     *,
     discovered: bool,
 ) -> Validation:
-    """What a look at a pattern finds, and what follows.
+    """Validate a pattern.
 
     Args:
-        discovered: whether it is in the set that the false discovery rate allows.
+        discovered: true if it is within the false discovery rate.
     """
     judgement = validation.judged(weighed.lately, weighed.baseline.rate, options)
     after = validation.following(
@@ -217,7 +214,7 @@ def validated(
 
 
 def falling(weighed: Weighed, options: LearningOptions) -> str | None:
-    """Why a validated pattern is to be reviewed at once, if it is."""
+    """Return the reason to review a validated pattern at once, or ``None``."""
     latest, given = weighed.latest, weighed.given
     earlier = Tally(given.good - latest.good, given.n - latest.n)
     if validation.worse(latest, earlier, options):
@@ -245,10 +242,8 @@ def _not_any_more(
 
 
 def evidence_of(before: Evidence, found: Validation, weighed: Weighed, now: datetime) -> Evidence:
-    """What is kept of a look. If it found nothing new, all stays, also when the last one was.
-
-    Too few applications say nothing of how sure one may be: that stays as it was.
-    """
+    """Return the evidence to store; the old one, with its time, if nothing changed. With too few
+    applications, confidence and p-value keep their old values."""
     if not weighed.given.n and before.verdict is None:
         return before
     few = found.verdict is Verdict.INSUFFICIENT_EVIDENCE

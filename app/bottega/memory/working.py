@@ -1,8 +1,7 @@
-"""The working memory of one run (spec page 4, M1-M6): what its root agent has to know now.
+"""Working memory of one run: the current knowledge of its root agent.
 
-Everything that is put in stands in a section with a budget of tokens. What does not fit is moved
-to the archive, where it stays as it is, and a summary with a reference stands in its place. Pure:
-no model, no clock, and the same operations always leave the same memory.
+Each section has a budget of tokens. Entries that exceed it move unchanged to the archive, and leave
+a summary with a reference. Pure: no model, no clock; equal operations give equal memories.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,10 +42,10 @@ _PART_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """Something of an earlier run that may help: a bounded text, and where it comes from.
+    """A bounded text from an earlier run, with its source.
 
     Attributes:
-        source: an episode's id, or whatever names it for a reader.
+        source: an episode's id, or another name for a reader.
         text: a summary.
     """
 
@@ -55,16 +54,15 @@ class Retrieved:
 
 
 class WorkingMemory:
-    """See the module. Not for several threads at once.
+    """The working memory of one run. Not thread-safe.
 
     Args:
-        budgets: of the sections; their sum is the limit, which is never passed.
-        count: how many tokens a text has.
-        listener: told when a section is too small for what must stand in it (``memory_limit``).
+        budgets: of the sections; their sum is never exceeded.
+        count: number of tokens of a text.
+        listener: notified when a section is too small for its hot entries (``memory_limit``).
 
     Attributes:
-        count: see above.
-        revision: counts the changes of what is known of the task and of earlier runs.
+        revision: number of changes to the sections ``TASK`` and ``RETRIEVED``.
     """
 
     def __init__(
@@ -91,10 +89,10 @@ class WorkingMemory:
         self._subtask = ""
         self.revision += 1
 
-    # What is put in
+    # Input
 
     def initialize(self, system: str = "", **metadata: Any) -> None:
-        """Begin anew for another task: with what the agent is and can do, and its metadata."""
+        """Reset the memory for another task, with the agent's system text and metadata."""
         self._variables.clear()
         self._empty()
         self._note(Part.SYSTEM, "system", system, hot=True)
@@ -111,11 +109,11 @@ class WorkingMemory:
         plan: Iterable[str] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take in what the task is; what is given replaces what was, and the rest stays.
+        """Set the task; given arguments replace their old values, others stay.
 
         Args:
-            criteria: by which success is told.
-            plan: its steps; they are warm, all the others hot.
+            criteria: of success.
+            plan: steps; these are warm entries, all others hot.
         """
         self._note(Part.TASK, _DESCRIPTION[-1], task, hot=True)
         self._list("Goals", goals, hot=True)
@@ -134,11 +132,11 @@ class WorkingMemory:
         kind: VariableKind | str | None = None,
         subtask: str = "",
     ) -> None:
-        """Give a variable a value; what JSON cannot hold becomes a text.
+        """Set a variable; a value that JSON cannot hold becomes a text.
 
         Args:
-            kind: defaults to what the scope holds; an accumulator appends the value.
-            subtask: that the value is of, in the scope ``intermediate``.
+            kind: defaults to that of the scope; an accumulator appends the value.
+            subtask: owner of the value, in the scope ``intermediate``.
         """
         scope = Scope(scope)
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
@@ -157,7 +155,7 @@ class WorkingMemory:
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(("variable", *place))
         if entry is None or entry.reference is not None or entry.text is None:
-            # What was archived stays as it is, and what comes now is collected beside it.
+            # Archived values stay unchanged; new ones are collected in another entry.
             self._show(place, Variable([value], kind))
             return
         more = f", {text_of(value)}"
@@ -167,7 +165,7 @@ class WorkingMemory:
     def get(
         self, key: str, scope: Scope | str = Scope.TASK, *, subtask: str = "", default: Any = None
     ) -> Any:
-        """The value of a variable, whole even if it was archived; it is not to be changed."""
+        """Return a variable's whole value, even if it was archived; do not modify it."""
         place: Place = (Scope(scope).value, subtask, key)
         variable = self._variables.get(place)
         if variable is None:
@@ -186,12 +184,12 @@ class WorkingMemory:
         failed: Mapping[str, str] | None = None,
         at: datetime | None = None,
     ) -> None:
-        """Say how far the work is. What was said before stays as a trace of it.
+        """Record the progress of the work; earlier states stay as a trace.
 
         Args:
-            subtask: that is worked on now; another one ends what was only for the last.
-            completed: subtasks that are, since the last time.
-            failed: subtasks that did, with their errors, since the last time.
+            subtask: the current one; a change removes the control values.
+            completed: subtasks that succeeded since the last call.
+            failed: subtasks that failed since the last call, with their errors.
         """
         now = f"{phase}: {subtask}" if subtask else phase
         self._states += 1
@@ -212,13 +210,13 @@ class WorkingMemory:
             self._control.clear()
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
-        """Take in what a subtask, tool or sub-agent answered.
+        """Store the answer of a subtask, tool or sub-agent.
 
         Args:
-            refers_to: references of earlier results that this one builds on; they stay longer.
+            refers_to: references of earlier results that this one uses; they stay longer.
 
         Returns:
-            the reference by which it can be recalled from now on: ``m1``, ``m2`` and so on.
+            the reference that recalls it: ``m1``, ``m2`` and so on.
         """
         self._results += 1
         reference = f"m{self._results}"
@@ -231,17 +229,15 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """So many results came before, and are kept elsewhere: what comes now is numbered on."""
+        """Count results that are stored elsewhere, so that numbers continue after them."""
         if results > 0:
             self._results += results
             gone = (results, "m1", f"m{self._results}")
             self._sections[Part.INTERMEDIATE].gone = gone
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
-        """Take in what was found of earlier runs, the best first; each is shortened to its share.
-
-        What was retrieved before and never sent to a model makes room.
-        """
+        """Store retrieved episodes, best first, each shortened to an equal share. Earlier ones that
+        no prompt contained make room."""
         section = self._sections[Part.RETRIEVED]
         items = list(found)
         share = section.room // max(len(items), 1)
@@ -253,30 +249,29 @@ class WorkingMemory:
                 new.append((("episode", item.source), label, f"{label}: {text}"))
         left = section.room - sum(self.count(line) + 1 for *_, line in new)
         self._archive.drop_unread(section, left)
-        for key in list(section.entries):  # the oldest first
+        for key in list(section.entries):  # oldest first
             if section.filled <= left:
                 break
             section.remove(key)
         for key, label, line in new:
             self._put(Part.RETRIEVED, key, Kind.EPISODE, label, line)
 
-    # What is had back
+    # Output
 
     def recall(self, reference: str) -> str | None:
-        """What is behind a reference, unchanged; ``None``: nothing is."""
+        """Return the text of a reference, unchanged; ``None`` if it is unknown."""
         return self._archive.texts.get(reference)
 
     @property
     def references(self) -> list[str]:
-        """All references, in the order in which they came."""
+        """All references, in the order of creation."""
         return list(self._archive.texts)
 
     def compose(self, *parts: Part, description: bool = True) -> str:
-        """The sections (all, if none are named) as a model reads them; what it is sent counts as
-        accessed.
+        """Render sections (default: all) for a prompt, and mark their entries as accessed.
 
         Args:
-            description: of the task, which a model may have been sent already.
+            description: include the task's description.
         """
         without = () if description else _DESCRIPTION
         lines: list[str] = []
@@ -291,30 +286,29 @@ class WorkingMemory:
 
     @property
     def tokens(self) -> int:
-        """What all sections take; never more than ``budgets.total``."""
+        """Tokens of all sections; never more than ``budgets.total``."""
         return sum(section.tokens for section in self._sections.values())
 
     def tokens_of(self, part: Part) -> int:
-        """What a section takes; never more than its budget."""
+        """Return a section's tokens; never more than its budget."""
         return self._sections[part].tokens
 
     def holds(self, part: Part) -> bool:
-        """Whether there is anything to read in a section."""
         return self._sections[part].tokens > 0
 
     def variables(self, scope: Scope | str) -> dict[str, Any]:
-        """The values of a scope by name; those of a subtask as ``subtask.name``."""
+        """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
         return {
             f"{subtask}.{key}" if subtask else key: variable.value
             for (where, subtask, key), variable in self._variables.items()
             if where == scope
         }
 
-    # What goes
+    # Removal
 
     def prune(self) -> None:
-        """Move what is cold out of the way: results of more than 5 subtasks ago that nothing
-        refers to, traces, and what was retrieved and never read."""
+        """Archive cold entries. These are results of more than 5 subtasks ago without references
+        to them, traces, and retrieved texts that were never read."""
         for part, section in self._sections.items():
             self._archive.archive_old(section, 0)
             self._archive.shorten_traces(section, 0)
@@ -322,7 +316,7 @@ class WorkingMemory:
             self._changed(part)
 
     def clear(self) -> None:
-        """Forget everything but the metadata, which is for reflection."""
+        """Remove everything except metadata, which reflection needs."""
         kept = {
             place: variable
             for place, variable in self._variables.items()
@@ -334,7 +328,7 @@ class WorkingMemory:
             self._show(place, variable)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, archive included, as JSON can hold it; nothing changes it later."""
+        """Return a JSON-compatible copy of everything, archive included."""
         return {
             "budgets": [self.budgets.of(part) for part in Part],
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
@@ -349,7 +343,6 @@ class WorkingMemory:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Be as the memory was of which the snapshot was made."""
         self.budgets = Budgets(*snapshot["budgets"])
         self._empty()
         for part, section in self._sections.items():
@@ -366,7 +359,7 @@ class WorkingMemory:
         archive.turn = self._results
         self._subtask = snapshot["subtask"]
 
-    # How it is done
+    # Internals
 
     def _note(self, part: Part, name: str, text: str, *, hot: bool) -> None:
         if text:
@@ -384,7 +377,7 @@ class WorkingMemory:
     def _put(
         self, part: Part, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
     ) -> None:
-        size = self.count(text) + 1  # and the end of the line
+        size = self.count(text) + 1  # one for the end of line
         self._sections[part].put(key, Entry(kind, label, text, size, self._archive.turn, hot))
         self._changed(part)
 
