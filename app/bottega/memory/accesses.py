@@ -1,7 +1,7 @@
-"""How often episodes are read: collected here, and written in one statement per tenant.
+"""Counts of episode accesses, collected in memory and written in one statement per tenant.
 
-So a search writes nothing, and what is read often is written once a second. A process that is
-killed loses what it has counted since then.
+So a search writes nothing, and a frequently read row is written once a second. A process that dies
+loses its last counts.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ log = structlog.get_logger(__name__)
 EVERY_S = 1.0
 _PATIENCE_S = 5.0
 _MOST = 10_000
-"""Episodes that may wait; more than that are not counted."""
+"""Limit on waiting episodes; further ones are not counted."""
 
 
 class Accesses:
-    """Counts accesses, to be written by :meth:`run` and :meth:`flush`."""
+    """Counter of accesses; :meth:`run` and :meth:`flush` write them."""
 
     def __init__(self, pool: asyncpg.Pool, clock: Clock) -> None:
         self._pool = pool
@@ -41,7 +41,7 @@ class Accesses:
         self._some.set()
 
     async def run(self) -> None:
-        """Write what was counted, every second in which there was something, and at the end."""
+        """Write the counts, once a second at most, and at the end."""
         try:
             while True:
                 await self._some.wait()
@@ -58,7 +58,7 @@ class Accesses:
             log.warning("memory.accesses_lost", error=str(error))
 
     async def flush(self) -> None:
-        """Write what was counted. What cannot be written is not tried again."""
+        """Write the counts once; discard those that cannot be written."""
         self._some.clear()
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         for tenant_id, times in waiting.items():

@@ -1,5 +1,7 @@
-"""What came of patterns, in rows. Everything here runs in a transaction of the tenant's
-(:func:`bottega.db.engine.acting_as`)."""
+"""Applications of patterns, as rows.
+
+All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,14 +18,14 @@ from bottega.memory.pattern import APPLIED, Application, Arm, Baseline, Features
 from bottega.memory.validation import Tally
 from bottega.memory.weighing import Group
 
-# Episodes that are erased meanwhile, and their ids with them, wait; those that are gone are gone.
+# Locks the episodes, so that a concurrent erasure waits; skips those already erased.
 _STAY = """
 SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($2)
 ORDER BY episode_id FOR KEY SHARE
 """
-# Those that may count: nothing a pattern was found in, nothing of no trust, nothing set aside. What
-# a run was given by lot, and what came of that, nobody else's word changes; and a run that repeats
-# another one is no second witness.
+# Applications that count as evidence. Excluded are episodes that the pattern was found in, that
+# are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
+# assigned pattern. A run that retries an earlier one is no independent evidence.
 _TOLD = """
 SELECT * FROM jsonb_to_recordset($2::jsonb) AS n(
     place integer, pattern_id uuid, version integer, arm text, at timestamptz, episode_id uuid,
@@ -58,8 +60,8 @@ WHERE n.episode_id IS NULL OR (
             SELECT FROM told b
             WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL)))
 """
-# A run was given one version of a pattern, so pattern and episode say which application it is,
-# also after others were carried over to a new version.
+# A run is given one version of a pattern, so pattern and episode identify an application, also
+# after others were carried over to a new version.
 _RECORD = f"""
 WITH told AS MATERIALIZED ({_TOLD}),
 given AS MATERIALIZED ({_GIVEN}),
@@ -137,7 +139,7 @@ FROM patterns p CROSS JOIN LATERAL (
 WHERE p.tenant_id = $1 AND p.id = ANY ($2)
 GROUP BY p.id
 """
-# An episode that was given several of them counts once.
+# An episode with several of the patterns counts once.
 _POOL = """
 INSERT INTO pattern_applications (
     tenant_id, pattern_id, version, arm, at, episode_id, baseline_name, baseline_rate, baseline_n,
@@ -164,8 +166,13 @@ _GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 async def record(
     connection: asyncpg.Connection, tenant_id: UUID, applications: Sequence[Application]
 ) -> list[UUID]:
-    """Write applications of patterns that are held, at most one of each pattern and episode;
-    without those that are no evidence. Answers the pattern of each that is new or changed."""
+    """Store applications of locked patterns; return the pattern of each new or changed one.
+
+    Ignores those that are no evidence.
+
+    Args:
+        applications: at most one per pattern and episode.
+    """
     episodes = [each.episode_id for each in applications if each.episode_id is not None]
     await connection.execute(_STAY, tenant_id, episodes)
     told = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
@@ -176,7 +183,7 @@ async def record(
 async def groups(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], since: datetime
 ) -> dict[UUID, list[Group]]:
-    """The applications of the current version of each pattern, those that are alike together."""
+    """Return the applications of each pattern's current version, grouped by arm and outcome."""
     found: dict[UUID, list[Group]] = defaultdict(list)
     for row in await connection.fetch(_GROUPS, tenant_id, ids, since):
         baseline = Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
@@ -191,7 +198,7 @@ async def groups(
 async def outcomes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, list[Group]]:
-    """The same without baselines, and whenever they were: arms and outcomes alone."""
+    """Return the same groups of all times, by arm and outcome only, without baselines."""
     found: dict[UUID, list[Group]] = defaultdict(list)
     for row in await connection.fetch(_OUTCOMES, tenant_id, ids):
         group = Group(Arm(row["arm"]), row["good"], Baseline(), row["n"], 0)
@@ -202,7 +209,7 @@ async def outcomes(
 async def latest(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], most: int
 ) -> dict[UUID, Tally]:
-    """How the last applications of the current version of each pattern went."""
+    """Tally the last applications of each pattern's current version."""
     rows = await connection.fetch(_LATEST, tenant_id, ids, _GIVEN_ARMS, most)
     return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 
@@ -210,7 +217,7 @@ async def latest(
 async def tallies(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Tally]:
-    """How all applications of the current version of each pattern went; 0 of 0 if none did."""
+    """Tally all applications of each pattern's current version; 0 of 0 if there are none."""
     rows = await connection.fetch(_TALLIES, tenant_id, ids, _GIVEN_ARMS)
     return {each: Tally() for each in ids} | {
         row["id"]: Tally(row["good"], row["n"]) for row in rows
@@ -220,8 +227,9 @@ async def tallies(
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
-    """The tasks of the last applications of this version in which it was given, without texts that
-    a pattern may not say, and whether they went well."""
+    """Return features and success of the last tasks that were given this version of a pattern.
+
+    Leaves out private texts, which a pattern must not contain."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
     told = [
         Told(
@@ -238,14 +246,14 @@ async def applied(
 async def carry(
     connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, old: int, new: int
 ) -> None:
-    """Count the applications of one version as those of another, which says the same."""
+    """Move the applications of one version to another one with the same content."""
     await connection.execute(_CARRY, tenant_id, pattern_id, old, new)
 
 
 async def pool(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], into: UUID
 ) -> None:
-    """Count what came of patterns as what came of a new one, whose sources are known."""
+    """Copy the applications of patterns to a new one whose sources are stored."""
     await connection.execute(_POOL, tenant_id, ids, into, _GIVEN_ARMS)
 
 

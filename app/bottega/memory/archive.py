@@ -1,5 +1,4 @@
-"""How a section of the working memory gets smaller, and where what was in it goes (spec page 4, M5
-and M6). Pure."""
+"""Archive of the working memory: shrinks full sections, keeps removed texts. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,24 +6,23 @@ from bottega.memory.sections import GIST_TOKENS, Entry, Key, Kind, Section
 from bottega.memory.summaries import TokenCounter, summary_of
 
 RECENT = 5
-"""Results of so many subtasks back are warm; older ones are the first to be archived."""
+"""Subtasks for which a result stays warm; older results are archived first."""
 GISTS = 12
-"""So many archived results are shown by a summary, the newest; older ones only by reference."""
+"""Archived results that show a summary, the newest; older ones show only their reference."""
 MEMORY_LIMIT = "memory_limit"
 
 Listener = Callable[[str, str], None]
-"""Told a warning: its code, and a text."""
+"""Receiver of warnings: a code and a text."""
 
 
 class Archive:
-    """Texts by reference, in the order in which they came; none of them ever changes.
+    """Immutable texts by reference, in the order of their arrival.
 
     Attributes:
-        texts: results from the moment they came, as ``m1``, ``m2`` …; whatever else had to make
-            room as ``v1``, ``v2`` …
+        texts: all results, as ``m1``, ``m2`` …; other removed texts as ``v1``, ``v2`` …
         referred: references that later results build on.
-        turn: the number of the subtask that is worked on.
-        others: how many of the second sort there are.
+        turn: the number of the current subtask.
+        others: number of ``v`` references.
     """
 
     def __init__(self, count: TokenCounter, listener: Listener | None) -> None:
@@ -36,7 +34,7 @@ class Archive:
         self._listener = listener
 
     def make_room(self, section: Section) -> None:
-        """Make a section fit its budget, and leave some room for what comes next."""
+        """Shrink a section that exceeds its budget, to leave some free room."""
         if section.fits():
             return
         mark = section.room * 3 // 4
@@ -55,7 +53,7 @@ class Archive:
         self._squeeze(section, mark)
 
     def archive_old(self, section: Section, mark: int) -> None:
-        """Results of more than 5 subtasks ago that nothing refers to: a reference stays."""
+        """Archive unreferenced results older than ``RECENT`` subtasks; keep their references."""
         old = (
             (key, entry)
             for key, entry in section.entries.items()
@@ -73,7 +71,7 @@ class Archive:
             section.leave(key)
 
     def shorten_traces(self, section: Section, mark: int) -> None:
-        """All traces become one summary."""
+        """Replace all traces by one summary."""
         if section.filled <= mark:
             return
         traces = {
@@ -92,7 +90,7 @@ class Archive:
         section.put(("state", reference), summary)
 
     def drop_unread(self, section: Section, mark: int) -> None:
-        """What was retrieved and never read goes; it can be retrieved again."""
+        """Remove retrieved entries that were never read; they can be retrieved again."""
         if section.filled <= mark:
             return
         for key in [
@@ -103,7 +101,7 @@ class Archive:
             section.remove(key)
 
     def gist(self, section: Section, entry: Entry) -> None:
-        """Give an archived entry the text that stands for it."""
+        """Set the text of an archived entry: its reference and summary."""
         head = f"{entry.reference} {entry.label} (shortened): "
         most = entry.tokens - self._count(head) - 1
         body = self.texts[entry.reference or ""]
@@ -114,7 +112,7 @@ class Archive:
         section.change(entry, text, size)
 
     def _archive(self, section: Section, entries: Iterable[tuple[Key, Entry]], mark: int) -> None:
-        """Leave a reference and a summary of each, until ``mark`` is reached."""
+        """Replace entries by a reference and a summary, until ``mark`` is reached."""
         for key, entry in entries:
             if section.filled <= mark:
                 return
@@ -123,7 +121,7 @@ class Archive:
                 section.change(entry, None, GIST_TOKENS)
 
     def _refer(self, key: Key, entry: Entry) -> None:
-        """Give an entry that has none its reference."""
+        """Give an entry a reference unless it has one."""
         if entry.reference is None:
             entry.reference = key[-1] if entry.kind is Kind.RESULT else self._keep(entry.text or "")
 
@@ -134,7 +132,7 @@ class Archive:
         return reference
 
     def _squeeze(self, section: Section, mark: int) -> None:
-        """Make it fit whatever it takes: the oldest first, and what is hot last."""
+        """Shrink until the section fits: oldest entries first, hot ones last."""
         cold = [(key, entry) for key, entry in section.entries.items() if not self._is_hot(entry)]
         self._archive(section, cold, mark)
         for key, entry in cold:

@@ -1,6 +1,6 @@
-"""How often things go well without a pattern (spec page 4, M22).
+"""Baselines: success rates without a pattern.
 
-Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import asyncpg
 from bottega.memory.pattern import APPLIED, OF_RUN, Arm, Baseline, Features, Pattern
 
 _TASKS = 200
-"""Tasks, or observations, that count; the newest."""
+"""Newest tasks, or observations, that count."""
 _LOOKED_AT = 1_000
-"""Of tasks that are alike, so many at most: the pattern may have been given to nearly all."""
+"""Newest like tasks that are searched for those: most may have been given the pattern."""
 
-# Consolidated episodes do not say which of those they stand for were given the pattern.
+# Skips consolidated episodes: they do not record which members were given the pattern.
 _LIKE = """
 SELECT p.id, count(*) AS n, count(*) FILTER (WHERE l.outcome = 'SUCCESS') AS good
 FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
@@ -54,11 +54,11 @@ async def of(
     patterns: Sequence[Pattern],
     features: Features,
 ) -> dict[UUID, Baseline]:
-    """The baseline of each pattern for a task.
+    """Return the baseline of each pattern for a task.
 
-    Patterns that are judged by the run are held against the newest like tasks (of the same type and
-    domain) that were not given them; the others against those of their own runs that were not.
-    Few are drawn towards 0.5, which it is if there are none.
+    A pattern judged by the whole run is compared with the newest tasks of the same type and domain
+    that were not given it; others with their own controls. The rates are smoothed towards 0.5, as
+    if 10 more tasks had been half successful.
     """
     found = {each.key: Baseline() for each in patterns}
     of_run = [each.key for each in patterns if each.category in OF_RUN]
@@ -86,6 +86,6 @@ def _baseline(name: str, good: int, n: int) -> Baseline:
 async def ended_after(
     connection: asyncpg.Connection, tenant_id: UUID, episodes: Sequence[UUID], at: datetime
 ) -> list[UUID]:
-    """Those of the episodes that ended after a moment."""
+    """Return the episodes that ended after a moment."""
     rows = await connection.fetch(_ENDED_AFTER, tenant_id, episodes, at)
     return [row["id"] for row in rows]

@@ -1,10 +1,9 @@
-"""Many conditions asked at once (spec page 4, M21). Pure.
+"""Evaluation of many conditions at once. Pure.
 
-The conditions of ten thousand patterns have much in common, and most of what they say differs in
-numbers only. So they become one circuit: each distinct test stands in it once, each "all of these"
-once, and "any" and "not" are the same with what is negated. What is true of a task is found by
-looking up what its features equal, by one binary search for each that is a number, and then level
-by level, for all at once.
+Conditions of thousands of patterns share most of their tests, often with other numbers. So they
+are compiled into one circuit with each distinct test and conjunction once; "any" is a negated
+conjunction of negations. Evaluation looks up equal values, does one binary search per numeric
+feature and operator, and then computes the circuit level by level with numpy.
 """
 
 from collections import defaultdict
@@ -18,18 +17,18 @@ from bottega.memory.conditions import kind_of
 from bottega.memory.pattern import Condition, Features
 
 Key = tuple[str | None, Any]
-"""A value with its kind, since ``1 == True``."""
+"""Value with its kind, since ``1 == True``."""
 
-_TRUE = 0  # the literal of the node that always holds; its negation is 1
+_TRUE = 0  # literal of the node that is always true; its negation is 1
 
 
 class Circuit:
-    """Formulas, to be asked together.
+    """Formulas that are evaluated together.
 
-    A literal is a node's number twice, plus one if it is negated.
+    A literal is twice a node's number, plus one if negated.
 
     Args:
-        formulas: for each, conditions all of which must hold, and some none of which may.
+        formulas: pairs of conditions: all of the first must hold, none of the second.
     """
 
     def __init__(self, formulas: Iterable[tuple[Sequence[Condition], Sequence[Condition]]]) -> None:
@@ -51,7 +50,7 @@ class Circuit:
         self._nothing[:2] = True, False
 
     def truth(self, features: Features) -> NDArray[np.bool_]:
-        """Which formulas hold, in their order."""
+        """Evaluate the formulas, in their order."""
         values = self._nothing.copy()
         for name in features.keys() & self._features.keys():
             if features[name] is not None:
@@ -95,7 +94,7 @@ class Circuit:
         return self._node(tests.equal, (kind_of(value), value))
 
     def _is_other(self, tests: "_Tests", value: Any, literal: int) -> int:
-        """The feature is there, of the value's kind, and the literal is not true of it."""
+        """Return the literal for a present feature of the value's kind with ``literal`` false."""
         return self._all([self._node(tests.kinds, kind_of(value)), literal ^ 1])
 
     def _node(self, nodes: dict[Any, int], key: Any) -> int:
@@ -105,7 +104,7 @@ class Circuit:
         return 2 * nodes[key]
 
     def _all(self, literals: Iterable[int]) -> int:
-        """The literal that says that all of these are true."""
+        """Return the literal of a conjunction."""
         distinct = set(literals) - {_TRUE}
         if any(each ^ 1 in distinct for each in distinct) or _TRUE ^ 1 in distinct:
             return _TRUE ^ 1
@@ -118,7 +117,7 @@ class Circuit:
         return 2 * self._gates[gate]
 
     def _staged(self) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """For each level, and each number of inputs, the gates and their first, second … inputs."""
+        """Group gates by level and number of inputs; return gates and inputs of each group."""
         staged: defaultdict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
         for literals, node in self._gates.items():
             staged[self._levels[node], len(literals)].append((2 * node, *literals))
@@ -127,7 +126,7 @@ class Circuit:
 
 
 class _Tests:
-    """All distinct tests of one feature, each with its node."""
+    """Distinct tests of one feature, each with its node."""
 
     def __init__(self) -> None:
         self.kinds: dict[str | None, int] = {}
@@ -137,7 +136,7 @@ class _Tests:
         self._sorted: list[tuple[NDArray[np.float64], NDArray[np.intp], Any]] = []
 
     def freeze(self) -> None:
-        """There will be no more."""
+        """Sort the limits of number tests, after the last test was added."""
         for op, nodes in self.ordered.items():
             if nodes:
                 limits = np.array(sorted(nodes), np.float64)
@@ -145,7 +144,7 @@ class _Tests:
                 self._sorted.append((limits, places, "right" if op == "lt" else "left"))
 
     def true_of(self, value: Any) -> Iterable[NDArray[np.intp]]:
-        """The nodes of the tests that are true of a feature that is there."""
+        """Yield the nodes of the tests that hold for a present feature."""
         kind = kind_of(value)
         true = [self.kinds.get("any"), self.kinds.get(kind)]
         if kind == "list":
@@ -166,7 +165,7 @@ class _Tests:
 
 
 def as_float(number: float) -> float:
-    """A number, however large, so that it compares with those of conditions as it did before."""
+    """Convert a number to float; too large ones become infinite, which keeps comparisons right."""
     try:
         return float(number)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""Bodies of episodes on their way from the database to an object store.
+"""Copy of episode bodies from the database to an object store.
 
-The object comes first, under a key of its own which the database knows as trash until the row
-names it. So whoever is killed on the way leaves an episode as it was, and no object for long.
+The object is written first, under a new key that the database lists as deletable until a row refers
+to it. So a crash changes no episode, and the object is soon deleted.
 """
 
 import asyncio
@@ -27,19 +27,18 @@ ALL_PARTS = ("trace", "input", "output")
 
 
 class ColdStorage(Protocol):
-    """Takes what is long, or seldom read (:class:`bottega.memory.objects.Objects`)."""
+    """Store for large or rarely read bodies (:class:`bottega.memory.objects.Objects`)."""
 
     async def put(self, key: str, body: bytes) -> None:
-        """Keep ``body`` under a key.
+        """Store ``body`` under a key.
 
         Raises:
-            UnavailableError: it cannot be had now.
+            UnavailableError: the store cannot be reached.
         """
 
 
 Moved = list[dict[str, Any]]
-"""What was copied: ``episode_id``, ``part`` and ``object_key`` of each, as the functions that move
-bodies take it."""
+"""``episode_id``, ``part`` and ``object_key`` of each copied body, as the SQL functions take it."""
 
 
 async def copied(

@@ -1,9 +1,8 @@
-"""When a pattern applies, as data: tests of features, put together (spec page 4, M20). Pure.
+"""Conditions under which a pattern applies: trees of tests on features, as JSON. Pure.
 
 A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``.
-A test of a feature that is absent is false, whatever it tests; so is one that compares unlike
-things, as a text with a number, or a truth value with a number. Nothing a condition says or a
-feature is can make :func:`holds` raise.
+A test of an absent feature is false for every operator; so is a comparison of different kinds, such
+as a number with a text or a truth value. :func:`holds` never raises.
 """
 
 import math
@@ -15,15 +14,15 @@ from bottega.errors import InvalidInputError
 from bottega.memory.pattern import Applicability, Condition, Features
 
 MAX_DEPTH = 5
-"""Conditions within each other."""
+"""Depth of nested conditions."""
 MAX_TESTS = 100
-"""Tests of a pattern in all of its conditions; each value of a list counts as one."""
+"""Tests in all conditions of a pattern; each value of a list counts as one."""
 MAX_LIST = 20
-"""Conditions, or names, in one list of a pattern."""
+"""Conditions or names in one list of a pattern."""
 MAX_TEXT = 200
-"""Characters of a value or a name."""
+"""Characters of a value or name."""
 MAX_NUMBER = 2**53 - 1
-"""Up to here whole numbers and fractions can be told apart."""
+"""Largest number; floats represent all integers up to it exactly."""
 
 OPERATORS = ("eq", "ne", "in", "not_in", "lt", "le", "gt", "ge", "contains", "exists")
 GROUPS = ("all", "any", "not")
@@ -34,8 +33,9 @@ _LISTED = frozenset(("in", "not_in"))
 
 
 def kind_of(value: Any) -> str | None:
-    """What a value may be compared with: ``truth``, ``number``, ``text`` or ``list``; else
-    ``None``, as for what is no number."""
+    """Return ``truth``, ``number``, ``text`` or ``list``: only equal kinds are comparable.
+
+    ``None`` for other values, and for NaN and infinity."""
     if isinstance(value, bool):
         return "truth"
     if isinstance(value, int):
@@ -48,16 +48,16 @@ def kind_of(value: Any) -> str | None:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Of one kind, and equal; lists are never."""
+    """Return true for equal values of one kind; lists are never the same."""
     kind = kind_of(one)
     return kind not in (None, "list") and kind == kind_of(other) and bool(one == other)
 
 
-# --- What holds ------------------------------------------------------------------------------
+# --- Evaluation ------------------------------------------------------------------------------
 
 
 def holds(condition: Condition, features: Features) -> bool:
-    """Whether a condition, which has been checked, is true of a task."""
+    """Evaluate a checked condition for a task."""
     if "all" in condition:
         return all(holds(each, features) for each in condition["all"])
     if "any" in condition:
@@ -71,7 +71,7 @@ def holds(condition: Condition, features: Features) -> bool:
 
 
 def named(condition: Condition) -> Iterator[str]:
-    """The features that a condition, which has been checked, speaks of; some more than once."""
+    """Yield the features in a checked condition, with repetitions."""
     if "feature" in condition:
         yield condition["feature"]
         return
@@ -86,7 +86,7 @@ def _differs(feature: Any, value: Any) -> bool:
 
 
 def _contains(feature: Any, value: Any) -> bool:
-    """A list has the value as a member, or a text has it as a part."""
+    """Return true if a list has the value as a member, or a text has it as a part."""
     if isinstance(feature, str):
         return isinstance(value, str) and value in feature
     return isinstance(feature, (list, tuple)) and any(is_same(each, value) for each in feature)
@@ -112,26 +112,26 @@ _TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
     "exists": lambda feature, value: True,
 }
 
-# --- What is well formed ---------------------------------------------------------------------
+# --- Validation ------------------------------------------------------------------------------
 
 
 def check(condition: Any, path: str = "") -> None:
-    """Make sure that a condition, as JSON, can be used.
+    """Validate a condition, as JSON.
 
     Args:
         path: JSON Pointer to it.
 
     Raises:
-        InvalidInputError: it cannot; the pointer leads to what is wrong.
+        InvalidInputError: with the pointer to the fault.
     """
     _Check().condition(condition, path, 1)
 
 
 def check_applicability(applicability: Applicability, path: str = "/applicability") -> None:
-    """Make sure that the conditions of a pattern can be used, alone and together.
+    """Validate the conditions of a pattern, and their total size.
 
     Raises:
-        InvalidInputError: they cannot; the pointer leads to what is wrong.
+        InvalidInputError: with the pointer to the fault.
     """
     for field in ("problem_types", "domains", "capabilities"):
         names = getattr(applicability, field)
@@ -149,7 +149,7 @@ def check_applicability(applicability: Applicability, path: str = "/applicabilit
 
 
 class _Check:
-    """Checks conditions, and counts their tests."""
+    """Validator of conditions that counts their tests."""
 
     def __init__(self) -> None:
         self._tests = 0

@@ -1,9 +1,8 @@
-"""Mature episodes that are alike become one (spec page 4, M16).
+"""Consolidation: replaces similar mature episodes by one.
 
-An episode waits for that from when it is mature (``episode_state.task_key``) until no other that
-could be like it is still to come: a window's time later. Then it is compared, once, with those in
-the window after it whose task reads the same. So each group becomes one once, as large as it gets,
-and doing all of it again changes nothing.
+A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
+are mature. Then it is compared once with those of equal ``task_key`` in that window. So each
+group is complete when it is consolidated, and a second execution changes nothing.
 """
 
 from collections import Counter
@@ -26,7 +25,7 @@ from bottega.memory.stages import Ages, Stage
 
 _PAGE = 500
 
-# Whoever is still active, though old enough, may be like those that wait already.
+# An old enough episode that is still active may be similar to those that wait.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
@@ -37,7 +36,7 @@ SELECT episode_id, at, task_key FROM episode_state
 WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
 ORDER BY at, episode_id LIMIT 1
 """
-# Their vectors are those of one embedder, one that the first has; the one that is searched if so.
+# Compares vectors of one embedder that the first episode has, preferably that of searches.
 _COMPARED = """
 SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
        x.user_id, x.session_id, x.agent, v.whole::real[] AS whole
@@ -67,10 +66,10 @@ _JSON = ("origin", "task", "execution", "result", "metadata", "summary")
 
 @dataclass(frozen=True, slots=True)
 class Consolidation:
-    """What makes one episode of many, one tenant at a call.
+    """Consolidation of episodes, one tenant per call.
 
     Attributes:
-        most: groups, and lonely ones, that a call deals with at most; the rest comes later.
+        most: groups, and unique episodes, handled per call; later calls handle the others.
     """
 
     pool: asyncpg.Pool
@@ -80,14 +79,13 @@ class Consolidation:
     most: int = 10_000
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Make one of those mature episodes of a tenant that are alike. Each group is one
-        transaction.
+        """Replace similar mature episodes of a tenant by one; each group in a transaction.
 
         Returns:
-            how many ``groups`` became one, and the ``episodes`` in them.
+            the number of ``groups``, and of ``episodes`` in them.
 
         Raises:
-            UnavailableError: the object store cannot be reached; the group at hand is as before.
+            UnavailableError: the object store cannot be reached; the current group is unchanged.
         """
         mature = self.ages.begins(Stage.MATURE, now)
         window = self.closeness.window
@@ -111,7 +109,7 @@ class Consolidation:
         return made
 
     async def _dismiss_lonely(self, tenant_id: UUID, ready: datetime) -> None:
-        """Those that none is like need not wait; most of all are."""
+        """End the wait of episodes with a unique task; most have one."""
         last = _START
         for _ in range(0, self.most, _PAGE):
             async with acting_as(self.pool, tenant_id) as connection:
@@ -125,7 +123,7 @@ class Consolidation:
     async def _compare(
         self, tenant_id: UUID, first: UUID, rows: Sequence[Any], mature: datetime
     ) -> Counter[str]:
-        """Make one of each group among those whose task reads like the first one's."""
+        """Consolidate each group among episodes with the first one's task."""
         made: Counter[str] = Counter()
         by_id = {row["episode_id"]: row for row in rows}
         found = groups([_candidate(row) for row in rows if row["whole"]], self.closeness)
@@ -134,7 +132,7 @@ class Consolidation:
             if await self._make_one(tenant_id, group, outcome, mature):
                 made += Counter(groups=1, episodes=len(group))
         grouped = {each.id for group in found for each in group}
-        if first not in grouped and all(row["whole"] for row in rows):  # compared with all
+        if first not in grouped and all(row["whole"] for row in rows):  # all have vectors
             async with acting_as(self.pool, tenant_id) as connection:
                 await connection.execute(_DISMISS, tenant_id, first)
         return made

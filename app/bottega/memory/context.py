@@ -1,4 +1,4 @@
-"""What a memory knows for a task, and what it is taught (spec page 4, M31)."""
+"""Memory for a task: retrieval across episodes and patterns, and learning from reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,14 +34,14 @@ from bottega.memory.pattern import (
 from bottega.memory.patterns import PatternCache
 from bottega.memory.scope import EVERYTHING, Reach, Scope
 
-if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
+if TYPE_CHECKING:  # numpy is needed only for matching
     from bottega.memory.matching import Match
 
 _LONGEST_NAME = 120
 _LONGEST_INSIGHT = 500
 _MOST_EPISODES = 5
 
-_LATEST = 200  # episodes of a domain whose insights count
+_LATEST = 200  # episodes of a domain that are read for insights
 _INSIGHTS = "SELECT * FROM episode_insights($1::jsonb, $2, $3)"
 _REFLECT = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection) VALUES ($1, $2, $3::jsonb)
@@ -54,13 +54,13 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """What episodes of a domain taught.
+    """Insight from episodes of a domain.
 
     Attributes:
-        times: of how many of the latest.
-        trust: the highest of these.
+        times: how many of the latest episodes have it.
+        trust: the highest trust among them.
         episodes: the latest of them.
-        at: when the last one ended.
+        at: the end of the latest one.
     """
 
     text: str
@@ -72,13 +72,13 @@ class Insight:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What is known for a task.
+    """Memory that was retrieved for a task.
 
     Attributes:
         patterns: validated ones that apply, best first.
-        episodes: of what was done before, what is most like it.
-        knowledge: validated patterns of its domain.
-        insights: what most of the latest episodes of its domain taught.
+        episodes: the most similar ones.
+        knowledge: validated patterns of the task's domain.
+        insights: the most frequent ones in the latest episodes of its domain.
     """
 
     goals: Goals
@@ -91,11 +91,11 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What somebody says that an episode teaches.
+    """Lesson of an episode, as reported by a client.
 
     Attributes:
-        uses: names of the tools and agents that it says to use.
-        category: of those that the outcome of a whole run judges.
+        uses: names of the tools and agents that it recommends.
+        category: must be a category that the outcome of a whole run judges.
     """
 
     text: str
@@ -106,7 +106,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a pattern in an episode, as somebody says."""
+    """Outcome of a pattern in an episode, as reported by a client."""
 
     pattern_id: UUID
     good: bool
@@ -115,12 +115,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned.
+    """Result of learning from an episode.
 
     Attributes:
-        reflection: of the episode, as it is kept from now on.
-        candidates: what the lessons became, or what says the same already.
-        applications: how many outcomes of patterns count that did not before.
+        reflection: the episode's stored reflection.
+        candidates: the patterns of the lessons, new or existing with the same content.
+        applications: number of outcomes that are new evidence.
     """
 
     episode_id: UUID
@@ -133,7 +133,7 @@ class Memory:
     """Episodes and patterns together.
 
     Args:
-        clock: what says when somebody reported an outcome.
+        clock: the time of reported outcomes.
     """
 
     def __init__(
@@ -162,15 +162,16 @@ class Memory:
         failure_signature: str | None = None,
         k: int = 5,
     ) -> TaskContext:
-        """What was learned that may help with a task. Nothing is drawn: candidates are left out,
-        and no validated pattern is withheld.
+        """Retrieve memory that may help with a task, outside of any experiment.
+
+        Leaves out candidates, and withholds no validated pattern.
 
         Args:
-            scope: of the episodes; patterns carry no text of one user's.
-            capabilities: names of the tools and agents that it may be done with.
-            known: features that the caller knows better than the words of the task.
-            failure_signature: of what failed; patterns about failures are looked for then.
-            k: of patterns, episodes and insights, at most so many of each.
+            scope: of the episodes; patterns hold no text of single users.
+            capabilities: names of the available tools and agents.
+            known: features that override those found in the task's words.
+            failure_signature: of a failure; adds patterns about such failures.
+            k: the most patterns, episodes and insights, each.
         """
         goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
         features = {**goals.features, **known}
@@ -200,7 +201,7 @@ class Memory:
                 episodes = (*one.episodes, row["episode_id"])[:_MOST_EPISODES]
                 trust = max(one.trust, row["trust"])
                 said[text] = Insight(text, one.times + 1, trust, episodes, one.at)
-        # Those that are as frequent stay in their order, which is the newest first.
+        # The sort is stable: equally frequent ones stay ordered by time, newest first.
         return sorted(said.values(), key=lambda each: -each.times)[:k]
 
     async def learn_from_episode(
@@ -213,20 +214,20 @@ class Memory:
         principal: str,
         on: asyncpg.Connection,
     ) -> Learned:
-        """Learn from an episode what somebody says of it. The same again changes nothing more.
+        """Learn from a client's report about an episode. Idempotent.
 
-        Lessons become candidates of the lowest trust, which have to show what they are worth in
-        other runs; those of an episode that names a user or a session stay with it, since patterns
-        are given to runs of every user. Outcomes of patterns count if the episode may be evidence:
-        none that was imported, cancelled or set aside, nor one that the pattern was found in. What
-        a run was given by lot is judged by the run, and by feedback on it, not by them.
+        Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
+        episode with a user or session stay in its reflection: runs of all users share patterns.
+        An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
+        of the pattern. If the experiment assigned the pattern to the run, only the run itself and
+        feedback on it count.
 
         Args:
-            episode: one to store, or the id of one that is stored.
-            on: the tenant's transaction that all of it is part of.
+            episode: one to store, or the id of a stored one.
+            on: the tenant's transaction to use.
 
         Raises:
-            NotFoundError: there is no such episode, or one of the patterns is unknown.
+            NotFoundError: the episode or one of the patterns is unknown.
         """
         if isinstance(episode, Episode):
             episode = await rows.store(on, tenant_id, episode)
@@ -281,7 +282,7 @@ async def _reflected(
     lessons: Sequence[Lesson],
     principal: str,
 ) -> Mapping[str, Any]:
-    """The episode's reflection; what was written first stays."""
+    """Store the episode's reflection unless it has one; return the stored one."""
     said = {
         "insights": [each.text[:_LONGEST_INSIGHT] for each in lessons],
         "patterns": [],
@@ -297,7 +298,7 @@ async def _reflected(
 
 
 def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
-    """What a lesson is as a pattern, which applies to tasks like the episode's."""
+    """Turn a lesson into a candidate pattern that applies to tasks like the episode's."""
     kinds = () if episode.task_type is None else (episode.task_type,)
     domains = () if episode.domain is None else (episode.domain,)
     said = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
@@ -333,7 +334,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _text(said: Any) -> str:
-    """An insight as a text; those that were imported have forms of their own."""
+    """Return an insight as text; imported ones may be objects."""
     if isinstance(said, Mapping):
         said = said.get("text") or said.get("insight") or said.get("summary")
     return " ".join(said.split())[:_LONGEST_INSIGHT] if isinstance(said, str) else ""

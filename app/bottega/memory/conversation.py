@@ -1,6 +1,6 @@
-"""A history as the working memory sees it: blocks that stay or leave together (spec page 4, M7).
+"""Blocks of a conversation for the working memory: messages that stay or leave together.
 
-Pure. Nothing here changes a message of the history; what is shown in its place is a copy.
+Pure. Messages of the history never change; a shortened one is a copy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,19 @@ from bottega.graph.rendering import as_text
 from bottega.memory.summaries import TokenCounter, summary_of
 
 SUMMARY_TOKENS = 48
-"""Of what stays of a tool's answer that was shortened."""
+"""Tokens of the summary that replaces a tool result."""
 _PER_MESSAGE = 4  # role, ids and brackets
 
 
 @dataclass(slots=True)
 class Shown:
-    """A message of the history and what is shown of it.
+    """Message of the history, and the form of it that a model sees.
 
     Attributes:
-        message: as it stands in the history.
-        shown: what a model is given in its place.
-        tokens: of what is shown.
-        reference: by which the whole can be recalled; ``None``: not at all.
-        label: what it answers.
+        shown: sent to the model in place of ``message``.
+        tokens: of ``shown``.
+        reference: recalls the full message; ``None`` if that is impossible.
+        label: the tool call that the message answers.
     """
 
     message: StandardMessage
@@ -50,7 +49,7 @@ class Shown:
         return self.shown is not self.message
 
     def prepare(self, count: TokenCounter) -> None:
-        """Summarise a tool's answer, for when it shrinks."""
+        """Prepare the summary of a tool result."""
         if not isinstance(self.message, ToolMessage) or self._short is not None:
             return
         summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
@@ -58,7 +57,7 @@ class Shown:
         self._short = _saying(self.message, text)
 
     def shrink(self, count: TokenCounter) -> int:
-        """Show a summary of a tool's answer; answers how many tokens that saves."""
+        """Replace a tool result by its summary; return the tokens saved."""
         if self.reference is None or self.is_shrunk:
             return 0
         self.prepare(count)
@@ -71,8 +70,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Block:
-    """Messages that leave together or not at all: a message with tool calls and their answers, or
-    any other one by itself."""
+    """Messages that leave together: one with tool calls and their results, or any other alone."""
 
     messages: list[Shown] = field(default_factory=list)
     pinned: bool = False
@@ -87,27 +85,27 @@ class Block:
         return self.messages[0].left
 
     def shrink(self, count: TokenCounter) -> int:
-        """Shrink its tools' answers; answers how many tokens that saves."""
+        """Replace tool results by summaries; return the tokens saved."""
         return sum(each.shrink(count) for each in self.messages)
 
     def leave(self) -> int:
-        """Be shown no more; answers how many tokens that saves."""
+        """Mark the block as no longer shown; return the tokens saved."""
         for each in self.messages:
             each.left = True
         return sum(each.tokens for each in self.messages)
 
     def calls(self) -> dict[str, ToolCall]:
-        """Its calls by id."""
+        """Return its tool calls by id."""
         first = self.messages[0].message
         calls = first.tool_calls if isinstance(first, AssistantMessage) else ()
         return {call.id: call for call in calls}
 
 
 def blocks_of(messages: Sequence[Shown], pinned: set[int]) -> Iterator[Block]:
-    """The blocks of a part of a history that begins with one.
+    """Split a part of a history into blocks; it must begin with a block.
 
     Args:
-        pinned: the ids (``id()``) of messages that always stay.
+        pinned: the ``id()`` of messages that always stay.
     """
     block: Block | None = None
     for each in messages:
@@ -122,8 +120,9 @@ def blocks_of(messages: Sequence[Shown], pinned: set[int]) -> Iterator[Block]:
 
 
 def head_of(history: Sequence[StandardMessage]) -> int:
-    """How many messages at the beginning are the agent's own system message, what it is told of
-    its sub-agents, and shared context."""
+    """Count the messages at the start that an agent always needs.
+
+    These are its own system message, the description of its sub-agents, and shared context."""
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
             index == 0 or AWARENESS in message.metadata or SHARED_MEMORY in message.metadata
@@ -134,7 +133,7 @@ def head_of(history: Sequence[StandardMessage]) -> int:
 
 
 def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
-    """About how many tokens a message takes."""
+    """Estimate the tokens of a message."""
     if isinstance(message, ToolMessage):
         return count(body_of(message)) + _PER_MESSAGE * max(len(message.tool_results), 1)
     tokens = count(message.content) + _PER_MESSAGE
@@ -142,13 +141,13 @@ def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
         for call in message.tool_calls:
             said = as_text(call.arguments) if call.malformed is None else call.malformed
             tokens += count(call.name) + count(said) + _PER_MESSAGE
-        if message.state:  # what a model wants to see again of itself
+        if message.state:  # the provider's data for the next call, such as reasoning
             tokens += count(as_text(message.state))
     return tokens
 
 
 def schema_tokens(schemas: Sequence[ToolSchema], count: TokenCounter) -> int:
-    """About how many tokens the schemas of tools take."""
+    """Estimate the tokens of tool schemas."""
     return sum(
         count(schema.name)
         + count(schema.description)
@@ -159,7 +158,7 @@ def schema_tokens(schemas: Sequence[ToolSchema], count: TokenCounter) -> int:
 
 
 def body_of(message: ToolMessage) -> str:
-    """The text that a model reads of a tool message."""
+    """Return the text of a tool message as a model reads it."""
     results = message.tool_results
     if len(results) == 1 and message.content:
         return message.content
@@ -167,7 +166,7 @@ def body_of(message: ToolMessage) -> str:
 
 
 def _saying(message: ToolMessage, text: str) -> ToolMessage:
-    """The message with another text, still answering the same calls."""
+    """Copy a tool message with another text for the same calls."""
     results = []
     for index, result in enumerate(message.tool_results):
         says = text if index == 0 else "[see above]"

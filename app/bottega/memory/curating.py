@@ -1,7 +1,7 @@
-"""Patterns come, change, become one and go (spec page 4, M25).
+"""Changes of patterns: add, update, deprecate, merge, prune.
 
-Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`), on rows
-that are held meanwhile.
+All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), and lock the
+rows that they change.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -22,12 +22,11 @@ from bottega.memory.refining import merged, of_low_value, started_over
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
 CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
-"""What a pattern is about, and what a run that is given it reads: once that changes, what was known
-of it is not known of it any more."""
+"""Fields that a run reads or that select it; a change of one voids the evidence."""
 MOST_GIVEN = 20_000
-"""Patterns of a tenant that somebody wrote."""
+"""Limit on patterns of a tenant that were not mined."""
 _FEWEST, _MOST = 2, 20
-"""That become one."""
+"""Patterns in one merge."""
 
 
 async def add(
@@ -79,7 +78,7 @@ async def update(
     """See :meth:`bottega.memory.patterns.PatternCache.update`.
 
     Args:
-        reason: why it starts over, if it does.
+        reason: stored if the pattern starts over as a candidate.
     """
     assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
     if "applicability" in changes:
@@ -106,7 +105,7 @@ async def update(
 async def start_over(
     connection: asyncpg.Connection, tenant_id: UUID, pattern: Pattern, reason: str, now: datetime
 ) -> None:
-    """Have a pattern that is held show what it is worth once more, as it is."""
+    """Make a locked pattern a candidate again, with unchanged content."""
     again = started_over(pattern)
     life = replace(again.lifecycle, reason=reason)
     await _write(connection, tenant_id, again.but(lifecycle=life), now)
@@ -178,7 +177,7 @@ async def prune(
     options: LearningOptions,
     now: datetime,
 ) -> list[UUID]:
-    """Give those of the patterns up that are of low value; answers which."""
+    """Deprecate patterns of low value; return their ids."""
     pruned = []
     for each in (await pattern_rows.hold(connection, tenant_id, ids)).values():
         why = of_low_value(each, now, options)
@@ -189,7 +188,11 @@ async def prune(
 
 
 def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
-    """Raises: NotFoundError: one is missing."""
+    """Check that no pattern is missing.
+
+    Raises:
+        NotFoundError: one is missing.
+    """
     for each in ids:
         if each not in found:
             raise NotFoundError(f"there is no pattern {each}")

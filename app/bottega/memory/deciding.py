@@ -1,9 +1,8 @@
-"""A decision tree that leads from the features of a task to the patterns that may apply (spec page
-4, M21). Pure.
+"""Decision tree from the features of a task to the patterns that may apply. Pure.
 
-It asks for the feature first that tells most of the patterns apart. A pattern that does not speak
-of a feature stands on the branch ``rest``, which is always followed; so none is ever lost, and none
-is found twice. What is found has still to be verified.
+It first tests the feature that separates most patterns. A pattern that does not depend on the
+feature is on the branch ``rest``, which is always followed. So the result has no duplicates and
+misses no pattern; the caller must still evaluate the conditions.
 """
 
 from collections import Counter, defaultdict
@@ -21,19 +20,19 @@ from bottega.memory.pattern import Condition, Features
 _LEAF = 16
 _DEEPEST = 6
 _MOST_VALUES = 8
-"""A pattern that takes one of more values than these stands on ``rest``."""
+"""Values of a test, at most; a pattern with more is on ``rest``."""
 _WORTH = 0.8
-"""A split must leave a smaller share than that of the patterns, on average."""
+"""Largest average share of patterns that a split may leave."""
 
 Question = tuple[str, str]
-"""A feature, and whether it must be ``in`` some values or must ``contains`` one."""
+"""Feature, and ``in`` (equals one of some values) or ``contains`` (has a value)."""
 Answers = Mapping[Question, Sequence[Key]]
-"""The values with which a pattern can apply, for each question that it needs the answer to."""
+"""Values with which a pattern can apply, by question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Patterns by what they need a feature to be; ``rest`` does not care."""
+    """Split of patterns by the value of a feature; those in ``rest`` do not depend on it."""
 
     question: Question
     children: Mapping[Key, "Node"]
@@ -41,11 +40,11 @@ class Split:
 
 
 Node = Split | NDArray[np.intp]
-"""A split, or the places of some patterns."""
+"""Split, or the indexes of some patterns."""
 
 
 def answers(needed: Iterable[Condition]) -> dict[Question, list[Key]]:
-    """What some conditions, all of which must hold, need of single features."""
+    """Return the values of single features that a conjunction of conditions requires."""
     found: dict[Question, list[Key]] = {}
     for test in tests(needed):
         op, value = test["op"], test.get("value")
@@ -55,12 +54,12 @@ def answers(needed: Iterable[Condition]) -> dict[Question, list[Key]]:
             values = [value] if op == "eq" else list(value or ())
             if len(values) <= _MOST_VALUES:
                 keys = dict.fromkeys((kind_of(each), each) for each in values)
-                found.setdefault((test["feature"], "in"), list(keys))  # of several one will do
+                found.setdefault((test["feature"], "in"), list(keys))  # one of several suffices
     return found
 
 
 def tests(needed: Iterable[Condition]) -> Iterator[Condition]:
-    """The tests that must all be true for some conditions to hold."""
+    """Yield the tests that must all hold for some conditions to hold."""
     for condition in needed:
         if "all" in condition:
             yield from tests(condition["all"])
@@ -69,7 +68,7 @@ def tests(needed: Iterable[Condition]) -> Iterator[Condition]:
 
 
 def grow(wanted: Sequence[Answers]) -> Node:
-    """The tree of patterns, told apart by the answers that each wants."""
+    """Build the tree of patterns from their required values."""
     return _grow(range(len(wanted)), wanted, _DEEPEST)
 
 
@@ -83,7 +82,7 @@ def _grow(members: Sequence[int], wanted: Sequence[Answers], depth: int) -> Node
     for each in members:
         keys = wanted[each].get(question, ())
         if question[1] == "contains" and keys:
-            keys = [min(keys, key=lambda key: common[key])]  # it needs them all: the rarest will do
+            keys = [min(keys, key=lambda key: common[key])]  # all are required: use the rarest
         for key in keys:
             children[key].append(each)
         if not keys:
@@ -96,7 +95,7 @@ def _grow(members: Sequence[int], wanted: Sequence[Answers], depth: int) -> Node
 
 
 def _most_telling(members: Sequence[int], wanted: Sequence[Answers]) -> Question | None:
-    """The question whose answer leaves the fewest patterns, if it is worth asking."""
+    """Return the question that leaves the fewest patterns, unless it leaves too many."""
     tallies: defaultdict[Question, Counter[Key]] = defaultdict(Counter)
     asking: Counter[Question] = Counter()
     for each in members:
@@ -114,7 +113,7 @@ def _most_telling(members: Sequence[int], wanted: Sequence[Answers]) -> Question
 
 
 def reached(node: Node, features: Features) -> NDArray[np.intp]:
-    """The places of the patterns that may apply, in order."""
+    """Return the indexes of the patterns that may apply, sorted."""
     found: list[NDArray[np.intp]] = []
     waiting = [node]
     while waiting:

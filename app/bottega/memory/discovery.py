@@ -1,7 +1,7 @@
-"""What recent runs did alike becomes candidates (spec page 4, M30: the second stage).
+"""Discovery of candidate patterns in recent episodes, a stage of maintenance.
 
-Episodes are read in pages, newest first, and of each only who was called and how that went is kept.
-What was found before is known by its fingerprint, so that finding it again changes nothing.
+Reads episodes in pages, newest first, and keeps only their calls and the results of these. A
+fingerprint identifies earlier findings, so that a second execution adds nothing.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from bottega.memory.scope import EVERYTHING
 _PAGE = 200
 _MOST = 5_000
 _MOST_FETCHED = 500
-"""Traces that are read from the object store, the newest; those of the others are not looked at."""
+"""Traces read from the object store, the newest; other remote traces are skipped."""
 _MOST_BYTES = 1_000_000
 _AT_A_TIME = 8
 _MOST_FOUND = 1_000
@@ -53,10 +53,10 @@ _END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What looks for patterns.
+    """Miner of patterns.
 
     Attributes:
-        most: episodes that are looked at, the newest.
+        most: newest episodes that are read.
     """
 
     pool: asyncpg.Pool
@@ -65,17 +65,17 @@ class Discovery:
     most: int = _MOST
 
     async def discover(self, tenant_id: UUID) -> dict[str, Any]:
-        """Mine a tenant's recent episodes, and keep what is found as candidates.
+        """Mine a tenant's recent episodes, and store the findings as candidates.
 
         Returns:
-            how many episodes were ``read``, of how many of these the trace was too far ``away``,
-            and how many patterns were ``found``, of which so many are ``new``.
+            the numbers of episodes ``read``, of those whose remote trace was skipped (``away``), of
+            patterns ``found``, and of ``new`` ones among them.
 
         Raises:
             UnavailableError: the object store cannot be reached.
         """
         seen, read, away = await self._seen(tenant_id)
-        # Beside the event loop: it takes seconds at the most, but all of them at once.
+        # In a thread: it may take seconds.
         found = (await asyncio.to_thread(mine, seen))[:_MOST_FOUND]
         known = await self._known(tenant_id, found)
         new = 0
@@ -89,14 +89,14 @@ class Discovery:
         return {"read": read, "away": away, "found": len(found), "new": new}
 
     async def _known(self, tenant_id: UUID, found: Sequence[Pattern]) -> set[str]:
-        """Fingerprints of those that are there already, and were not given up."""
+        """Return the fingerprints of findings that are stored and not deprecated."""
         said = [each.fingerprint for each in found]
         async with acting_as(self.pool, tenant_id) as connection:
             rows = await connection.fetch(_KNOWN, tenant_id, said)
         return {row["fingerprint"] for row in rows}
 
     async def _seen(self, tenant_id: UUID) -> tuple[list[Observed], int, int]:
-        """What there is to mine, how many episodes were read, and of how many the trace was not."""
+        """Return call traces to mine, and the numbers of episodes read and of traces skipped."""
         seen: list[Observed] = []
         read = fetched = away = 0
         last: tuple[datetime, UUID] = _END
@@ -125,8 +125,7 @@ class Discovery:
         return seen, read, away
 
     async def _fetched(self, keys: Mapping[UUID, str]) -> dict[UUID, bytes | str]:
-        """Traces out of the object store, a few at a time; without those that are gone meanwhile,
-        or broken."""
+        """Read traces from the object store, a few at a time; skip missing and corrupt ones."""
         found: dict[UUID, bytes | str] = {}
         items = list(keys.items())
         for start in range(0, len(items), _AT_A_TIME):
@@ -148,8 +147,7 @@ class Discovery:
 
 
 def _traces(bodies: Sequence[Any]) -> tuple[dict[UUID, bytes | str], dict[UUID, str]]:
-    """Traces that are at hand, and the keys of those that are in the object store; without what is
-    too long to be worth it."""
+    """Return the inline traces, and the object keys of remote ones that are not too large."""
     inline = {row["episode_id"]: row["content"] for row in bodies if row["content"] is not None}
     there = {
         row["episode_id"]: row["object_key"]

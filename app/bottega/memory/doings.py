@@ -1,4 +1,4 @@
-"""What was done in an episode, as findings name it. Pure."""
+"""Behaviour of an episode as keys of findings: tools, call sequences, division of work. Pure."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -7,17 +7,16 @@ from bottega.memory.finding import Kind
 from bottega.memory.observing import Call, Observed
 
 _LONGEST = 4  # calls of a sequence
-_GAP = 2  # calls that may be between two of it
-_READ = 20  # calls of an episode in which sequences are looked for
+_GAP = 2  # other calls allowed between two of a sequence
+_READ = 20  # calls of an episode that are searched for sequences
 _MOST_AGENTS = 8
 
 Key = tuple[Kind, tuple[str, ...]]
-"""What was looked for, and the names that were called."""
+"""Kind of finding, and the names called."""
 
 
 def done(episode: Observed) -> set[Key]:
-    """What an episode did, as findings name it: which tools were chosen, which sequences
-    of calls there were, how work was divided."""
+    """Return all keys of an episode: tools used, call sequences, division of work."""
     keys: set[Key] = {(Kind.TOOL, (call.name,)) for call in episode.calls}
     calls, agents = _called(episode), _agents(episode)
     if 2 <= len(agents) <= _MOST_AGENTS:
@@ -42,12 +41,12 @@ def _agents(episode: Observed) -> tuple[str, ...]:
 
 
 def _names(calls: Iterable[Call]) -> tuple[str, ...]:
-    """Their names, in order; one that is called again and again counts once."""
+    """Return the names in order, with repetitions in a row as one."""
     return tuple(name for name, _ in groupby(call.name for call in calls))
 
 
 def does(episode: Observed, key: Key) -> bool:
-    """Whether it is among what :func:`done` says, found without saying it all."""
+    """Return true if :func:`done` would contain the key, without computing all keys."""
     kind, names = key
     if kind is Kind.TOOL:
         return any(call.name == names[0] for call in episode.calls)

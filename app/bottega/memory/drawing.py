@@ -1,7 +1,7 @@
-"""Which runs are given a pattern, drawn by lot (spec page 4, M23). Pure.
+"""Random assignment of runs to the arms of a pattern's experiment. Pure.
 
-The lot is a hash: it is the same however often it is drawn, so a run that is resumed or tried again
-stays on its side, and nobody who writes tasks can choose the side without knowing the salt.
+The draw is a hash: a resumed or retried run keeps its arm, and an author of tasks cannot choose the
+arm without the salt.
 """
 
 from hashlib import sha256
@@ -12,14 +12,14 @@ from bottega.memory.pattern import Arm, PatternState
 
 
 def drawn(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
-    """A number from 0 (included) to 1 (excluded), evenly distributed.
+    """Return a number in [0, 1), evenly distributed.
 
     Args:
         salt: of the tenant.
-        kind: what is drawn; draws of different kinds say nothing of each other.
+        kind: the purpose; draws for different purposes are independent.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
-    # As many bits as a float holds: more could be rounded up to 1.
+    # Only as many bits as a float holds: more could be rounded up to 1.
     return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
 
 
@@ -31,8 +31,7 @@ def arm_of(
     version: int,
     options: LearningOptions,
 ) -> Arm:
-    """The side of a run that a pattern applies to: whether a validated one is used or withheld,
-    whether a candidate is on trial or the run its control."""
+    """Assign a run's arm: used or withheld if validated, trial or control if a candidate."""
     if state is PatternState.VALIDATED:
         withheld = drawn(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED

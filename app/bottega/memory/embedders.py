@@ -1,4 +1,4 @@
-"""Which embedder a tenant's queries are compared with (spec page 4, M18)."""
+"""Choice of the embedder for a tenant's queries."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,12 +20,12 @@ _OF_QUERIES = "SELECT embedder FROM memory_indexes WHERE tenant_id = $1"
 
 
 class Embedders:
-    """The embedder of this process, and those that stored vectors are still of.
+    """Current embedder of this process, and those of stored vectors.
 
     Args:
-        current: what is configured; asked for when it is first needed.
-        named: another embedder by its name; ``None`` if this process does not have it.
-        clock: seconds that never go back.
+        current: loads the configured embedder when it is first needed.
+        named: returns another embedder by name; ``None`` if this process does not have it.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -44,20 +44,22 @@ class Embedders:
 
     @property
     def current(self) -> "Embedder":
-        """The one that new vectors are made by."""
+        """Embedder of new vectors."""
         return self._current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """The embedder of that name, if this process has it; of none, the current one."""
+        """Return the embedder of a name, if this process has it; without a name the current one."""
         current = self._current()
         return current if name is None or name == current.name else self._named(name)
 
     async def of_queries(self, tenant_id: UUID) -> "Embedder | None":
-        """The one whose vectors all of the tenant's episodes have, as known for five seconds.
+        """Return the embedder that all of the tenant's episodes have vectors of.
+
+        The choice is cached for five seconds.
 
         Returns:
-            ``None`` if this process does not have it: queries go by their words then, until the
-            episodes have vectors of the current one.
+            ``None`` if this process does not have that embedder. Queries then use words only, until
+            the episodes have vectors of the current one.
         """
         now = self._clock()
         name, until = self._believed.get(tenant_id, (None, now))
@@ -70,9 +72,11 @@ class Embedders:
         return self.named(name)
 
     async def still(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Whether queries are still compared with vectors of ``name``, in that transaction of the
-        tenant's: those of another go soon after all have been changed over. If they are not,
-        :meth:`of_queries` knows it from now on."""
+        """Return true if the tenant's queries still use the embedder ``name``.
+
+        After a switch the old vectors are soon deleted. Then :meth:`of_queries` returns the new
+        embedder at once.
+        """
         known = await connection.fetchval(_OF_QUERIES, tenant_id)
         if known in (None, name):
             return True

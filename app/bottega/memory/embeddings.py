@@ -1,9 +1,8 @@
-"""Texts as vectors whose cosine tells how near they are (spec page 4, M18). Pure.
+"""Embeddings: texts as vectors whose cosine measures similarity. Pure.
 
-:class:`BuiltinEmbedder` needs no model and no network. It knows spelling, not meaning: texts are
-near if they share words, or parts of words. The features are hashed straight into the vector's
-places (Weinberger et al. 2009, *Feature Hashing for Large Scale Multitask Learning*), so that
-there is no vocabulary to keep.
+:class:`BuiltinEmbedder` needs no model and no network. It compares spelling, not meaning: texts are
+similar if they share words or parts of words. Features are hashed to vector indexes (Weinberger et
+al. 2009, *Feature Hashing for Large Scale Multitask Learning*), so there is no vocabulary.
 """
 
 import asyncio
@@ -22,37 +21,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
-"""Shape (n, d), one row per text, each of length 1: the cosine of two is their dot product."""
+"""Shape (n, d), one row of length 1 per text: the cosine of two is their dot product."""
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors. Vectors of embedders that differ in name are never compared."""
+    """Embedder of texts. Only vectors of embedders with the same name are compared."""
 
     @property
     def name(self) -> str:
-        """Which embedder this is, version and all: it changes whenever its vectors do."""
+        """Name and version; it must change whenever the vectors change."""
 
     @property
     def dimension(self) -> int:
         """The length of a row, ``d``."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of ``texts``, in their order; shape (0, d) for none.
+        """Return the vectors of ``texts``, in their order; shape (0, d) for none.
 
         Raises:
-            UnavailableError, ModelError: they cannot be had now, or at all.
+            UnavailableError, ModelError: temporary or permanent failure.
         """
 
 
 DIMENSION = 768
 MAX_CHARACTERS = 32_768
-"""Of a text, those that count; about the 8,000 tokens that hosted models take."""
+"""Characters of a text that count: about the 8,000 tokens of hosted models."""
 
 _BATCH = 4
 _WORDS_KEPT = 16_384
 
-# The weights of features are whole numbers, so that sums are exact in any order, and with them
-# every bit of a vector the same on every machine. Changing one changes the vectors: then NAME too.
+# Feature weights are integers: sums are exact in any order, so every machine computes the
+# same bits. Changing a weight changes the vectors: then change the name, too.
 _NAME = "builtin-1"
 _STEM = 64
 _GRAMS = 96
@@ -90,20 +89,21 @@ _SUFFIX = re.compile(
 _SHORTEST_STEM = 3
 _LONGEST_SUFFIX = 6
 
-# A Han character says about as much as a word, and no space sets it apart.
+# A Han character says about as much as a word, and has no spaces around it.
 _HAN = "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]{{1,40}}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
 
 
 class BuiltinEmbedder:
-    """Hashed words and character n-grams. The same text has the same bits on every machine.
+    """Embedder with hashed words and character n-grams; bit-identical on every machine.
 
-    Per distinct word: its stem, and its n-grams of 3 and 4 characters with the word's ends marked,
-    which together weigh the same for every word; a stop word (English, Italian) weighs little and
-    has no n-grams. A word that comes up n times counts 1 + ln n. Each place then takes the root
-    of its sum, which keeps the few strongest from drowning the rest. Case, accents and Unicode's
-    compatibility forms make no difference. A text without a letter or digit is a fixed vector.
+    Features of a distinct word are its stem and its n-grams of 3 and 4 characters, with the word's
+    ends marked. All n-grams of a word together weigh the same for every word. A stop word (English,
+    Italian) has a low weight and no n-grams. A word with n occurrences counts 1 + ln n. Each sum is
+    replaced by its signed root, so that a few strong features do not hide the others. Case, accents
+    and Unicode compatibility forms make no difference. A text without letters and digits has a
+    fixed vector.
     """
 
     name = _NAME
@@ -113,9 +113,9 @@ class BuiltinEmbedder:
         self._features = lru_cache(maxsize=_WORDS_KEPT)(features)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of ``texts``, shape (n, 768). Gives way to other tasks on the way.
+        """Return the vectors of ``texts``, shape (n, 768); yields to other tasks between batches.
 
-        Of each text the first 32,768 characters count. Raises nothing.
+        Only the first 32,768 characters of a text count. Raises nothing.
         """
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         for start in range(0, len(texts), _BATCH):
@@ -126,7 +126,7 @@ class BuiltinEmbedder:
         return vectors
 
     def _vectors(self, bags: Sequence[Counter[str]]) -> Vectors:
-        """The vectors of texts that are given as how often each word comes up."""
+        """Compute the vectors of texts, given as word counts."""
         found = [self._features(word) for word in chain.from_iterable(bags)]
         packed = np.frombuffer(b"".join(found), np.dtype("<i4"))
         sizes = np.array([len(each) // _CODE for each in found], np.intp)
@@ -142,17 +142,17 @@ class BuiltinEmbedder:
 
 
 def _levelled(sums: NDArray[np.float64]) -> Vectors:
-    """Rows of whole numbers, signed roots taken, at length 1."""
+    """Take signed roots of integer rows, and scale each row to length 1."""
     sizes = np.abs(sums)
     totals = sizes.sum(axis=1, keepdims=True)
-    blank = totals[:, 0] == 0  # no words, or a few that cancel each other out
+    blank = totals[:, 0] == 0  # no words, or their weights cancel each other
     sums[blank, 0] = sizes[blank, 0] = totals[blank] = 1
     vectors: Vectors = np.copysign(np.sqrt(sizes / totals), sums).astype(np.float32)
     return vectors
 
 
 def words(text: str) -> Counter[str]:
-    """How often each word of a text comes up, in the one form that stands for its spellings."""
+    """Count the words of a text in normalised spelling."""
     text = text[:MAX_CHARACTERS]
     if not text.isascii():
         text = _ACCENT.sub("", unicodedata.normalize("NFKD", text))
@@ -161,7 +161,7 @@ def words(text: str) -> Counter[str]:
 
 
 def features(word: str) -> bytes:
-    """A word's features: little-endian int32 each, place + signed weight x 2**10."""
+    """Return a word's features, little-endian int32 each: index + signed weight x 2**10."""
     if word in _STOP_WORDS:
         return _packed([_code(f"={word}")], [_STOP_WORD])
     marked = _code(f"<{word}>")
@@ -175,7 +175,7 @@ def features(word: str) -> bytes:
 
 
 def stem(word: str) -> str:
-    """A word without what an English or Italian ending adds, as far as one rule can tell."""
+    """Remove an English or Italian ending from a word, by one simple rule."""
     ending = _SUFFIX.search(word, max(_SHORTEST_STEM, len(word) - _LONGEST_SUFFIX))
     return word[: ending.start()] if ending else word
 
@@ -185,10 +185,10 @@ def _code(text: str) -> bytes:
 
 
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Features by their names, each given its place and sign by a hash of that.
+    """Pack features; a hash of the name selects index and sign.
 
-    A checksum alone gives names that differ in one character places that differ alike; times an
-    odd number, its high bits depend on all of it (Knuth's multiplicative hashing).
+    Names that differ in one character have CRCs that differ by a pattern. The high bits of the
+    product with an odd number depend on all bits (Knuth's multiplicative hashing).
     """
     values = []
     for name, weight in zip(names, weights, strict=True):

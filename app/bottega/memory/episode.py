@@ -1,7 +1,7 @@
-"""What a run did and what came of it, as it is remembered (spec page 4, M8). Pure.
+"""Episodes: the stored records of finished runs. Pure.
 
-An episode is written once. What happens to it later (it is read, it grows old, it becomes one with
-others, a person judges it) is beside it, in :class:`State`.
+An episode is immutable. Later changes (accesses, age, consolidation, feedback) are in
+:class:`State`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,17 @@ from typing import Any
 from uuid import UUID
 
 LONGEST_TEXT = 2000
-"""Characters of an input or an output that the episode itself holds; longer ones have a body."""
+"""Characters of an input or output in the episode itself; longer ones are stored as bodies."""
 LONGEST_SUMMARY = 2000
-"""Characters of each text that an episode is found by."""
+"""Characters of each text that is searched."""
 
 
 class Outcome(StrEnum):
-    """How it ended. SUCCESS: the run completed and no task failed. PARTIAL: it completed otherwise,
-    or ran out of iterations with an answer. FAILURE: it failed or took too long. CANCELLED:
-    somebody ended it, which says nothing about what it did."""
+    """Outcome of a run.
+
+    SUCCESS: it completed and no task failed. PARTIAL: it completed with failed tasks, or ran out of
+    iterations with an answer. FAILURE: it failed or timed out. CANCELLED: it was cancelled, which
+    says nothing about its work."""
 
     SUCCESS = "SUCCESS"
     PARTIAL = "PARTIAL"
@@ -30,7 +32,7 @@ class Outcome(StrEnum):
 
 
 class StorageState(StrEnum):
-    """Where an episode is in its life (spec page 4, M15 and M16)."""
+    """Stage of an episode's life."""
 
     ACTIVE = "active"
     MATURE = "mature"
@@ -44,12 +46,12 @@ class StorageState(StrEnum):
 SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))
 
 OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
-"""How far an episode is trusted: a run of our own, one that read what others wrote, an import."""
+"""Levels of trust: an own run, a run that read text of others, an import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The four texts that an episode is found by, and embedded as; each of bounded length."""
+    """Texts by which an episode is searched and embedded; each of bounded length."""
 
     task: str = ""
     result: str = ""
@@ -57,23 +59,23 @@ class Summary:
     steps: str = ""
 
     def clipped(self) -> "Summary":
-        """The same, within bounds."""
+        """Return a copy with texts of bounded length."""
         return Summary(*(getattr(self, each.name)[:LONGEST_SUMMARY] for each in fields(self)))
 
     @property
     def whole(self) -> str:
-        """All of it, as one text."""
+        """All texts as one."""
         return "\n".join(text for text in (self.task, self.result, self.errors, self.steps) if text)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A part of an episode that lies beside it.
+    """Part of an episode that is stored apart from it.
 
     Attributes:
         part: ``trace``, ``input`` or ``output``.
         bytes: its length, as JSON.
-        object_key: where it is in the object store; ``None``: it is in the database.
+        object_key: its key in the object store; ``None``: it is in the database.
     """
 
     part: str
@@ -83,12 +85,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What has happened to an episode since.
+    """Mutable state of an episode.
 
     Attributes:
-        referenced_by: episodes that stand for it, or refer to it.
-        feedback: ``{outcome, score, comment, by, at}``, if a person judged its run.
-        bodies: where the parts are that lie beside it.
+        referenced_by: episodes that replace it or refer to it.
+        feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
+        bodies: the parts that are stored apart.
     """
 
     state: StorageState = StorageState.ACTIVE
@@ -103,23 +105,23 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode; ``docs/http.md`` has the fields of its parts.
+    """Episode; ``docs/http.md`` describes the fields of its parts.
 
     Attributes:
-        at: when it ended.
-        kind: ``episode``, or ``consolidated`` for what several that were alike became.
-        user_id: the integrator's name for the end user that it belongs to.
-        agent: the one that its run began with; of a DAG's run none.
-        outcome: as the run ended; a person's word on it is in ``state.feedback``.
-        failure_signature: of what it failed on first (:mod:`bottega.memory.signature`).
-        trust: 3 own run, 2 a run that read what others wrote, 1 an import.
+        at: the end of the run.
+        kind: ``episode``, or ``consolidated`` for one that replaces several similar ones.
+        user_id: the integrator's name for the end user that owns it.
+        agent: the run's first agent; ``None`` for the run of a DAG.
+        outcome: of the run; feedback on it is in ``state.feedback``.
+        failure_signature: of the first failure (:mod:`bottega.memory.signature`).
+        trust: 3 own run, 2 a run that read text of others, 1 an import.
         origin: ``principal``, ``run``, ``tool``.
         task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
         execution: ``plan``, ``adaptations``, ``duration_s``, ``resources``.
         result: ``output``, ``error``, ``side_effects``, ``quality``.
         metadata: ``tools_used``, ``strategies_applied``, ``agents``.
         trace: the steps, in order.
-        input, output: in full, where they are longer than what ``task`` and ``result`` hold.
+        input, output: the full values, if too long for ``task`` and ``result``.
     """
 
     at: datetime
@@ -149,7 +151,7 @@ class Episode:
     state: State = State()
 
     def to_row(self) -> dict[str, Any]:
-        """The episode as the SQL function ``store_episode`` takes it."""
+        """Return the episode as an argument of the SQL function ``store_episode``."""
         bodies = {"trace": self.trace, "input": self.input, "output": self.output}
         row = {name: getattr(self, name) for name in _COLUMNS}
         return row | {
@@ -160,10 +162,10 @@ class Episode:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], **more: Any) -> "Episode":
-        """The episode of a row of ``episodes``, its JSON decoded.
+        """Build an episode from a row of ``episodes`` with decoded JSON.
 
         Args:
-            more: other fields, which are kept elsewhere (``state``, ``tags``, the bodies …).
+            more: fields stored elsewhere (``state``, ``tags``, the bodies …).
         """
         known = {name: row[name] for name in _COLUMNS if name in row}
         known |= {"outcome": Outcome(row["outcome"]), "summary": Summary(**row["summary"])}
@@ -171,7 +173,7 @@ class Episode:
 
     @property
     def judged(self) -> Outcome:
-        """The outcome, as a person says it was, or else as it ended."""
+        """Outcome by the feedback if it has one, else that of the run."""
         said = (self.state.feedback or {}).get("outcome")
         return self.outcome if said is None else Outcome(said)
 
@@ -202,11 +204,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes; what is ``None`` or empty does not matter. All must hold.
+    """Filter of episodes: all conditions must hold; ``None`` and empty ones are ignored.
 
     Attributes:
-        tags: that it must all have.
-        after, before: when it ended, exclusive.
+        tags: the episode must have all of them.
+        after, before: bounds of the end time, exclusive.
         min_trust: 1 to 3.
     """
 
@@ -221,11 +223,11 @@ class EpisodeFilter:
     min_trust: int = 1
 
     def but(self, **changes: Any) -> "EpisodeFilter":
-        """The same with some of it changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
 def episode_id_of(run_id: UUID) -> UUID:
-    """The id of a run's episode, the same whoever stores it (``unclaimed_episode`` in SQL too)."""
+    """Return the id of a run's episode; the SQL function ``unclaimed_episode`` derives the same."""
     digest = md5(f"episode {run_id}".encode(), usedforsecurity=False)
     return UUID(digest.hexdigest())

@@ -1,4 +1,4 @@
-"""Episodic memory: what was done, kept and found again (spec page 4, M8 to M17)."""
+"""Episodic memory: stores, reads and searches episodes."""
 
 import asyncio
 from collections import Counter
@@ -46,11 +46,10 @@ _PARTS = ("trace", "input", "output")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """An episode that was found, without its bodies.
+    """Episode found by a search, without its bodies.
 
     Attributes:
-        score: what it is ranked by.
-        parts: every term of the score, and what the similarity comes from.
+        parts: every term of the score, and the parts of the similarity.
     """
 
     episode: Episode
@@ -60,10 +59,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a query found, best first.
+    """Result of a search, best first.
 
     Attributes:
-        by_meaning: whether the query could be embedded; else words alone counted.
+        by_meaning: false if the query was not embedded and only its words counted.
     """
 
     hits: list[Hit]
@@ -71,13 +70,13 @@ class Found:
 
 
 class EpisodicMemory:
-    """The episodes of all tenants.
+    """Episodes of all tenants.
 
-    What is read counts as an access, written a second later by :attr:`accesses`.
+    Reads count as accesses, which :attr:`accesses` writes about a second later.
 
     Args:
-        embedders: the one of a tenant's queries is asked for at its first.
-        clock: what says how old episodes are.
+        embedders: loads the embedder of a tenant's queries at the first query.
+        clock: the time for the age of episodes.
     """
 
     def __init__(
@@ -102,11 +101,12 @@ class EpisodicMemory:
     async def store(
         self, tenant_id: UUID, episode: Episode, *, on: asyncpg.Connection | None = None
     ) -> UUID:
-        """Keep an episode; the same one (by id) again changes nothing. It is found by its words at
-        once, and by its meaning when it was embedded.
+        """Store an episode; do nothing if its id is stored already.
+
+        It can be searched by words at once, and by meaning after it was embedded.
 
         Args:
-            on: whose transaction, of this tenant's, it is to be part of.
+            on: the tenant's transaction to use.
         """
         async with self._acting(tenant_id, on) as connection:
             return await rows.store(connection, tenant_id, episode)
@@ -114,21 +114,21 @@ class EpisodicMemory:
     async def get(
         self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True
     ) -> Episode:
-        """An episode within the scope, whole, wherever its parts lie. Counts as an access.
+        """Return an episode within the scope, and count an access.
 
         Args:
-            bodies: with those parts that lie beside it.
+            bodies: also read the bodies, from the database or the object store.
 
         Raises:
-            NotFoundError: unknown, deleted, outside of the scope, or another tenant's.
-            UnavailableError: the object store is out of reach.
+            NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
+            UnavailableError: the object store cannot be reached.
         """
         episode = await self._read(tenant_id, scope, episode_id, bodies)
         self.accesses.count(tenant_id, [episode_id])
         return episode
 
     async def warm(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
-        """Have episodes at hand in this process, which is no access; answers how many there are."""
+        """Cache episodes in this process without counting accesses; return how many exist."""
         warmed = 0
         for episode_id in ids:
             try:
@@ -144,7 +144,7 @@ class EpisodicMemory:
         keys: dict[str, str] = {}
         async with acting_as(self._pool, tenant_id) as connection:
             was_hot = found is not None
-            if found is not None:  # what never changes need not be read again
+            if found is not None:  # only the state changes: read that alone
                 state = (await rows.states(connection, scope, [episode_id])).get(episode_id)
                 found = None if state is None else replace(found, state=state)
             else:
@@ -164,13 +164,13 @@ class EpisodicMemory:
         return found
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
-        """Bodies out of the object store."""
+        """Read bodies from the object store."""
         if not keys:
             return {}
         assert self._objects is not None, "a body lies in an object store that is not configured"
         try:
             contents = await asyncio.gather(*map(self._objects.get, keys.values()))
-        except NotFoundError:  # the episode is there, and says that this is, too
+        except NotFoundError:  # the episode exists and refers to it
             raise UnavailableError(
                 f"the {' or the '.join(keys)} of this episode is not in the object store: have "
                 "it restored, or BOTTEGA_OBJECTS_URL put right; the rest is read with body=false",
@@ -189,11 +189,11 @@ class EpisodicMemory:
         by: By = "task",
         domain: str | None = None,
     ) -> Found:
-        """The episodes within the scope that best answer a query, in words and in meaning.
+        """Return the episodes within the scope that best match a query, by words and by meaning.
 
         Args:
-            by: whose vector is compared.
-            domain: of the task at hand; episodes of the same score a little higher.
+            by: the vector of episodes to compare.
+            domain: of the current task; raises the score of its episodes a little.
         """
         if scope.reach is Reach.RUN:
             return Found([], by_meaning=False)
@@ -233,7 +233,7 @@ class EpisodicMemory:
         by: By = "task",
         domain: str | None = None,
     ) -> list[Hit]:
-        """What :meth:`search` finds; with filters, the hybrid mode."""
+        """Return the hits of :meth:`search`."""
         found = await self.search(tenant_id, scope, query, k=k, where=where, by=by, domain=domain)
         return found.hits
 
@@ -247,8 +247,9 @@ class EpisodicMemory:
         after: Place | None = None,
         descending: bool = False,
     ) -> list[Episode]:
-        """Episodes within the scope by when they ended, then by id; at most ``limit``, behind the
-        place ``after``. Does not count as an access: who lists does not look for one."""
+        """Return up to ``limit`` episodes behind ``after``, by end time, then id.
+
+        Does not count as an access."""
         if scope.reach is Reach.RUN:
             return []
         async with acting_as(self._pool, tenant_id) as connection:
@@ -267,7 +268,7 @@ class EpisodicMemory:
         after: Place | None = None,
         descending: bool = False,
     ) -> Part[Episode]:
-        """List the scope's episodes by when they ended, then by id: a page behind ``after``."""
+        """List a page of episodes behind ``after``, by end time, then id."""
         if scope.reach is Reach.RUN:
             return Part(more=False)
         async with acting_as(self._pool, tenant_id) as connection:
@@ -279,7 +280,7 @@ class EpisodicMemory:
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
-        """The ``n`` episodes that ended last, the latest first."""
+        """Return the ``n`` episodes that ended last, latest first."""
         found = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
         self.accesses.count(tenant_id, [episode.id for episode in found if episode.id])
         return found
@@ -292,24 +293,24 @@ class EpisodicMemory:
         k: int,
         where: EpisodeFilter = ANY,
     ) -> list[Episode]:
-        """Episodes that failed alike (:mod:`bottega.memory.signature`), the latest first."""
+        """Return episodes with a signature (:mod:`bottega.memory.signature`), latest first."""
         return await self.recent(tenant_id, scope, k, where.but(failure_signature=signature))
 
     async def touch(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
-        """Count an access of each, at once."""
+        """Count an access of each episode, and write it now."""
         async with acting_as(self._pool, tenant_id) as connection:
             await rows.touch(connection, tenant_id, Counter(ids), self.clock())
 
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
     ) -> bool:
-        """Forget an episode: it is not found or read any more, and goes for good later.
+        """Mark an episode as deleted: it is no longer found or read, and is purged later.
 
         Returns:
-            whether it was not forgotten before.
+            false if it was marked already.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
+            NotFoundError: unknown, or of another tenant.
         """
         async with self._acting(tenant_id, on) as connection:
             marked = await rows.mark_deleted(connection, episode_id, self.clock())
@@ -320,31 +321,34 @@ class EpisodicMemory:
         return marked
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Move the episodes of a tenant on that are old enough, their traces to the object store;
-        see :mod:`bottega.memory.lifecycle`. Answers how many became ``mature``, ``aged``,
-        ``archived``.
+        """Move episodes by their age (:mod:`bottega.memory.lifecycle`).
+
+        Returns:
+            how many became ``mature``, ``aged``, ``archived``.
 
         Raises:
-            UnavailableError: the object store is out of reach.
+            UnavailableError: the object store cannot be reached.
         """
         return await self.tending.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Make one of mature episodes that are alike; see ``memory.consolidation``. Answers
-        how many ``groups`` became one, and the ``episodes`` in them.
+        """Consolidate similar mature episodes (``memory.consolidation``).
+
+        Returns:
+            the number of ``groups``, and of ``episodes`` in them.
 
         Raises:
-            UnavailableError: the object store is out of reach.
+            UnavailableError: the object store cannot be reached.
         """
         return await self.tending.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove for good what was marked long enough ago; answers how many episodes."""
+        """Remove episodes that were deleted long enough ago; return their number."""
         return await self.tending.purge_deleted(tenant_id, now)
 
     @property
     def tending(self) -> "Tending":
-        """What looks after episodes as they grow older; only where there is an object store."""
+        """Maintenance of old episodes; requires an object store."""
         from bottega.memory.tending import Tending
 
         assert self._objects is not None, "old episodes need an object store"
@@ -374,7 +378,7 @@ class EpisodicMemory:
     async def _asking(
         self, tenant_id: UUID, query: str
     ) -> "AsyncIterator[tuple[asyncpg.Connection, Vector | None, str | None]]":
-        """A transaction of the tenant's, with the query's vector, and whose it is."""
+        """Open a transaction of the tenant; yield it with the query's vector and embedder."""
         vector, embedder = await self._embedded(tenant_id, query)
         async with acting_as(self._pool, tenant_id) as connection:
             if embedder is None or await self._embedders.still(connection, tenant_id, embedder):
@@ -385,7 +389,7 @@ class EpisodicMemory:
             yield connection, vector, embedder
 
     async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
-        """The query's vector, and whose it is; nothing if it cannot be had in time."""
+        """Return the query's vector and its embedder's name, or nothing if embedding fails."""
         embedder = await self._embedders.of_queries(tenant_id)
         if embedder is None:
             return None, None

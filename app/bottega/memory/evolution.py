@@ -1,7 +1,7 @@
-"""The nightly stages in which patterns are judged and refined (spec page 4, M30: stages 3 and 4).
+"""Stages of maintenance that validate and refine patterns.
 
-Both go through the patterns of a tenant in small transactions beside live runs. What they find
-follows from what is stored alone: done again, in whole or from the middle, nothing more changes.
+Both process a tenant's patterns in small transactions while runs go on. The results depend only on
+stored data, so a second execution changes nothing.
 """
 
 from collections import Counter, defaultdict
@@ -21,9 +21,9 @@ from bottega.memory.refining import mergeable, narrowed, narrowing, said
 from bottega.memory.weighing import falling
 
 _NAMED = 100
-"""Patterns that a report names of each kind, at most; it counts them all."""
+"""Patterns of each kind that a report names; its counts include all."""
 _APPLICATIONS = 1_000
-"""Of a pattern, that are compared; the latest."""
+"""Latest applications of a pattern that are compared."""
 _MOST_MERGED = 20
 
 _IN_REVIEW = PatternFilter(states=(PatternState.IN_REVIEW,))
@@ -33,12 +33,11 @@ log = structlog.get_logger(__name__)
 
 
 async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
-    """Judge all candidates and validated patterns of a tenant.
+    """Validate all candidates and validated patterns of a tenant.
 
     Returns:
-        as JSON holds it: how many were looked at (``validated``), their ``verdicts``, which were
-        ``promoted`` and which ``fell``, and the set that the false discovery rate allows
-        (``discoveries``).
+        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, those that
+        ``fell``, and those that the false discovery rate admits (``discoveries``).
     """
     verdicts: Counter[str] = Counter()
     promoted: list[UUID] = []
@@ -54,7 +53,7 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     async for page in cache.pages(tenant_id, None):
         verdicts += await look(page)
     kept = await cache.discovered(tenant_id)
-    if cache.options.fdr_required:  # only now is known of all of them what they are worth
+    if cache.options.fdr_required:  # the rate needs the e-values of all
         for start in range(0, len(kept), _NAMED):
             await look(kept[start : start + _NAMED])
     return {
@@ -67,12 +66,11 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
-    """End the reviews of a tenant's patterns, make one of validated ones that say the same, and
-    give up candidates of low value.
+    """Review a tenant's patterns, merge validated duplicates, prune candidates of low value.
 
     Returns:
-        as JSON holds it: which patterns were ``narrowed``, put ``on_trial`` again or
-        ``deprecated`` after their review, which were ``merged``, and which ``pruned``.
+        JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
+        those ``merged``, and those ``pruned``.
     """
     ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
     async for page in cache.pages(tenant_id, None, _IN_REVIEW):
@@ -90,8 +88,9 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 async def _review(
     connection: asyncpg.Connection, cache: PatternCache, tenant_id: UUID, pattern_id: UUID
 ) -> str | None:
-    """End a review: the pattern is narrowed to where it helps; or it has to show what it is worth
-    once more, where nothing but a lack of evidence speaks against it; or it is given up."""
+    """End a review: narrow the pattern, or put it on trial again, or deprecate it.
+
+    It goes on trial again if nothing but a lack of evidence speaks against it."""
     now, options = cache.clock(), cache.options
     held = await pattern_rows.hold(connection, tenant_id, [pattern_id])
     if pattern_id not in held or held[pattern_id].state is not PatternState.IN_REVIEW:
@@ -106,7 +105,7 @@ async def _review(
             await curating.update(
                 connection, tenant_id, pattern_id, was.version, changes, now, reason=by.reason
             )
-        except InvalidInputError as error:  # it would be more than a pattern may say
+        except InvalidInputError as error:  # the narrowed conditions would exceed a limit
             log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
         else:
             return "narrowed"
@@ -123,7 +122,7 @@ async def _review(
 
 
 async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
-    """Make one of validated patterns that say the same; answers those that there are now."""
+    """Merge validated patterns with the same content; return the new ones."""
     alike: dict[str, list[Pattern]] = defaultdict(list)
     async for page in cache.pages(tenant_id, None, _VALIDATED):
         for each in (await cache.get_many(tenant_id, page)).values():
@@ -133,13 +132,13 @@ async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
         for group in _groups(patterns):
             try:
                 made.append((await cache.merge(tenant_id, [each.key for each in group])).key)
-            except (InvalidInputError, NotFoundError) as error:  # they stay as they are
+            except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
                 log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
     return made
 
 
 def _groups(patterns: Sequence[Pattern]) -> list[list[Pattern]]:
-    """Those of which each may become one with each other, the oldest first; of two or more."""
+    """Group patterns that can all be merged with each other, oldest first; two or more."""
     groups: list[list[Pattern]] = []
     for each in sorted(patterns, key=lambda pattern: pattern.key):
         for group in groups:

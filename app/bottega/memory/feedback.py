@@ -1,4 +1,4 @@
-"""What people say a run's result was worth: beside its episode, which never changes."""
+"""Feedback on runs, stored beside the immutable episode."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +21,7 @@ ON CONFLICT (tenant_id, run_id) DO UPDATE SET
     by = excluded.by, at = excluded.at
 RETURNING outcome, score, comment, by, at
 """)
-# What is searched says what counts; the run's own word again once the last feedback has none.
+# Searches use the outcome by feedback; without one that of the run.
 _COUNT = [
     text(f"""
 UPDATE {table} f SET outcome = coalesce(CAST(:outcome AS text), e.outcome)
@@ -29,14 +29,14 @@ FROM episodes e
 WHERE e.tenant_id = :tenant AND e.run_id = :run
   AND f.tenant_id = e.tenant_id AND f.episode_id = e.id
   AND f.outcome <> coalesce(CAST(:outcome AS text), e.outcome)
-""")  # noqa: S608 (a name of ours)
+""")  # noqa: S608 (constant names)
     for table in ("episode_search", "episode_vectors")
 ]
 
 _HOLD = text("""
 SELECT hold_episodes(ARRAY(SELECT id FROM episodes WHERE tenant_id = :tenant AND run_id = :run))
 """)
-# Those that became one ended alike: one that did not goes its own way again.
+# Members of a consolidated episode have equal outcomes: separate it if one changes.
 _SEPARATE = text("""
 SELECT dissolve_episodes(ARRAY[c.id])
 FROM episodes e
@@ -45,7 +45,7 @@ JOIN episodes c ON c.tenant_id = e.tenant_id AND c.id = s.consolidated_into
 WHERE e.tenant_id = :tenant AND e.run_id = :run
   AND c.outcome <> coalesce(CAST(:outcome AS text), e.outcome)
 """)
-# What came of the patterns that it was given is what the last word says.
+# Requeues learning: the feedback decides whether the run's patterns helped.
 _LEARN_AGAIN = text("""
 UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
     updated_at = now()
@@ -56,11 +56,11 @@ _TELL = text("SELECT pg_notify(:channel, '')")
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What somebody says. ``None`` is nothing.
+    """Feedback of a user; ``None`` means no answer.
 
     Attributes:
-        outcome: counts instead of the run's own.
-        score: 0 to 1, which is best.
+        outcome: overrides the run's own.
+        score: 0 to 1, the best.
     """
 
     outcome: str | None = None
@@ -71,13 +71,13 @@ class Feedback:
 async def give(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, feedback: Feedback, by: str
 ) -> dict[str, Any]:
-    """Store what somebody says of a run that is over, instead of what was said before.
+    """Store feedback on a finished run, in place of earlier feedback.
 
     Args:
-        by: who says it, as in the audit log.
+        by: the author, as in the audit log.
 
     Raises:
-        ConflictError: ``no_episode``: the run left none, or it was deleted.
+        ConflictError: ``no_episode``: the run has no episode, or it was deleted.
     """
     where = {"tenant": tenant_id, "run": run_id}
     await connection.execute(_HOLD, where)

@@ -1,4 +1,4 @@
-"""What mining found, and the candidate that it becomes. Pure."""
+"""Findings of mining, and their conversion to candidate patterns. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _ARROW = " → "
 
 
 class Kind(StrEnum):
-    """What was looked for."""
+    """Kind of behaviour that was mined."""
 
     DECOMPOSITION = "decomposition"
     TOOL = "tool"
@@ -35,10 +35,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Of which tasks, or of which failure.
+    """Tasks or failures that a finding applies to.
 
     Attributes:
-        signature: of the failure; ``tool`` is what failed.
+        signature: of the failure; ``tool`` is the tool that failed.
     """
 
     task_type: str | None = None
@@ -49,17 +49,16 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was done when it went well.
+    """Behaviour that goes with success.
 
     Attributes:
         uses: tools and agents, in order.
-        category: by where the difference shows: at a call, or only in how the run ended.
-        affects: what the next call of shows it; none: the run shows it.
-        gain: how much more often it went well with it than without, with little to go by counting
-            as little.
-        with_it, without: how many went well, of how many.
-        supporters: the episodes with it that went well, by age.
-        instead: what was called where it was not.
+        category: the kind of evidence that shows the difference: a call, or the whole run.
+        affects: tools and agents whose next call shows the difference; empty: the run does.
+        gain: difference of the success rates with and without it, smoothed for few episodes.
+        with_it, without: successes and episodes.
+        supporters: the successful episodes with it, by age.
+        instead: tools that were called in episodes without it.
     """
 
     kind: Kind
@@ -75,22 +74,22 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """The same for what says the same of the same tasks, whatever speaks for it by now."""
+        """Hash of kind, scope and names; independent of the evidence."""
         said = [self.kind, self.scope.task_type, self.scope.domain, self.scope.signature, self.uses]
         return sha256(to_json(said)).hexdigest()
 
 
 def is_within(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether these are in the others, in this order."""
+    """Return true if ``names`` is a subsequence of ``others``."""
     rest = iter(others)
     return all(name in rest for name in names)
 
 
 def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
-    """The candidate.
+    """Build the candidate pattern of a finding.
 
     Args:
-        sources: how many episodes it names, the newest.
+        sources: number of episodes to name, the newest.
     """
     do, when = _do(finding), _when(finding.scope)
     good, n = finding.with_it

@@ -1,7 +1,6 @@
-"""Whether a run did what the patterns say that it was given, and how that went (spec page 4, M29).
+"""Adherence of a run to its patterns, and the outcome of each pattern.
 
-Pure. Runs that a pattern was kept from on purpose are heard the same way, so that both sides of
-the comparison are measured alike.
+Pure. Runs from which a pattern was withheld are measured in the same way, for a fair comparison.
 """
 
 from collections import Counter
@@ -14,16 +13,16 @@ from bottega.events.types import EventType
 from bottega.memory.pattern import OF_RUN, Arm, Category
 
 SOURCE = "pattern:"
-"""What the source of a pattern that a run was given begins with; its id follows."""
+"""Prefix of the event source for a pattern; its id follows."""
 MOST = 64
-"""Patterns of one run that are followed."""
+"""Limit on patterns observed in one run."""
 _CANCELLED = "cancelled"
 _ENDED_BADLY = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(slots=True)
 class _Shown:
-    """One pattern of the run, and what was seen of it."""
+    """Pattern of the run, and the observations of it."""
 
     id: UUID
     version: int
@@ -33,7 +32,7 @@ class _Shown:
     uses: tuple[str, ...]
     affects: frozenset[str]
     at: int  # how many calls had begun
-    reached: int = 0  # of its uses, how many were seen
+    reached: int = 0  # number of its uses that were seen
     good: bool | None = None
 
     @property
@@ -51,7 +50,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class _Calls:
-    """Calls and tasks that are under way, by what they are told apart by."""
+    """Open calls and tasks by key."""
 
     begun: int = 0
     open: dict[Any, int] = field(default_factory=dict)
@@ -61,17 +60,18 @@ class _Calls:
         self.open[key] = self.begun
 
     def end(self, key: Any) -> int:
-        """Which one it was, from 1; 0 if it never began."""
+        """Close a call; return its number, from 1, or 0 if it never began."""
         return self.open.pop(key, 0)
 
 
 class Following:
-    """Hears a run's events, in order, and tells of each pattern that it was given, or by the draw
-    was not: whether it was followed, and whether what it is about went well.
+    """Observer of a run's events, in order; finds adherence and success for each pattern.
 
-    Followed: the tools and agents that it says to use began, in that order, after it was shown.
-    Good, for what is not judged by the run as a whole: the first call or task that it is about,
-    of those that began after it was shown, ended well.
+    Includes patterns that were withheld from the run.
+
+    Followed: the tools and agents of the pattern began, in its order, after it was shown.
+    Good (unless the whole run judges it): the first affected call or task that began after the
+    pattern was shown succeeded.
     """
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class Following:
         self._calls = _Calls()
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
-        self._cancelled: set[str] = set()  # what calls answer that somebody cancelled
+        self._cancelled: set[str] = set()  # error messages of cancelled tasks
 
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
-        """The next event."""
+        """Process the next event."""
         if event_type == EventType.CONTEXT_RECALLED:
             self._show(data)
         elif not self._shown:
@@ -107,7 +107,7 @@ class Following:
             if task_id in self._tasks:
                 return
             self._tasks.add(task_id)
-            if self._asked[agent]:  # asked for by the call of a tool of that name: seen already
+            if self._asked[agent]:  # started by a tool call of that name: counted already
                 self._asked[agent] -= 1
                 self._calls.open[task_id] = self._calls.begun
             else:
@@ -118,16 +118,17 @@ class Following:
             self._calls.end(task_id)
         elif event_type in _ENDED_BADLY:
             error = data["error"]
-            if error.get("code") == _CANCELLED:  # says nothing of what it did
+            if error.get("code") == _CANCELLED:  # no evidence
                 self._cancelled.add(str(error.get("message")))
                 self._calls.end(task_id)
             else:
                 self._end(task_id, agent, well=False)
 
     def told(self) -> list[dict[str, Any]]:
-        """The patterns of the run, in the order in which they were shown: ``id``, ``version``,
-        ``arm``, ``category``, ``baseline``, ``followed`` (``None``: that cannot be seen) and
-        ``good`` (``None``: nothing that it is about happened, or the run as a whole says it)."""
+        """Return the run's patterns in the order in which they were shown.
+
+        Each has ``id``, ``version``, ``arm``, ``category``, ``baseline``, ``followed`` (``None``:
+        not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
         return [shown.told for shown in self._shown.values()]
 
     def _show(self, data: Mapping[str, Any]) -> None:

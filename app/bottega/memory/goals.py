@@ -1,7 +1,7 @@
-"""What a task asks for, read from its words (spec page 4, M27). Pure.
+"""Analysis of a task's text: goals, constraints, success criteria. Pure.
 
-No model is asked: sentences and list items are told apart by a few words that demands, limits and
-tests of success are made with. That is coarse, and the same for the same text.
+Uses no model: a few typical words classify sentences and list items. That is coarse but
+deterministic.
 """
 
 import re
@@ -12,20 +12,20 @@ from typing import Any
 from bottega.memory.pattern import Features
 
 LONGEST_READ = 16_000
-"""Characters of a task that are looked at."""
+"""Characters of a task that are read."""
 MOST = 10
-"""Goals, constraints, and criteria, at most so many of each."""
+"""Limit on goals, constraints and criteria, each."""
 LONGEST_ITEM = 300
 _MOST_NAMES = 200
 _SHORTEST_NAME = 3
 
-_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (as others write)
-_BULLET = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+")  # noqa: RUF001 (as others write)
+_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (CJK punctuation)
+_BULLET = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+")  # noqa: RUF001 (en dash)
 _WORD = re.compile(r"\w+")
 
 
 def _any_of(words: str) -> re.Pattern[str]:
-    """Any of these words; ``_`` stands for a space."""
+    """Compile a pattern of whole words; ``_`` stands for a space."""
     each = "|".join(re.escape(word).replace("_", r"\s") for word in words.split())
     return re.compile(rf"(?<!\w)(?:{each})(?!\w)")
 
@@ -74,14 +74,14 @@ _ASKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a task asks for.
+    """Analysis of a task.
 
     Attributes:
-        goals: what is to be done, in the task's words; at least one, unless it is empty.
-        constraints: what it must keep to.
-        criteria: how it is told that it was done well.
-        complexity: 0 to 1, growing with its length, its demands, and the tools that it names.
-        features: what is known of it, for conditions; see :data:`bottega.memory.pattern.Features`.
+        goals: sentences that ask for something; at least one, unless the task is empty.
+        constraints: sentences with limits.
+        criteria: sentences about success.
+        complexity: 0 to 1, grows with length, demands, and tools named.
+        features: for conditions; see :data:`bottega.memory.pattern.Features`.
     """
 
     goals: tuple[str, ...]
@@ -98,10 +98,10 @@ def analyse(
     task_type: str | None = None,
     capabilities: Sequence[str] = (),
 ) -> Goals:
-    """Read a task; the same one always has the same goals. Takes time linear in its length.
+    """Analyse a task, deterministically and in time linear in its length.
 
     Args:
-        capabilities: names of the tools and agents that it may be done with.
+        capabilities: names of the available tools and agents.
     """
     text = task[:LONGEST_READ]
     goals: dict[str, None] = {}
@@ -134,8 +134,11 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Goals that rules found, with what a model said of the same task (``goals``, ``constraints``,
-    ``criteria``, ``complexity``) instead, as far as it said anything."""
+    """Replace goals found by rules with those of a model, where it returned any.
+
+    Args:
+        said: ``goals``, ``constraints``, ``criteria``, ``complexity``; all optional.
+    """
 
     def texts(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
         lines = [" ".join(str(each).split())[:LONGEST_ITEM] for each in said.get(name) or ()]
@@ -158,7 +161,7 @@ def features_of(
     capabilities: Sequence[str],
     tools_required: Sequence[str],
 ) -> dict[str, Any]:
-    """What is known of a task, by name; what is not known is left out."""
+    """Return the known features of a task by name."""
     known: dict[str, Any] = {
         "domain": domain,
         "task_type": task_type,
@@ -170,7 +173,7 @@ def features_of(
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """Each sentence or list item, and whether it is one of a list."""
+    """Yield each sentence or list item, with true for a list item."""
     for line in text.splitlines():
         line = line.strip()
         bullet = _BULLET.match(line)
@@ -183,21 +186,21 @@ def _sentences(text: str) -> Iterator[tuple[str, bool]]:
 def _asks(folded: str) -> bool:
     first = _WORD.search(folded)
     return (
-        folded.endswith(("?", "？"))  # noqa: RUF001 (as others write)
+        folded.endswith(("?", "？"))  # noqa: RUF001 (CJK punctuation)
         or (first is not None and first.group() in _ASKS)
         or _POLITE.search(folded) is not None
     )
 
 
 def _clause(sentence: str, folded: str, test: re.Match[str]) -> str:
-    """A sentence from the word on that says how success is told."""
-    # Folding may change the length; then the whole sentence is as good.
+    """Cut a sentence to the clause that begins with the match."""
+    # Folding may change the length: then keep the whole sentence.
     from_there = sentence[test.start() :] if len(folded) == len(sentence) else sentence
     return from_there[:LONGEST_ITEM]
 
 
 def _named(text: str, capabilities: Sequence[str]) -> list[str]:
-    """Which capabilities a task names, sorted; ``web_search`` also as "web search"."""
+    """Return the capabilities that a task names, sorted; ``web_search`` also as "web search"."""
     words = _WORD.findall(text.casefold().replace("_", " ").replace("-", " "))
     said = f" {' '.join(words)} "
     return sorted(

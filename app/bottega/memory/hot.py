@@ -1,9 +1,8 @@
-"""Episodes that are asked for often, so that the database is not (spec page 4, M10).
+"""Cache of frequently read episodes.
 
-What is kept is what never changes of an episode; whether it may still be read is the database's to
-say at each read. A process keeps a thousand, those asked for most (W-TinyLFU: how often, with the
-past fading, so that what was once popular goes); Redis, if there is one, keeps them for all
-processes. Redis is a help and nothing else: it may be slow, gone, or filled with anything.
+Caches the immutable part of an episode; each read checks in the database that it may still be read.
+A process keeps up to 1,000 episodes (W-TinyLFU: by frequency, which decays). An optional Redis
+keeps them for all processes; nothing depends on its speed, availability or content.
 """
 
 import math
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 
 CAPACITY = 1000
 TTL_S = 300.0
-"""How long an episode stays in Redis, and in a process, that does not hear that it was erased."""
+"""Seconds that an episode is cached in Redis and in a process that misses its erasure."""
 MAX_BYTES = 65_536
-"""Of an episode as JSON, its bodies among it; larger ones are not kept."""
+"""Bytes of an episode as JSON with its bodies; larger ones are not cached."""
 
 Key = tuple[UUID, UUID]
 
 
 @dataclass(slots=True)
 class Counts:
-    """How often each level had what it was asked for, since the process began."""
+    """Hits and misses of each level since the start of the process."""
 
     hits: int = 0
     misses: int = 0
@@ -44,19 +43,19 @@ class Counts:
 
     @property
     def rate(self) -> float:
-        """Share of the questions that the process answered itself; 0 without any."""
+        """Hit rate of the process's own cache; 0 before the first read."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
 
 
 class HotEpisodes:
-    """The episodes that are asked for most, by tenant and id. None of its methods raises.
+    """Cache of the most read episodes, by tenant and id. None of its methods raises.
 
     Args:
-        redis: the second level; ``None``: there is none.
-        capacity: episodes that this process keeps.
-        ttl_s: how long it keeps one, in seconds.
-        clock: seconds that never go back.
+        redis: optional second level.
+        capacity: episodes in this process.
+        ttl_s: seconds that they stay.
+        clock: monotonic seconds.
 
     Attributes:
         counts: hits and misses.
@@ -82,7 +81,7 @@ class HotEpisodes:
         return len(self._entries)
 
     async def get(self, tenant_id: UUID, episode_id: UUID) -> Episode | None:
-        """The episode as it was put, if one of the levels has it."""
+        """Return the cached episode, if a level has it."""
         key = (tenant_id, episode_id)
         place = _place(key)
         entry = self._entries.get(place)
@@ -99,7 +98,7 @@ class HotEpisodes:
         return found
 
     async def put(self, tenant_id: UUID, episode: Episode) -> None:
-        """Keep an episode that was read; which one goes for it, if any, is its own matter."""
+        """Cache an episode; the cache may decline or evict it."""
         raw = encoded(episode)
         if raw is None or episode.id is None:
             return
@@ -109,7 +108,7 @@ class HotEpisodes:
             await self._redis.put(key, raw, math.ceil(self._ttl_s), self.counts)
 
     async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
-        """Forget an episode here and in Redis; other processes do within ``ttl_s``."""
+        """Drop an episode here and in Redis; other processes drop it within ``ttl_s``."""
         key = (tenant_id, episode_id)
         self._forget(_place(key))
         if self._redis is not None:
@@ -127,7 +126,7 @@ class HotEpisodes:
             self._entries.pop(evicted, None)
 
     def _sweep(self) -> None:
-        """Let go of those whose time is over; they are not handed out before that either."""
+        """Remove expired entries once per ``ttl_s``; :meth:`get` ignores them before."""
         now = self._clock()
         if now - self._swept_at >= self._ttl_s:
             self._swept_at = now
@@ -145,7 +144,7 @@ def _adapter() -> TypeAdapter[Episode]:
 
 
 def encoded(episode: Episode) -> bytes | None:
-    """An episode as Redis keeps it; ``None`` if it is too large, or no JSON. Pure."""
+    """Encode an episode for Redis; ``None`` if it is too large or no JSON. Pure."""
     try:
         raw = to_json(episode)
     except ValueError:
@@ -154,7 +153,7 @@ def encoded(episode: Episode) -> bytes | None:
 
 
 def decoded(raw: bytes, key: Key) -> Episode | None:
-    """The episode that was encoded; ``None`` if it is none, or another. Pure."""
+    """Decode an episode; ``None`` if the bytes are invalid or of another episode. Pure."""
     if len(raw) > MAX_BYTES:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What was done elsewhere, as an episode of ours. Pure."""
+"""Conversion of imported records to episodes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,16 +19,16 @@ from bottega.memory.summaries import summary_of
 
 _TOKENS = LONGEST_SUMMARY // 4
 _STEPS_READ = 1000
-"""Of a trace, the steps that its summary looks at: the first and the last half of so many."""
+"""Steps of a trace that its summary reads: half from the start, half from the end."""
 
 
 def imported(given: Mapping[str, Any], *, principal: str, now: datetime) -> Episode:
-    """An episode with all that was given, at the lowest trust.
+    """Build an episode from an import, at the lowest trust.
 
     Args:
-        given: as ``POST /v1/episodes`` takes it.
-        principal: who brings it.
-        now: when it ended, unless it says.
+        given: the body of ``POST /v1/episodes``.
+        principal: the importer.
+        now: the end time, if ``given`` has none.
     """
     task, result = dict(given["task"]), dict(given["result"])
     execution = {name: value for name, value in given["execution"].items() if name != "trace"}
@@ -64,7 +64,7 @@ def imported(given: Mapping[str, Any], *, principal: str, now: datetime) -> Epis
 
 
 def as_text(value: Any) -> str:
-    """JSON as a text to read and to search."""
+    """Convert JSON to text for reading and search."""
     if value is None:
         return ""
     return value if isinstance(value, str) else to_json(value).decode()
@@ -73,7 +73,7 @@ def as_text(value: Any) -> str:
 def summary(
     asked: str, results: Sequence[str], error: Mapping[str, Any] | None, trace: Sequence[Any]
 ) -> Summary:
-    """The texts that an episode is found by."""
+    """Build the texts by which an episode is searched."""
     failure = [] if error is None else [as_text(error[name]) for name in ("type", "message")]
     half = _STEPS_READ // 2
     read = trace if len(trace) <= _STEPS_READ else [*trace[:half], *trace[-half:]]

@@ -1,8 +1,7 @@
-"""The indexes of memory, which are all tenants' (spec page 4, M30).
+"""Maintenance of the memory's database indexes, for all tenants together.
 
-Once a night whoever comes first has the planner's statistics made anew, and those indexes rebuilt,
-beside the traffic, of whose rows many have changed since that was last done. It acts as a role that
-may do that and read nothing.
+Once a night one process updates the planner's statistics, and rebuilds the indexes of tables with
+many changed rows, while the service runs. It uses a role that can do this but read nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,10 +24,10 @@ _SHARE = 0.5
 
 log = structlog.get_logger(__name__)
 
-# What is in the way of somebody makes itself scarce, and comes again another night.
+# Skips a table that is locked for too long, until another night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
-# Neither what was added nor what was changed in its place leaves anything behind in an index.
+# Inserts and HOT updates leave no dead entries in an index.
 _TABLES = """
 SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
        s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before
@@ -51,13 +50,13 @@ ON CONFLICT (name) DO UPDATE SET changes = excluded.changes, at = excluded.at
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """What looks after the indexes.
+    """Index maintenance.
 
     Attributes:
-        connect: a connection of its own, as :data:`ROLE`, which takes as long as it needs.
-        least_changes: rows that must have changed, at least, and half of all of them.
-        patience_s: how long to wait for whoever is at a table.
-        now: what says whether it was done this night.
+        connect: opens a connection as :data:`ROLE`, without a statement timeout.
+        least_changes: rows that must have changed, besides half of the table.
+        patience_s: seconds to wait for a table's lock.
+        now: the time that decides if this night's work is done.
     """
 
     connect: Callable[[], Awaitable[asyncpg.Connection]]
@@ -66,12 +65,13 @@ class Indices:
     now: Clock = utcnow
 
     async def care(self) -> dict[str, Any]:
-        """Analyse the tables of memory that nobody has this night, and rebuild indexes where that
-        is worth it. Whoever is killed on the way has done some of it.
+        """Analyse the tables due this night, and rebuild indexes with many changes.
+
+        A later call continues after a crash.
 
         Returns:
-            how many tables were ``analysed``, which indexes were ``rebuilt``, and how many
-            ``broken`` ones, of somebody who was killed, were dropped; or why it was ``skipped``.
+            the number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
+            ones (left by a killed process) that were dropped; or the reason why it was ``skipped``.
         """
         try:
             connection = await self.connect()
@@ -99,7 +99,7 @@ class Indices:
                 log.info("indices.not_analysed", table=name)
                 continue
             analysed += 1
-            # Statistics that were lost began again from nothing.
+            # A smaller number means that the statistics were reset to zero.
             before = table["before"] if table["before"] <= changes else 0
             if changes - before > max(self.least_changes, _SHARE * table["rows"]):
                 rebuilt += await self._rebuilt(connection, name)

@@ -1,7 +1,7 @@
-"""Looks through a tenant's memory, as rows: ordered, claimed, carried on, ended (spec page 4, M30).
+"""Maintenance jobs as rows: ordered, claimed, advanced, ended.
 
-Whoever claims a job holds it until its lease is over, and renews that while it works. The number of
-the claim is the fence: who lost a job can write nothing of it any more.
+A worker holds a claimed job by a lease, and renews it while it works. The number of the claim
+(``tries``) is the fence: a worker that lost the job can no longer write to it.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from bottega.memory.reflection import learn_again
 from bottega.memory.rows import CHANNEL
 
 _KEPT = 400
-"""Jobs of a tenant that are kept, with their reports; the oldest go."""
+"""Ended jobs kept per tenant, with their reports; the oldest are deleted."""
 _LONGEST_ERROR = 500
 _TRIES = 3
 
@@ -63,22 +63,22 @@ DELETE FROM memory_jobs WHERE tenant_id = $1 AND ended_at IS NOT NULL AND id IN 
 
 
 class LostJobError(Exception):
-    """Another worker has the job by now."""
+    """Another worker holds the job now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One look through a tenant's memory.
+    """Maintenance of one tenant's memory.
 
     Attributes:
         cause: ``nightly`` or ``demand``.
-        tick: the time of the clock that it is of, if it is nightly.
+        tick: the scheduled time of a nightly job.
         status: ``pending``, ``running``, ``done`` or ``failed``.
-        stage: so many stages are done.
-        progress: what each stage counted, by its name; that of the one under way, too.
-        report: what there is to say, at its end.
-        error: what went wrong last.
-        tries: how often it was claimed.
+        stage: the number of finished stages.
+        progress: counts by stage name, including the stage under way.
+        report: the counts of the last stage, at the end.
+        error: the last error.
+        tries: how often the job was claimed.
     """
 
     tenant_id: UUID
@@ -102,14 +102,15 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Have a tenant's memory looked through, unless it is already; on demand also have those runs
-    learned from that this was given up for.
+    """Enqueue a maintenance job, or return the open one.
+
+    On demand, also requeue the runs whose learning failed for good.
 
     Returns:
-        the id of the job that does, and whether it is new.
+        the job's id, and true if it is new.
 
     Raises:
-        ConflictError: others order and end jobs of this tenant all the time.
+        ConflictError: concurrent requests created and ended jobs in each try.
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
         await connection.execute(_TELL)
@@ -125,10 +126,10 @@ async def order(
 
 
 async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> Job:
-    """One job.
+    """Return one job.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: unknown, or of another tenant.
     """
     row = await connection.fetchrow(_GET, tenant_id, job_id)
     if row is None:
@@ -144,7 +145,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[Job]:
-    """List jobs by when they were ordered: a page behind the one ``after``."""
+    """List a page of jobs in the order of their creation, behind the job ``after``."""
     than, direction = ("<", "DESC") if descending else (">", "ASC")
     query = _PAGE.format(columns=_COLUMNS, than=than, order=direction)
     rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
@@ -152,7 +153,7 @@ async def page(
 
 
 async def renew(connection: asyncpg.Connection, job: Job, lease_s: float) -> bool:
-    """Hold a job for longer; answers whether it is still the caller's."""
+    """Extend the lease; return false if another worker holds the job."""
     return bool(await connection.fetchval(_RENEW, *_fence(job), lease_s))
 
 
@@ -163,13 +164,13 @@ async def carry_on(
     progress: Mapping[str, Any],
     lease_s: float,
 ) -> None:
-    """Write down how far a job is, and hold it for longer.
+    """Store the progress of a job and extend its lease.
 
     Args:
-        progress: of one stage, by its name; the others' stays.
+        progress: of one stage, by its name; other stages keep theirs.
 
     Raises:
-        LostJobError: it is another's.
+        LostJobError: another worker holds the job.
     """
     if not await connection.fetchval(_PROGRESS, *_fence(job), stage, _json(progress), lease_s):
         raise LostJobError
@@ -182,10 +183,10 @@ async def end(
     error: str | None = None,
     report: Mapping[str, Any] | None = None,
 ) -> None:
-    """A job is over: done, or failed with an error. Too many old ones go.
+    """Mark a job as done, or as failed if there is an error; delete surplus old jobs.
 
     Raises:
-        LostJobError: it is another's.
+        LostJobError: another worker holds the job.
     """
     status = "done" if error is None else "failed"
     cut = error and error[:_LONGEST_ERROR]
@@ -198,7 +199,7 @@ async def end(
 async def put_off(
     connection: asyncpg.Connection, job: Job, seconds: float, error: str | None
 ) -> None:
-    """Leave a job to whoever comes by in so many seconds."""
+    """Release a job until it is due again in so many seconds."""
     await connection.fetchval(_LATER, *_fence(job), seconds, error and error[:_LONGEST_ERROR])
 
 
@@ -216,5 +217,5 @@ def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
 
 
 def decoded(value: Any) -> Any:
-    """JSON of a row; connections of the engine's decode it by themselves."""
+    """Decode JSON of a row; the engine's connections have decoded it already."""
     return from_json(value) if isinstance(value, str) else value

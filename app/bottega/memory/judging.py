@@ -1,6 +1,6 @@
-"""Patterns are judged by their applications, in the rows of both (spec page 4, M22 to M24).
+"""Validation of patterns by their stored applications.
 
-Everything here runs in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ _E_VALUES = """
 SELECT id, e_value FROM patterns
 WHERE tenant_id = $1 AND state IN ('CANDIDATE', 'VALIDATED') AND e_value >= $2
 """
-# Those that were given up meanwhile were looked at, too: to leave out what looked bad would make
-# the rest look better than it is.
+# Also counts deprecated patterns that were judged: leaving out the bad ones would make the others
+# look better than they are.
 _JUDGED = """
 SELECT count(*) FROM patterns
 WHERE tenant_id = $1 AND verdict IS NOT NULL AND replaced_by IS NULL
@@ -35,8 +35,9 @@ async def judge(
     options: LearningOptions,
     now: datetime,
 ) -> list[Validation]:
-    """Judge patterns, and keep what is found; unknown ones are left out. Nothing new is found of
-    one that nothing came of since: then nothing is written."""
+    """Validate patterns, store the results, and return them; skip unknown ids.
+
+    Writes nothing for a pattern that has no new evidence."""
     held = await pattern_rows.hold(connection, tenant_id, ids)
     found_of = await weighed(connection, tenant_id, list(held), options, now)
     kept = await _discovered(connection, tenant_id, found_of, options)
@@ -73,8 +74,11 @@ async def let_fall(
     options: LearningOptions,
     now: datetime,
 ) -> None:
-    """Put those of the patterns, which are held, into review that are validated, and doing worse
-    than they did or harm."""
+    """Put validated patterns that decline or harm into review.
+
+    Args:
+        patterns: locked by the caller.
+    """
     used = [each for each in patterns if each.state is PatternState.VALIDATED]
     if not used:
         return
@@ -96,8 +100,7 @@ async def let_fall(
 async def kept_by_rate(
     connection: asyncpg.Connection, tenant_id: UUID, options: LearningOptions
 ) -> list[UUID]:
-    """The candidates and validated patterns that the false discovery rate allows, by what the last
-    look found of each."""
+    """Return the live patterns that the false discovery rate admits, by their last validation."""
     return sorted(await _discovered(connection, tenant_id, None, options))
 
 
@@ -108,7 +111,7 @@ async def weighed(
     options: LearningOptions,
     now: datetime,
 ) -> dict[UUID, Weighed]:
-    """What came of patterns, by id."""
+    """Weigh the evidence of patterns; return it by id."""
     if not ids:
         return {}
     since = now - timedelta(days=options.evidence_days)
@@ -123,8 +126,10 @@ async def _discovered(
     fresh: Mapping[UUID, Weighed] | None,
     options: LearningOptions,
 ) -> set[UUID]:
-    """The set that the false discovery rate allows. What is ``fresh`` goes before what was found at
-    the last look; nobody asks unless it is required."""
+    """Return the patterns that the false discovery rate admits.
+
+    Values in ``fresh`` replace stored ones. Returns an empty set if ``fresh`` is given and the
+    options do not require a false discovery rate."""
     if fresh is not None and not options.fdr_required:
         return set()
     rows = await connection.fetch(_E_VALUES, tenant_id, 1 / options.fdr)

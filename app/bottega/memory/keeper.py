@@ -1,9 +1,8 @@
-"""Vectors of episodes, made in the background (spec page 4, M18).
+"""Background worker that embeds episodes.
 
-Whoever stores an episode writes down that it has no vectors yet. A worker takes a few of these by
-pushing the time of the next try into the future, embeds their summaries outside of any
-transaction, and stores the vectors and strikes the work off in one: whoever is killed on the way
-has done nothing, and the next one takes it up when that time has come.
+Storing an episode also stores pending work for its vectors. A worker claims some of it by moving
+the time of the next try, embeds the summaries outside of any transaction, then stores the vectors
+and deletes the pending work in one transaction. If it dies, another worker retries at that time.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from bottega.memory.embeddings import DIMENSION, Embedder, Vectors
 from bottega.memory.episode import Summary
 
 POLL_S = 5.0
-"""How soon an episode is embedded that another process stored."""
+"""Seconds until an episode stored by another process is noticed."""
 
 _LEASE_S = 120.0
 _MOST = 32
@@ -35,7 +34,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
-_GIVEN_UP = 6  # tries after which an episode need not have vectors before queries change over
+_GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
     {
@@ -55,7 +54,7 @@ JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
 LEFT JOIN memory_indexes i ON i.tenant_id = s.tenant_id
 WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
 """
-# What is no longer searched by now gets none; who wants to change the row waits for us.
+# Skips episodes no longer searched; the row lock makes changes of them wait.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
@@ -118,7 +117,7 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What an episode is embedded as."""
+    """Texts of an episode to embed."""
 
     id: UUID
     task: str
@@ -127,11 +126,13 @@ class _Texts:
 
 
 class Keeper:
-    """Embeds what has no vectors yet. Each method does what is due, and answers the seconds until
-    something else will be; any number of processes may do so at a time.
+    """Worker for pending vectors.
+
+    Each method does what is due, and returns the seconds until the next work. Any number of
+    processes may run at a time.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Keeper:
         self._reached: dict[UUID, UUID] = {}
 
     async def embed_due(self) -> float:
-        """Embed some of what waits, of several tenants."""
+        """Embed some pending episodes of several tenants."""
         began = self._clock()
         if began < self._down_until:
             return self._down_until - began
@@ -172,23 +173,26 @@ class Keeper:
         if failures:
             return self._rest(failures[0])
         self._pause_s = 0.0
-        return self._clock() - began  # half of the time is others'
+        return self._clock() - began  # leaves half of the time to others
 
     async def _embed_or_postpone(
         self, tenant_id: UUID, tries: Mapping[UUID, int]
     ) -> BottegaError | None:
-        """Embed episodes of a tenant, given how often that was tried; answers the error if none
-        could be embedded."""
+        """Embed episodes of a tenant; return the error if none could be embedded.
+
+        Args:
+            tries: earlier tries by episode id.
+        """
         try:
             await self._embed(tenant_id, list(tries))
             return None
         except (ModelError, UnavailableError) as caught:
             error: BottegaError = caught
         if not _may_be_of_the_text(error):
-            # None of theirs was wrong, so that it does not count as a try of theirs.
+            # The embedder failed, not the texts: does not count as a try.
             await self._postpone(tenant_id, list(tries), self._next_pause_s(), uncounted=1)
             return error
-        if len(tries) > 1:  # find out which
+        if len(tries) > 1:  # find the text that fails
             each = [
                 await self._embed_or_postpone(tenant_id, {episode_id: number})
                 for episode_id, number in tries.items()
@@ -221,10 +225,10 @@ class Keeper:
     async def _all_made(
         self, of_queries: str | None, found: Sequence[_Texts]
     ) -> Mapping[str, Vectors]:
-        """The vectors of episodes by embedder: first the current one, then that of queries."""
+        """Return vectors of episodes by embedder: the current one, then that of the queries."""
         name, vectors = await self._made(self._embedders.current, found)
         made = {name: vectors}
-        # Until all have the current ones; then what comes meanwhile is found, too.
+        # Until the switch, queries use the other embedder and must find new episodes, too.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
@@ -234,7 +238,7 @@ class Keeper:
         return made
 
     async def _made(self, embedder: Embedder, found: Sequence[_Texts]) -> tuple[str, Vectors]:
-        """An embedder's name, and the vectors of episodes by it, shape (n, 3, d)."""
+        """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
         if embedder.dimension not in self._indexed:
@@ -253,7 +257,7 @@ class Keeper:
         return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
 
     def _rest(self, error: BottegaError) -> float:
-        """Leave the embedder alone for a while, longer each time."""
+        """Pause the use of the embedder, longer each time; return the seconds."""
         if not self._pause_s:
             log.warning("embedder.unavailable", error=error.detail)
         self._pause_s = self._next_pause_s()
@@ -261,14 +265,15 @@ class Keeper:
         return self._pause_s
 
     async def change_over(self) -> float:
-        """Have what is searched embedded by the current embedder, a page at a time; then change
-        the queries of that tenant over, and let the old vectors go."""
+        """Embed all searched episodes with the current embedder, a page at a time.
+
+        Then switch the tenant's queries to the current embedder, and delete the old vectors."""
         if self._clock() < self._down_until:
             return self._down_until - self._clock()
         if not await self._pool.fetch(_OTHERS, ""):
-            return float("inf")  # nobody has vectors, so that no embedder need be loaded
+            return float("inf")  # there are no vectors: do not load the embedder
         try:
-            await self._embedders.current.embed(["."])  # only then its name is final
+            await self._embedders.current.embed(["."])  # its name is final only after a call
         except (ModelError, UnavailableError) as error:
             return self._rest(error)
         name = self._embedders.current.name
@@ -294,21 +299,22 @@ class Keeper:
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Have another page embedded of what that embedder has no vectors of; answers whether
-        there was one."""
+        """Enqueue a page of episodes without vectors of an embedder; return false at the end."""
         reached = self._reached.get(tenant_id, UUID(int=0))
         rows = await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached)
         ids = [row["episode_id"] for row in rows]
         if not ids:
-            self._reached.pop(tenant_id, None)  # next time from the beginning
+            self._reached.pop(tenant_id, None)  # the next call starts from the beginning
             return False
         await connection.execute(_ORDER, tenant_id, ids)
         self._reached[tenant_id] = ids[-1]
         return True
 
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
-        """Let vectors of others go. A worker that had another embedder yet, as before or while it
-        was changed, may have made some for what has none of this one's."""
+        """Delete vectors of other embedders.
+
+        A worker with another embedder may have embedded some episodes only with that one; these are
+        enqueued first."""
         status = await connection.execute(_CLEAR, tenant_id, name, 2 * _PAGE)
         if status == "DELETE 0" and not await self._order(connection, tenant_id, name):
             await connection.execute(_LEFT_OVER, tenant_id, False)
@@ -319,7 +325,7 @@ def _texts(episode_id: UUID, summary: Summary) -> _Texts:
 
 
 def _may_be_of_the_text(error: BottegaError) -> bool:
-    """Whether another text might do."""
+    """Return true if another text might succeed."""
     return isinstance(error, ModelError) and error.code in _OF_THE_TEXT
 
 

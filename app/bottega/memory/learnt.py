@@ -1,4 +1,4 @@
-"""What was learned of a run, for readers."""
+"""Results of learning from a run, for the API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,8 +40,10 @@ _NOTHING: Mapping[str, Any] = {
 
 
 async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """What was learned of a run that there is: how far that is, its reflection, the patterns that
-    were found in its episode, and what came of those that it was given."""
+    """Return the learning status of an existing run, its reflection, candidates and applications.
+
+    Candidates are patterns found in its episode; applications show the effect of patterns that it
+    was given."""
     values: dict[str, Any] = {"tenant": tenant_id, "run": run_id}
     row = (await connection.execute(_LEARNING, values)).mappings().one_or_none()
     shown: dict[str, Any] = {**(row or _NOTHING), "run_id": run_id}

@@ -1,8 +1,8 @@
-"""What age does to episodes, and how those go that somebody marked (spec page 4, M15).
+"""Ageing of episodes, and removal of deleted ones.
 
-Every step reads a page without locks, puts objects, and then changes all of it in one transaction
-that looks again at what is due: killed on the way, a page is as it was before, or as after. What
-somebody else holds is left out, and comes later.
+Each step reads a page without locks, stores objects, and then changes the page in one transaction
+that checks again what is due. After a crash a page is either unchanged or done. A later call
+handles rows that are locked.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from bottega.memory.likeness import task_key
 from bottega.memory.stages import Ages, Stage
 
 _PAGE = 100
-"""Episodes in a transaction."""
+"""Episodes per transaction."""
 
 _DUE = """
 SELECT episode_id, at FROM episode_state
 WHERE tenant_id = $1 AND state = $2 AND at < $3 AND (at, episode_id) > ($4, $5)
 ORDER BY at, episode_id LIMIT $6
 """
-# What one is compared by later is told now, from what its task says in full.
+# Computes the comparison key now, while the full text of the task is in the database.
 _MATURING = """
 SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
        b.object_key IS NOT NULL AS away
@@ -49,10 +49,10 @@ WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """What looks after the episodes of tenants, one tenant at a call.
+    """Ageing and removal of episodes, one tenant per call.
 
     Attributes:
-        most: episodes that a call moves on in each of its steps, at most; the rest comes later.
+        most: episodes that a call moves in each of its steps; later calls move the others.
     """
 
     pool: asyncpg.Pool
@@ -61,14 +61,16 @@ class Lifecycle:
     most: int = 10_000
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Move the episodes of a tenant on that are old enough: the trace of aged ones to cold
-        storage; of archived ones all but what is always kept, and out of all searches.
+        """Move a tenant's episodes to the stage of their age.
+
+        Aged ones move their trace to cold storage. Archived ones move all parts except those always
+        kept, and leave all searches.
 
         Returns:
             how many became ``mature``, ``aged``, ``archived``.
 
         Raises:
-            UnavailableError: the object store cannot be reached; the page at hand is as before.
+            UnavailableError: the object store cannot be reached; the current page is unchanged.
         """
         moved: Counter[str] = Counter()
         moved["mature"] = await self._mature(tenant_id, now)
@@ -77,7 +79,7 @@ class Lifecycle:
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove for good what was marked long enough ago; answers how many episodes."""
+        """Remove episodes that were deleted long enough ago; return their number."""
         before = now - timedelta(days=self.ages.deleted_days)
         purged = 0
         while purged < self.most:
@@ -98,7 +100,7 @@ class Lifecycle:
                 keys = []
                 for row in rows:
                     keys.append(_key(row))
-                    await asyncio.sleep(0)  # a long task takes a while
+                    await asyncio.sleep(0)  # a long task takes time: let others run
                 await connection.execute(_MATURE, tenant_id, ids, keys)
             matured += len(rows)
             if len(rows) < _PAGE:
@@ -127,9 +129,9 @@ class Lifecycle:
 
 
 def _key(row: Any) -> bytes | None:
-    """Build the key of an episode's task (text and owner), equal for like tasks.
+    """Return the key of an episode's task and owner, equal for equally worded tasks.
 
-    ``None`` if its text is not known, or if the episode is a consolidated one."""
+    ``None`` if the full text is unknown, or if the episode is a consolidated one."""
     task = from_json(row["task"])
     asked = task.get("original_input")
     cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None

@@ -1,9 +1,9 @@
-"""Which episodes are so alike that they may become one (spec page 4, M16). Pure.
+"""Groups of episodes that are similar enough to be consolidated. Pure.
 
-Vectors cannot tell: a task in which one number has changed has a cosine of 0.997, one that lost
-its "not" 0.996, and one with two names swapped 1.0. So tasks must also read the same, word for
-word and in order, but for what says nothing: case, spacing, punctuation, articles, courtesies.
-In doubt they are different: two that stay apart cost some room, one made of two is wrong.
+Vectors alone do not suffice: two tasks that differ in one number have a cosine of 0.997, in a
+"not" 0.996, and in two swapped names 1.0. So the tasks must also have the same words in the same
+order. Only case, spacing, punctuation, articles and courtesies may differ. In doubt two tasks are
+different: keeping both costs some room, merging them wrongly loses information.
 """
 
 import json
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bottega.memory.merging import Closeness
 
-# --- Tasks that read the same ------------------------------------------------------------------
+# --- Equal tasks --------------------------------------------------------------------------------
 
 
 def _set(words: str) -> frozenset[str]:
@@ -39,8 +39,8 @@ _WORD = re.compile(r"\(*([^\W\d_](?:['-]?[^\W\d_])+)[).,;:!?…]*")
 _IDENTIFIER = re.compile(r"[/\\_~@]|\w\.\w|\.\w")
 _UNIT_AT_MOST = 3  # characters
 
-# Words that may come or go. Articles only in a text that is plainly in their language: "a" is "to"
-# in Italian, where "la", "le", "lo", "gli" and "i" are pronouns, too.
+# Fillers, which may be left out. Articles count as fillers only if the text is clearly in their
+# language: in Italian "a" means "to", and "la", "le", "lo", "gli" and "i" are also pronouns.
 _COURTESIES = _set("please kindly gentilmente cortesemente")
 _PER_COURTESY = _set("favore piacere cortesia")
 _ASKING = _set("can could would will")
@@ -58,28 +58,28 @@ _ITALIAN = _set("""
     aggiungi aggiorna analizza calcola cancella cerca chiedi confronta controlla crea dammi descrivi
     elenca elimina genera invia mostra prepara riassumi rimuovi scrivi spiega traduci trova
 """)
-# After these an "a" is a name, as in "plan a".
+# After these words "a" is a name, as in "plan a".
 _LETTERED = _set("""
     appendix block building category choice class column company customer exhibit gate grade group
     hepatitis key label level line list method model module node option part person phase plan
     point product project queue room row scenario section series server set site stage step table
     task team test tier type unit user variable variant vendor version vitamin zone
 """)
-# In capitals another thing, unless all is: IT is not it.
+# Different words in capitals, unless the whole text is in capitals: IT is not it.
 _ACRONYMS = _set("it us who may am pm me ai")
-# After a number, no unit.
+# Not a unit, even after a number.
 _JOINING = _ENGLISH | _ITALIAN | _ACRONYMS | _set("in on or as vs per")
 
 
 def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
-    """What tasks that read the same have in common, and no others; 16 bytes.
+    """Return a digest of 16 bytes that is equal for equally worded tasks only.
 
     Args:
-        task: as an episode has it; all of it counts but how hard it was thought to be.
-        whole_input: what was asked for, where it is longer than ``task`` holds.
+        task: as stored in an episode; all members count except ``complexity``.
+        whole_input: the full input, if ``task`` holds a shortened one.
 
     Returns:
-        ``None`` if nothing was asked for in words: such a task is like no other.
+        ``None`` if the input has no words: such a task equals no other.
     """
     rest = {name: part for name, part in task.items() if name != "complexity"}
     asked = rest.pop("original_input", None) if whole_input is None else whole_input
@@ -95,11 +95,10 @@ def _json(value: Any) -> str:
 
 
 def said(text: str) -> list[str]:
-    """The words and signs of a text, in order, without what says nothing.
+    """Split a text into normalised words and signs, in order, without fillers.
 
-    What is quoted stays as it is, whatever the quotes. So do file names and the like, whose case
-    may matter, and units after a number. Nothing else is made equal: not a number to its word,
-    not a letter to one that looks like it.
+    Quoted text stays as it is, for any kind of quotes. File names and other identifiers keep their
+    case, as do units after a number. Number words and look-alike letters are not unified.
     """
     text = unicodedata.normalize("NFC", text)
     shouted = not any(map(str.islower, text))
@@ -113,7 +112,7 @@ def said(text: str) -> list[str]:
 
 
 def _words(text: str, shouted: bool) -> list[str]:
-    """The words of a text that has no quotes in it."""
+    """Split a text without quotes into words."""
     words: list[str] = []
     for part in _COMMA.sub(" ", text.replace("\u2019", "'")).split():
         word = _bare(part)
@@ -131,7 +130,7 @@ def _words(text: str, shouted: bool) -> list[str]:
 
 
 def _bare(part: str) -> str:
-    """A word without what punctuation does to a sentence; signs that may mean more stay."""
+    """Strip the punctuation of a sentence from a word; keep signs that may have a meaning."""
     if part in ("\N{EM DASH}", "…", ":"):
         return ""
     if word := _WORD.fullmatch(part):
@@ -163,15 +162,15 @@ def _without_fillers(words: Sequence[str]) -> list[str]:
     return kept[2:] if len(kept) > 2 and kept[0] in _ASKING and kept[1] == "you" else kept
 
 
-# --- Which of them become one ------------------------------------------------------------------
+# --- Groups to consolidate ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An episode that may become one with others.
+    """Episode that may be merged with others.
 
     Attributes:
-        alike: what must be equal for that, all of it.
+        alike: values that must be equal in all members of a group.
         whole: its vector, of length 1.
     """
 
@@ -184,11 +183,11 @@ class Candidate:
 def groups(
     candidates: Sequence[Candidate], closeness: Closeness = Closeness()
 ) -> list[list[Candidate]]:
-    """Those that become one: in each group, each is close to each other. Of two or more.
+    """Return groups of two or more episodes in which each is close to each other.
 
-    Complete linkage: the two groups that are closest are joined, closeness being that of the two
-    members that are farthest apart, as long as that suffices. The order of ``candidates`` makes no
-    difference, but for those beyond ``most``: compared are the first so many at a time, by age.
+    Complete linkage: joins the two closest groups while their two farthest members are close
+    enough. The order of ``candidates`` does not matter. A block of more than ``closeness.most``
+    candidates is split by age, and each part is compared separately.
     """
     found: list[list[Candidate]] = []
     blocks: dict[tuple[object, ...], list[Candidate]] = {}
@@ -201,7 +200,7 @@ def groups(
 
 
 def _linked(block: Sequence[Candidate], closeness: Closeness) -> list[list[Candidate]]:
-    """The groups of episodes whose attributes are equal, the oldest first."""
+    """Group episodes with equal ``alike``, given from old to new."""
     if len(block) < 2:
         return []
     vectors = np.stack([each.whole for each in block]).astype(np.float64)

@@ -1,8 +1,8 @@
-"""The look through a tenant's memory, each night and on demand (spec page 4, M30).
+"""Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row, and six stages in order. Whichever worker comes first claims it and holds it by a
-lease; killed, the next one goes on behind the last stage that was done. Each stage may be done
-again, in whole or in part, and then changes nothing more: so none needs to know how far it was.
+A job is a row with six stages in order. A worker claims it with a lease. If the worker dies, the
+next one continues after the last finished stage. Each stage is idempotent, also after a partial
+execution, so no stage stores its position.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ _NEXT = "SELECT next_memory_job_s()"
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 
 Counts = Mapping[str, Any]
-"""What a stage did, as JSON holds it; bounded."""
+"""Counts of a stage, as JSON; of bounded size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of the stages.
+    """Stage of a maintenance job.
 
     Attributes:
-        work: does it for a job's tenant; done again, it changes nothing more.
+        work: does the stage for a job's tenant; idempotent.
     """
 
     name: str
@@ -55,23 +55,25 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Nights:
-    """When it is due: the last time up to a moment, and the first behind it."""
+    """Schedule: the last due time up to a moment, and the first one after it."""
 
     previous: Callable[[datetime], datetime]
     next: Callable[[datetime], datetime]
 
 
 class Maintenance:
-    """Looks through memories. :meth:`begin_nights` and :meth:`work` do what is due, and answer the
-    seconds until something else will be; any number of processes may do so at a time.
+    """Worker for maintenance jobs.
+
+    :meth:`begin_nights` and :meth:`work` do what is due, and return the seconds until the next
+    work. Any number of processes may run at a time.
 
     Args:
-        stages: in order; what the last one counts is the job's report.
-        nights: when all memories are looked through; ``None``: on demand only.
-        lease_s: after how many seconds the jobs of one who died are taken up.
-        first_pause_s: how long a job that failed waits; twice as long each time.
-        now: what says whether it is night.
-        clock: seconds that never go back.
+        stages: in order; the counts of the last one are the job's report.
+        nights: the schedule for all tenants; ``None``: on demand only.
+        lease_s: seconds after which another worker takes the job of a dead one.
+        first_pause_s: seconds before the first retry; doubled for each further one.
+        now: the time for the schedule.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -94,13 +96,14 @@ class Maintenance:
         self._clock = clock
 
     async def order(self, tenant_id: UUID) -> UUID:
-        """Have a tenant's memory looked through now; if it already is, the id of that job."""
+        """Enqueue a maintenance job for a tenant, or return the open one."""
         async with acting_as(self._pool, tenant_id) as connection:
             return (await jobs.order(connection, tenant_id))[0]
 
     async def begin_nights(self) -> float:
-        """Order a job for each tenant, a page at most, whose memory nobody was asked to look
-        through since it was last due. Nights that nobody was there for are made good by one."""
+        """Order a job for each tenant without one since the last due time, at most one page.
+
+        Several missed nights lead to one job."""
         if self._nights is None:
             return float("inf")
         now = self._now()
@@ -115,7 +118,7 @@ class Maintenance:
         return max(0.0, (self._nights.next(now) - now).total_seconds())
 
     async def work(self) -> float:
-        """Do the job that is due longest, to its end if nothing comes between."""
+        """Claim the job that has been due longest, and do its stages."""
         claimed = await self._pool.fetchrow(_CLAIM, self._lease_s)
         if claimed is None:
             seconds: float | None = await self._pool.fetchval(_NEXT)
@@ -143,8 +146,8 @@ class Maintenance:
         return 0.0
 
     async def _do(self, job: Job) -> None:
-        """The stages that are still to be done."""
-        if job.tries > _MOST_TRIES:  # whoever was at it died, each time
+        """Do the remaining stages of a job."""
+        if job.tries > _MOST_TRIES:  # each worker that held it died
             await self._end(job, job.error or "no worker outlived it")
             return
         for number in range(job.stage, len(self._stages)):
@@ -160,7 +163,7 @@ class Maintenance:
                 job = replace(job, stage=number + 1, progress={**job.progress, **progress})
 
     async def _held(self, job: Job, stage: Stage) -> Counts:
-        """Do a stage, and hold the job meanwhile."""
+        """Do a stage, and renew the job's lease meanwhile."""
         working = asyncio.ensure_future(stage.work(job))
         try:
             while True:
@@ -198,7 +201,7 @@ class Maintenance:
             await jobs.put_off(connection, job, seconds, error)
 
     async def _fail(self, job: Job, error: BaseException | None) -> None:
-        """Have it tried again later, or not any more."""
+        """Schedule a retry, or end the job as failed after too many tries."""
         why = "an internal error; the worker's log says more" if error is None else str(error)
         with contextlib.suppress(LostJobError):
             if job.tries >= _MOST_TRIES:

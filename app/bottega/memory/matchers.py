@@ -1,8 +1,7 @@
-"""The patterns that a process keeps at hand (spec page 4, M21 and M26): for each tenant the matcher
-that finds those that apply, and those that are read most.
+"""Cache of a process for patterns: the matcher of each tenant, and the most read patterns.
 
-What is kept is true as long as one hears of changes: while the connection that listens is away,
-everything is read anew each time, and when it is back, nothing that was kept before counts.
+Notifications of the database invalidate it. While the listening connection is down, every call
+reads the database; a new connection clears the cache.
 """
 
 import asyncio
@@ -22,33 +21,33 @@ from bottega.events.feed import Connect, keep_connected
 from bottega.memory import pattern_rows
 from bottega.memory.pattern import Pattern
 
-if TYPE_CHECKING:  # numpy is needed only by who looks for patterns
+if TYPE_CHECKING:  # numpy is needed only for matching
     from bottega.memory.matching import Matcher
 
 MOST_PATTERNS = 20_000
-"""Of one tenant that are matched: those that are validated, then those that are surest."""
+"""Patterns of a tenant that are matched: validated ones first, then by confidence."""
 MOST_KEPT = 100_000
-"""Patterns in all matchers of a process; the matcher that was asked for longest ago goes first."""
+"""Patterns in all matchers of a process; the least recently used matcher is dropped first."""
 HOT = 200
-"""Patterns that are kept because they are read often."""
+"""Most read patterns that are cached."""
 BELIEVED_S = 30.0
-"""How long a pattern is: nobody is told that one was used once more."""
+"""Seconds that a pattern is cached: new uses of it send no notification."""
 _AT_ONCE = 200
-"""Patterns that are put together without a thread."""
+"""Patterns up to which a matcher is built without a thread."""
 
 _LIVE = f"""
 SELECT {pattern_rows.COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
 ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
-"""  # noqa: S608 (texts of ours)
+"""  # noqa: S608 (constant texts)
 
 
 class Matchers:
-    """The matchers and the hot patterns of a process.
+    """Matchers and most read patterns of a process.
 
     Args:
-        connect: makes the connection that listens.
-        clock: seconds that never go back.
+        connect: opens the listening connection.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Matchers:
 
     @property
     def hears(self) -> bool:
-        """Whether changes are heard of at the moment."""
+        """True while notifications arrive."""
         return self._hears
 
     async def of(self, tenant_id: UUID) -> "Matcher":
-        """The matcher of a tenant's patterns as they are, but for what is just being told."""
+        """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
         if not self._hears:
             return await self._load(tenant_id)
         if (kept := self._kept.get(tenant_id)) is not None:
@@ -83,7 +82,7 @@ class Matchers:
     async def pattern(
         self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
     ) -> Pattern:
-        """A pattern that is kept, or else is read now, and then kept if it is asked for often."""
+        """Return a cached pattern, or read it and offer it to the cache."""
         if self._hears and (found := self._hot.get(tenant_id, pattern_id)) is not None:
             return found
         before = self._changes
@@ -93,20 +92,20 @@ class Matchers:
         return found
 
     def forget(self, tenant_id: UUID) -> None:
-        """A tenant's patterns have changed."""
+        """Drop what is cached of a tenant, after a change of its patterns."""
         self._changes += 1
         self._kept.pop(tenant_id, None)
         self._loading.pop(tenant_id, None)
         self._hot.forget(tenant_id)
 
     def forget_all(self) -> None:
-        """Any tenant's may have."""
+        """Drop what is cached of all tenants."""
         for tenant_id in [*self._kept, *self._loading, *self._hot.tenants()]:
             self.forget(tenant_id)
         self._changes += 1
 
     async def run(self) -> None:
-        """Listen until cancelled; reconnects by itself."""
+        """Listen until cancelled; reconnect after failures."""
         await keep_connected(self._connect, self._listen)
 
     async def _listen(self, connection: Session) -> None:
@@ -134,7 +133,7 @@ class Matchers:
         return await asyncio.to_thread(_built, rows)
 
     def _keep(self, tenant_id: UUID, loaded: "asyncio.Future[Matcher]") -> None:
-        """Keep what was loaded, unless it was forgotten meanwhile."""
+        """Cache a loaded matcher, unless it was invalidated meanwhile."""
         failed = loaded.cancelled() or loaded.exception() is not None
         if self._loading.get(tenant_id) is not loaded:
             return
@@ -154,7 +153,7 @@ def _built(rows: list[asyncpg.Record]) -> "Matcher":
 
 
 class _Hot:
-    """The patterns that are read most (W-TinyLFU, as for episodes)."""
+    """Cache of the most read patterns (W-TinyLFU, as for episodes)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._core = TlfuCore(HOT)
