@@ -1,1 +1,1 @@
-"""``bottega demo``: a client of the service like any other, with a live view."""
+"""``bottega demo``: an ordinary client of the service, with a live view."""

@@ -1,4 +1,4 @@
-"""What the demo shows of a run: folded from its events, drawn as a tree. Pure."""
+"""View of a run for the demo: state folded from its events, drawn as a tree. Pure."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,21 +23,21 @@ _ENDS = {
     "subagent.timeout": ("failed", "timed out"),
     "subagent.cancelled": ("stopped", "cancelled"),
 }
-"""The mark and the state of a line that an event ends."""
+"""Mark and state of a line after a final event."""
 
 _NAMELESS = (None, "subagent")
-"""What stands for the agent of a task that has none of its own."""
+"""Values for a task without an agent of its own."""
 
 _SHOWN = 48
-"""Characters of what a model is saying."""
+"""Characters shown of a model's text."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One agent's work: the root, one call of a sub-agent, or an asynchronous task.
+    """Work of one agent: the root, one call of a sub-agent, or an asynchronous task.
 
     Attributes:
-        is_task: asynchronous: dispatched, and ended by an event of the task, not of its agent.
+        is_task: asynchronous: queued, and ended by an event of the task, not of its agent.
     """
 
     agent: str
@@ -54,18 +54,18 @@ class Line:
 
 @dataclass(slots=True)
 class Board:
-    """The tree of a run's agents.
+    """Tree of a run's agents.
 
     Attributes:
         lines: by task id; ``None`` is the root.
-        status: of the run; the final one once it is over.
+        status: of the run.
     """
 
     lines: dict[str | None, Line] = field(default_factory=dict)
     status: str = "queued"
 
     def apply(self, event: dict[str, Any]) -> str | None:
-        """Take in one event; answers a line of text for those who cannot see the tree."""
+        """Apply one event; return a line of text for output without a terminal."""
         at = datetime.fromisoformat(event["at"])
         kind, data = event["type"], event["data"]
         if kind.startswith("run."):
@@ -96,7 +96,7 @@ class Board:
         return f"run {status}"
 
     def _start(self, event: dict[str, Any], at: datetime) -> str | None:
-        """An agent begins; a task's has its line already."""
+        """Start an agent; a task has its line already."""
         line = self.lines.get(event["task_id"])
         if line is None:
             line = self._add(event, Line(event["agent"], at))
@@ -122,7 +122,7 @@ class Board:
         return line
 
     def render(self, now: datetime) -> Tree:
-        """The tree as it is now."""
+        """Draw the tree."""
         tree = Tree(f"[bold]run[/] {self.status}", guide_style="dim")
         root = self.lines.get(None)
         if root is not None:
@@ -131,7 +131,7 @@ class Board:
 
 
 def _name(event: dict[str, Any]) -> str:
-    """What to call a task: its agent, else what its parent calls it, else how its prompt begins."""
+    """Name a task: its agent, else the title that its parent gave, else its prompt's start."""
     data = event["data"]
     if data.get("agent") not in _NAMELESS:
         return str(data["agent"])
@@ -140,7 +140,7 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """What is said of an event that changes no line."""
+    """Describe an event that changes no line."""
     match kind:
         case "warning":
             return f"warning: {data['message']}"
@@ -153,7 +153,7 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
-    """A task changes its state, but does not end."""
+    """Change a task's state, without ending it."""
     match event["type"].removeprefix("subagent."):
         case "dequeued":
             line.started, line.mark, line.state = at, "busy", "running"
@@ -177,7 +177,7 @@ def _share(line: Line, kind: str, data: dict[str, Any]) -> str:
 
 
 def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
-    """What an agent does meanwhile."""
+    """Show an agent's current activity."""
     match kind:
         case "llm.started":
             line.state, line.text = f"asks the model (call {data['call']})", ""
@@ -197,7 +197,7 @@ def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
 
 
 def _end(line: Line, event: dict[str, Any], at: datetime) -> str | None:
-    """Close the line, once: a task's by the event of the task."""
+    """Close a line, once; that of a task by the event of the task."""
     data, of_task = event["data"], event["type"].startswith("subagent.")
     if line.is_task is not of_task or line.ended is not None:
         return None

@@ -1,4 +1,4 @@
-"""What the demo's parts share as clients of the server."""
+"""HTTP helpers of the demo."""
 
 from typing import Any
 
@@ -6,14 +6,17 @@ import httpx2
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text is the reason."""
 
 
 async def checked(answer: Any) -> dict[str, Any]:
-    """The body of an answer, or of one that is awaited.
+    """Return the body of a response.
+
+    Args:
+        answer: a response, or an awaitable of one.
 
     Raises:
-        DemoError: it is a refusal.
+        DemoError: the response is an error.
     """
     response: httpx2.Response = answer if isinstance(answer, httpx2.Response) else await answer
     body: dict[str, Any] = response.json()

@@ -1,8 +1,7 @@
-"""The demo of what earlier runs teach later ones: a family of thirty tasks, judged one by one.
+"""Demo of learning from earlier runs: thirty similar tasks, each with feedback.
 
-The team's lead does not know in which order to ask its sub-agents, and nobody tells it: a reader
-says of each run whether the briefing was any good, and it is if the facts were collected before the
-text was written, and the text written before it was checked.
+The lead agent does not know the right order of its sub-agents. The feedback is a success only if
+the facts were collected before the text was written, and the text written before it was checked.
 """
 
 import asyncio
@@ -19,9 +18,9 @@ from bottega.demo.scenarios import Scenario
 
 RIGHT = ("collector", "writer", "checker")
 NIGHTS = (10, 18, 24)
-"""After so many tasks the memory is looked through, as it otherwise is at night."""
+"""Numbers of tasks after which maintenance of the memory runs, as it otherwise does at night."""
 TRIAL_SHARE = 0.8
-"""Of the runs, more than by default, since there are but thirty."""
+"""Share of runs on trial; above the default, since there are only thirty runs."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
     "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
@@ -42,10 +41,10 @@ _PATIENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A task that is over.
+    """Finished task.
 
     Attributes:
-        arm: of the pattern that its run was given or, by lot, was not.
+        arm: the assignment of its run for a pattern, if there was one.
     """
 
     run_id: str
@@ -54,7 +53,7 @@ class _Done:
 
 
 async def watch(client: httpx2.AsyncClient, scenario: Scenario, console: Console) -> int:
-    """Run the family and show what is learned; answers the process's exit status."""
+    """Run all tasks and show the learning; return the process's exit status."""
     done: list[_Done] = []
     since = 0
     for number, topic in enumerate(TOPICS, 1):
@@ -68,9 +67,9 @@ async def watch(client: httpx2.AsyncClient, scenario: Scenario, console: Console
 async def _one(
     client: httpx2.AsyncClient, scenario: Scenario, number: int, topic: str, console: Console
 ) -> _Done:
-    """One task, its run, and what the reader says of it."""
+    """Run one task, and give feedback on it."""
     task = scenario.task.format(topic=topic)
-    # A user for each topic: a pattern names a domain only if tasks of three users had it.
+    # One user per topic: a pattern names a domain only if tasks of three users had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
     run = await checked(client.post("/v1/runs", params={"wait": 60}, json=body))
     if run["status"] != "completed":
@@ -90,7 +89,7 @@ async def _one(
 
 
 async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> None:
-    """Look through the memory, and show what patterns there are then."""
+    """Run the memory's maintenance, and show the patterns."""
     for each in done:
         await _until(client, f"/v1/runs/{each.run_id}/learning", "status", ("done", "failed"))
     job = await checked(client.post("/v1/memory/maintenance", json={}))
@@ -114,7 +113,7 @@ def _told(pattern: Mapping[str, Any]) -> str:
 async def _until(
     client: httpx2.AsyncClient, path: str, name: str, wanted: Sequence[str]
 ) -> dict[str, Any]:
-    """What is at a path once a field of it has one of the values."""
+    """Poll a path until a field has one of the values; return the body."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             while True:

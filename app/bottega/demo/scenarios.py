@@ -1,4 +1,4 @@
-"""What the demo runs: teams of agents, and what they are asked. Data only."""
+"""Scenarios of the demo: teams of agents and their tasks. Data only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ _MARK = {"created_by": "bottega demo"}
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A team under a coordinator.
+    """Team under a coordinator.
 
     Attributes:
-        task: what it is asked.
-        agents: as they are created, those that others name first.
-        graph: as it is created, if answers flow between them.
+        task: the input of the run.
+        agents: request bodies, in an order in which names are defined before their use.
+        graph: request body of a graph, if results flow between the agents.
     """
 
     coordinator: str
@@ -30,12 +30,12 @@ class Scenario:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The body of the request that starts it."""
+        """Body of the request that starts the run."""
         return {"agent": self.coordinator, "graph": self.graph_name, "input": self.task}
 
 
 def is_ours(agent: dict[str, Any]) -> bool:
-    """Whether the demo created this agent, so that it may store a new version of it."""
+    """Return true if the demo created this agent, so that it may update it."""
     return bool(agent["metadata"] == _MARK)
 
 
@@ -46,7 +46,7 @@ def _team(
     specialists: Mapping[str, tuple[str, str]],
     **subagents: Any,
 ) -> list[dict[str, Any]]:
-    """Agents to create: specialists, given as (description, system message), and who leads them."""
+    """Build request bodies: specialists from (description, system message), then their lead."""
     told = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
         {"name": name, "description": about, "system_message": own, "metadata": _MARK}

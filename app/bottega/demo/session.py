@@ -1,4 +1,4 @@
-"""The demo from start to end: serve, define the team over HTTP, run it, watch it, say what next."""
+"""Course of the demo: start a server, define a team over HTTP, run it, and show it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,22 +26,22 @@ from bottega.tenants.keys import Scope
 
 _console = Console()
 _LONGEST = timedelta(hours=1)
-"""How long a key of the demo's is good that could not be removed."""
+"""Lifetime of the demo's API key, should its removal fail."""
 _PATIENCE_S = 5.0
-"""Seconds that the demo waits for a model that is down."""
+"""Seconds that the demo waits for an unavailable model."""
 
 Headers = dict[str, str]
 
 
 async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
-    """Serve on loopback, and be a client of that server. Answers the process's exit status."""
+    """Start a server on loopback and be its client; return the process's exit status."""
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
     settings = settings.model_copy(update={"model_patience_s": patience_s})
     learns = scenario.agents is LEARNING.agents
     if learns:
         faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}
         settings = settings.model_copy(update=faster)
-    scope: Scope = "admin" if learns else "run"  # it has the memory looked through
+    scope: Scope = "admin" if learns else "run"  # maintenance requires admin
     async with operator.passing_key(url, name="demo", good_for=_LONGEST, scope=scope) as key:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return await _run(settings, url, headers, scenario, keep)
@@ -55,7 +55,7 @@ async def _run(
     client = asyncio.ensure_future(_client(settings, listening, headers, scenario, keep))
     try:
         await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
-        if not client.done():  # Ctrl-C stops the server first
+        if not client.done():  # Ctrl-C stopped the server
             client.cancel()
             await asyncio.gather(client, return_exceptions=True)
             await serving
@@ -86,7 +86,7 @@ async def _client(
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
         await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
         ended = await checked(client.get(f"/v1/runs/{run_id}"))
-    if ended["ended_at"] is None:  # Ctrl-C: the server told its subscribers first
+    if ended["ended_at"] is None:  # Ctrl-C: the server closed the socket first
         _console.print(
             f"Stopped. Run {run_id} goes on when the next server starts.", soft_wrap=True
         )
@@ -108,7 +108,7 @@ async def _client(
 
 
 async def _define(client: httpx2.AsyncClient, scenario: Scenario) -> None:
-    """Create the team, or bring what an earlier demo created up to date; leave others' alone."""
+    """Create the team, or update what an earlier demo created; leave other agents unchanged."""
     for agent in scenario.agents:
         content = {key: value for key, value in agent.items() if key != "name"}
         await _create(client, "agents", agent, content, is_ours)
@@ -139,7 +139,7 @@ async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _watch(url: str, headers: Headers) -> None:
-    """Draw the run while it goes on: a live tree on a terminal, lines of text elsewhere."""
+    """Draw the run: as a live tree on a terminal, as lines of text elsewhere."""
     board = Board()
     if not _console.is_terminal:
         async for event in _events(url, headers):
