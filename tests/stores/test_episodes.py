@@ -412,5 +412,5 @@ async def test_bodies_come_back_from_the_object_store(
     (folder / "away").rename(folder / "objects")
     [lost] = (folder / "objects").rglob("trace-*")
     lost.unlink()
-    with pytest.raises(UnavailableError, match="not in the object store"):  # not that it is unknown
+    with pytest.raises(UnavailableError, match="missing in the object store"):  # it exists
         await memory.get(DEFAULT_TENANT, EVERYTHING, known)

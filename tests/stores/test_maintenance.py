@@ -214,7 +214,7 @@ async def test_one_whose_workers_all_die_ends(
     await owner.execute("UPDATE memory_jobs SET status = 'running', tries = 8, next_at = now()")
     await maintenance.work()
     ended = await job(database, ordered)
-    assert (ended.status, ended.error) == ("failed", "no worker outlived it")
+    assert (ended.status, ended.error) == ("failed", "each worker that held the job died")
 
 
 # --- Nights -------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ async def test_one_process_at_a_time_and_what_a_killed_one_left_is_dropped(
 ) -> None:
     holder = await care.connect()
     await holder.execute("SELECT pg_advisory_lock(4871019230)")
-    assert await care.care() == {"skipped": "another process is at it"}
+    assert await care.care() == {"skipped": "another process is doing it"}
     await holder.close()
     while await owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"):
         pass

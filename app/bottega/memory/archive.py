@@ -47,8 +47,8 @@ class Archive:
             if self._listener is not None:
                 self._listener(
                     MEMORY_LIMIT,
-                    f"'{section.title}' has no room within its {section.budget} tokens for all "
-                    "that is needed; older parts of it are shortened",
+                    f"'{section.title}' needs more than its {section.budget} tokens; its older "
+                    "parts are shortened",
                 )
         self._squeeze(section, mark)
 

@@ -156,7 +156,7 @@ class _Check:
 
     def condition(self, condition: Any, path: str, depth: int) -> None:
         if not isinstance(condition, Mapping):
-            raise _bad("a condition is an object", path)
+            raise _bad("a condition must be an object", path)
         if depth > MAX_DEPTH:
             raise _bad(f"conditions may be nested at most {MAX_DEPTH} deep", path)
         group = next((each for each in GROUPS if each in condition), None)
@@ -179,8 +179,8 @@ class _Check:
         feature, op, value = test.get("feature"), test.get("op"), test.get("value")
         if not isinstance(feature, str) or not _FEATURE.fullmatch(feature):
             raise _bad(
-                "a feature is named by lower-case letters, digits and '_', a letter first, "
-                "at most 64 of them",
+                "a feature name has at most 64 lower-case letters, digits and '_', and begins "
+                "with a letter",
                 f"{path}/feature",
             )
         if op not in OPERATORS:
@@ -198,19 +198,19 @@ class _Check:
             _check_scalar(value, path)
         elif op == "exists":
             if value is not None and value is not True:
-                raise _bad("'exists' takes no value; what is absent is {not: {…}}", path)
+                raise _bad("'exists' takes no value; for an absent feature use {not: …}", path)
         else:
             _check_scalar(value, path)
         self._count(len(value) if op in _LISTED else 1, path)
 
     def _list(self, values: Any, path: str) -> None:
         if not isinstance(values, (list, tuple)) or not values:
-            raise _bad("a list of at least one value is needed", path)
+            raise _bad("expected a list of at least one value", path)
         _at_most(values, MAX_TESTS, path, "values")
         for index, each in enumerate(values):
             _check_scalar(each, f"{path}/{index}")
             if kind_of(each) != kind_of(values[0]):
-                raise _bad("the values of a list must be of one kind", f"{path}/{index}")
+                raise _bad("the values of a list must be of one type", f"{path}/{index}")
 
     def _count(self, tests: int, path: str) -> None:
         self._tests += tests
@@ -221,27 +221,27 @@ class _Check:
 def _check_scalar(value: Any, path: str) -> None:
     kind = kind_of(value)
     if kind not in ("truth", "number", "text"):
-        raise _bad("a value is a text, a number, or true or false", path)
+        raise _bad("a value must be a string, a number or a boolean", path)
     if kind == "text":
         _check_text(value, path)
     elif kind == "number" and abs(value) > MAX_NUMBER:
-        raise _bad(f"a number may be at most {MAX_NUMBER}, or minus that", path)
+        raise _bad(f"a number must be from -{MAX_NUMBER} to {MAX_NUMBER}", path)
 
 
 def _check_text(text: Any, path: str) -> None:
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT or "\0" in text:
-        raise _bad(f"a text of 1 to {MAX_TEXT} characters, none of them NUL, is needed", path)
+        raise _bad(f"expected a string of 1 to {MAX_TEXT} characters without NUL", path)
 
 
 def _check_range(bounds: Any, path: str) -> None:
     numbers = len(bounds) == 2 and all(kind_of(each) == "number" for each in bounds)
     if not numbers or not 0 <= bounds[0] <= bounds[1] <= 1:
-        raise _bad("two numbers from 0 to 1 are needed, the smaller first", path)
+        raise _bad("expected two numbers from 0 to 1, the smaller first", path)
 
 
 def _only(condition: Mapping[str, Any], names: Sequence[str], path: str) -> None:
     if extra := sorted(str(name) for name in condition if name not in names):
-        raise _bad(f"{extra[0][:MAX_TEXT]!r} does not belong beside {names[0]!r}", path)
+        raise _bad(f"{extra[0][:MAX_TEXT]!r} is not allowed beside {names[0]!r}", path)
 
 
 def _at_most(values: Sequence[Any], most: int, path: str, what: str) -> None:

@@ -43,15 +43,15 @@ async def add(
         and await pattern_rows.given(connection, tenant_id) >= MOST_GIVEN
     ):
         raise ConflictError(
-            f"a tenant keeps {MOST_GIVEN} patterns that were given by somebody at most: change one "
-            "of those instead",
+            f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one of "
+            "those instead",
             code="too_many",
         )
     stored = await pattern_rows.insert(connection, tenant_id, pattern, now)
     if stored is not None:
         await pattern_rows.tell(connection, tenant_id)
         return await _read(connection, tenant_id, stored)
-    assert pattern.fingerprint is not None, "only a fingerprint keeps one out"
+    assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
     stored = await pattern_rows.same(connection, tenant_id, pattern.fingerprint)
     assert stored is not None, "patterns are never removed"
     was = (await pattern_rows.hold(connection, tenant_id, [stored]))[stored]
@@ -86,8 +86,8 @@ async def update(
     was = (await _held(connection, tenant_id, [pattern_id]))[pattern_id]
     if was.version != version:
         raise ConflictError(
-            f"pattern {pattern_id} is of version {was.version} now, not {version}: read it again "
-            "and make the change to that",
+            f"pattern {pattern_id} has version {was.version} now, not {version}: read it again "
+            "and repeat the change",
             code="stale_version",
         )
     new = {name: value for name, value in changes.items() if getattr(was, name) != value}
@@ -126,7 +126,7 @@ async def deprecate(
         replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
     ):
         raise InvalidInputError(
-            "a pattern is replaced by another one, which is not deprecated",
+            "a pattern can only be replaced by another one that is not deprecated",
             pointer="/replaced_by",
         )
     given_up = _given_up(held[pattern_id], reason, replaced_by)
@@ -160,7 +160,7 @@ async def merge(
     one = merged([whole[each] for each in ids])
     check_applicability(one.applicability)
     stored = await pattern_rows.insert(connection, tenant_id, one, now)
-    assert stored is not None, "it has no fingerprint, so none has the same"
+    assert stored is not None, "a merged pattern has no fingerprint"
     await application_rows.pool(connection, tenant_id, ids, stored)
     for each in held.values():
         given_up = _given_up(each, f"merged into {stored}", stored)

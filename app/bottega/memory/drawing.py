@@ -35,6 +35,6 @@ def arm_of(
     if state is PatternState.VALIDATED:
         withheld = drawn(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED
-    assert state is PatternState.CANDIDATE, f"one that is {state} is not given"
+    assert state is PatternState.CANDIDATE, f"a {state} pattern has no arms"
     on_trial = drawn(salt, run, pattern_id, version, "trial") < options.trial_share
     return Arm.TRIAL if on_trial else Arm.CONTROL

@@ -167,13 +167,13 @@ class EpisodicMemory:
         """Read bodies from the object store."""
         if not keys:
             return {}
-        assert self._objects is not None, "a body lies in an object store that is not configured"
+        assert self._objects is not None, "a body is in an object store, but none is configured"
         try:
             contents = await asyncio.gather(*map(self._objects.get, keys.values()))
         except NotFoundError:  # the episode exists and refers to it
             raise UnavailableError(
-                f"the {' or the '.join(keys)} of this episode is not in the object store: have "
-                "it restored, or BOTTEGA_OBJECTS_URL put right; the rest is read with body=false",
+                f"the {' or the '.join(keys)} of this episode is missing in the object store: "
+                "restore it, or correct BOTTEGA_OBJECTS_URL; body=false reads the rest",
                 code="object_store",
             ) from None
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
@@ -351,7 +351,7 @@ class EpisodicMemory:
         """Maintenance of old episodes; requires an object store."""
         from bottega.memory.tending import Tending
 
-        assert self._objects is not None, "old episodes need an object store"
+        assert self._objects is not None, "maintenance of old episodes needs an object store"
         options = self._options
         window = timedelta(days=options.consolidate_days)
         closeness = Closeness(options.consolidate_cosine, window)

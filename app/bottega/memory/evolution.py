@@ -116,7 +116,11 @@ async def _review(
         return "on_trial"
     why = was.lifecycle.reason or "reviewed"
     await curating.deprecate(
-        connection, tenant_id, pattern_id, f"{why}; no condition tells where it helps", now
+        connection,
+        tenant_id,
+        pattern_id,
+        f"{why}; no condition separates success from failure",
+        now,
     )
     return "deprecated"
 

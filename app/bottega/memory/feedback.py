@@ -85,8 +85,8 @@ async def give(
     row = stored.mappings().one_or_none()
     if row is None:
         raise ConflictError(
-            f"run {run_id} has no episode that feedback could count for: its memory was not "
-            "'full', or the episode was deleted",
+            f"run {run_id} has no episode for the feedback: its memory was not 'full', or the "
+            "episode was deleted",
             code="no_episode",
         )
     for statement in (_SEPARATE, *_COUNT):

@@ -81,7 +81,7 @@ class Indices:
         try:
             await connection.execute(_PATIENCE, f"{round(1000 * self.patience_s)}ms")
             if not await connection.fetchval(_TAKE_TURN, _LOCK):
-                return {"skipped": "another process is at it"}
+                return {"skipped": "another process is doing it"}
             return await self._cared(connection)
         finally:
             await connection.close()

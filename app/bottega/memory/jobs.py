@@ -122,7 +122,7 @@ async def order(
         under_way: UUID | None = await connection.fetchval(_OPEN, tenant_id)
         if under_way is not None:
             return under_way, False
-    raise ConflictError("another look through the memory began and ended: ask again")
+    raise ConflictError("other maintenance jobs began and ended meanwhile: try again")
 
 
 async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> Job:

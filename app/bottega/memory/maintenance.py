@@ -148,7 +148,7 @@ class Maintenance:
     async def _do(self, job: Job) -> None:
         """Do the remaining stages of a job."""
         if job.tries > _MOST_TRIES:  # each worker that held it died
-            await self._end(job, job.error or "no worker outlived it")
+            await self._end(job, job.error or "each worker that held the job died")
             return
         for number in range(job.stage, len(self._stages)):
             stage = self._stages[number]
