@@ -188,7 +188,7 @@ def test_what_holds_tasks_up_is_said(run: Run) -> None:
     assert said == "lead is refused a task: 20 tasks wait"
     run.dispatch("market")
     opened = run("subagent.circuit_opened", "market", failures=3, retry_after_ms=30_000)
-    assert opened == "no more tasks like market after 3 failures; again in 30 s"
+    assert opened == "tasks like market are refused after 3 failures; again in 30 s"
     assert run("warning", "unknown", code="x", message="look") == "warning: look"
     assert len(run.drawn()) == 2
 

@@ -148,7 +148,7 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
             return f"{agent} is refused a task: {data['message']}"
         case "subagent.circuit_opened":
             again = f"again in {data['retry_after_ms'] / 1000:g} s"
-            return f"no more tasks like {agent} after {data['failures']} failures; {again}"
+            return f"tasks like {agent} are refused after {data['failures']} failures; {again}"
     return None
 
 

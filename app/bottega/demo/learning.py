@@ -33,8 +33,8 @@ _ABOUT = {"domain": "editorial", "task_type": "briefing"}
 _SAID = {
     "used": "given the pattern",
     "trial": "given it on trial",
-    "withheld": "the pattern withheld, by lot",
-    "control": "not given the candidate, by lot",
+    "withheld": "pattern withheld at random",
+    "control": "candidate withheld at random",
 }
 _PATIENCE_S = 120.0
 
@@ -95,8 +95,8 @@ async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Con
     job = await checked(client.post("/v1/memory/maintenance", json={}))
     report = await _until(client, f"/v1/memory/reports/{job['id']}", "status", ("done", "failed"))
     if report["status"] == "failed":
-        raise DemoError(f"the memory could not be looked through: {report['error']}")
-    console.print("[bold]— a night: what these runs taught —[/]", highlight=False)
+        raise DemoError(f"maintenance of the memory failed: {report['error']}")
+    console.print("[bold]— maintenance: patterns so far —[/]", highlight=False)
     for pattern in (await checked(client.get("/v1/patterns")))["items"]:
         console.print(f"    {_told(pattern)}", highlight=False, soft_wrap=True)
 
@@ -122,7 +122,7 @@ async def _until(
                     return found
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        raise DemoError(f"{path} is not over after {_PATIENCE_S:g} s") from None
+        raise DemoError(f"{path} did not finish within {_PATIENCE_S:g} s") from None
 
 
 async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> int:
@@ -130,7 +130,7 @@ async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Co
     without = [each.good for each in done if each.arm not in ("trial", "used")]
     used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
     page = await checked(client.get("/v1/patterns", params={"state": "VALIDATED"}))
-    lines = [f"Without a pattern {_share(without)} went well, with one {_share(with_it)}."]
+    lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
     lines += [_told(each) for each in page["items"]]
     lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
     console.print(Panel("\n".join(lines), title="What the runs taught"))

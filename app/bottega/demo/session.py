@@ -88,7 +88,7 @@ async def _client(
         ended = await checked(client.get(f"/v1/runs/{run_id}"))
     if ended["ended_at"] is None:  # Ctrl-C: the server closed the socket first
         _console.print(
-            f"Stopped. Run {run_id} goes on when the next server starts.", soft_wrap=True
+            f"Stopped. Run {run_id} continues when the next server starts.", soft_wrap=True
         )
         return 130
     _show_end(settings, ended)
