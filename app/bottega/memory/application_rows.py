@@ -168,11 +168,7 @@ async def record(
 ) -> list[UUID]:
     """Store applications of locked patterns; return the pattern of each new or changed one.
 
-    Ignores those that are no evidence.
-
-    Args:
-        applications: at most one per pattern and episode.
-    """
+    Ignores those that are no evidence. There must be at most one per pattern and episode."""
     episodes = [each.episode_id for each in applications if each.episode_id is not None]
     await connection.execute(_STAY, tenant_id, episodes)
     told = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
@@ -227,9 +223,7 @@ async def tallies(
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
-    """Return features and success of the last tasks that were given this version of a pattern.
-
-    Leaves out private texts, which a pattern must not contain."""
+    """Return public features and success of the last tasks that were given this version."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
     told = [
         Told(

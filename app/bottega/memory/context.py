@@ -130,11 +130,7 @@ class Learned:
 
 
 class Memory:
-    """Episodes and patterns together.
-
-    Args:
-        clock: the time of reported outcomes.
-    """
+    """Retrieval and learning across episodes and patterns."""
 
     def __init__(
         self,

@@ -188,11 +188,7 @@ async def prune(
 
 
 def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
-    """Check that no pattern is missing.
-
-    Raises:
-        NotFoundError: one is missing.
-    """
+    """Raise :class:`NotFoundError` if a pattern is missing."""
     for each in ids:
         if each not in found:
             raise NotFoundError(f"there is no pattern {each}")

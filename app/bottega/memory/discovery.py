@@ -53,11 +53,7 @@ _END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Miner of patterns.
-
-    Attributes:
-        most: newest episodes that are read.
-    """
+    """Miner of patterns in the newest episodes, at most ``most``."""
 
     pool: asyncpg.Pool
     objects: Objects

@@ -25,7 +25,6 @@ class Embedders:
     Args:
         current: loads the configured embedder when it is first needed.
         named: returns another embedder by name; ``None`` if this process does not have it.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -74,9 +73,8 @@ class Embedders:
     async def still(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
         """Return true if the tenant's queries still use the embedder ``name``.
 
-        After a switch the old vectors are soon deleted. Then :meth:`of_queries` returns the new
-        embedder at once.
-        """
+        After a switch the old vectors are soon deleted; :meth:`of_queries` then returns the new
+        embedder at once."""
         known = await connection.fetchval(_OF_QUERIES, tenant_id)
         if known in (None, name):
             return True

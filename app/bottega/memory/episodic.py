@@ -75,7 +75,6 @@ class EpisodicMemory:
     Reads count as accesses, which :attr:`accesses` writes about a second later.
 
     Args:
-        embedders: loads the embedder of a tenant's queries at the first query.
         clock: the time for the age of episodes.
     """
 
@@ -321,29 +320,15 @@ class EpisodicMemory:
         return marked
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Move episodes by their age (:mod:`bottega.memory.lifecycle`).
-
-        Returns:
-            how many became ``mature``, ``aged``, ``archived``.
-
-        Raises:
-            UnavailableError: the object store cannot be reached.
-        """
+        """See :meth:`bottega.memory.lifecycle.Lifecycle.archive_old`."""
         return await self.tending.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Consolidate similar mature episodes (``memory.consolidation``).
-
-        Returns:
-            the number of ``groups``, and of ``episodes`` in them.
-
-        Raises:
-            UnavailableError: the object store cannot be reached.
-        """
+        """See ``consolidate_similar`` in ``memory.consolidation``."""
         return await self.tending.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove episodes that were deleted long enough ago; return their number."""
+        """See :meth:`bottega.memory.lifecycle.Lifecycle.purge_deleted`."""
         return await self.tending.purge_deleted(tenant_id, now)
 
     @property

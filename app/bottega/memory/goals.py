@@ -134,11 +134,7 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Replace goals found by rules with those of a model, where it returned any.
-
-    Args:
-        said: ``goals``, ``constraints``, ``criteria``, ``complexity``; all optional.
-    """
+    """Replace parts of an analysis by rules with those that a model returned."""
 
     def texts(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
         lines = [" ".join(str(each).split())[:LONGEST_ITEM] for each in said.get(name) or ()]

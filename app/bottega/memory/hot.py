@@ -52,13 +52,8 @@ class HotEpisodes:
     """Cache of the most read episodes, by tenant and id. None of its methods raises.
 
     Args:
-        redis: optional second level.
         capacity: episodes in this process.
         ttl_s: seconds that they stay.
-        clock: monotonic seconds.
-
-    Attributes:
-        counts: hits and misses.
     """
 
     def __init__(

@@ -77,7 +77,6 @@ class Job:
         stage: the number of finished stages.
         progress: counts by stage name, including the stage under way.
         report: the counts of the last stage, at the end.
-        error: the last error.
         tries: how often the job was claimed.
     """
 

@@ -35,9 +35,7 @@ async def judge(
     options: LearningOptions,
     now: datetime,
 ) -> list[Validation]:
-    """Validate patterns, store the results, and return them; skip unknown ids.
-
-    Writes nothing for a pattern that has no new evidence."""
+    """Validate patterns, store what changed, and return the results; skip unknown ids."""
     held = await pattern_rows.hold(connection, tenant_id, ids)
     found_of = await weighed(connection, tenant_id, list(held), options, now)
     kept = await _discovered(connection, tenant_id, found_of, options)
@@ -74,11 +72,7 @@ async def let_fall(
     options: LearningOptions,
     now: datetime,
 ) -> None:
-    """Put validated patterns that decline or harm into review.
-
-    Args:
-        patterns: locked by the caller.
-    """
+    """Put validated patterns that decline or harm into review; the caller has locked them."""
     used = [each for each in patterns if each.state is PatternState.VALIDATED]
     if not used:
         return

@@ -130,9 +130,6 @@ class Keeper:
 
     Each method does what is due, and returns the seconds until the next work. Any number of
     processes may run at a time.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -178,11 +175,7 @@ class Keeper:
     async def _embed_or_postpone(
         self, tenant_id: UUID, tries: Mapping[UUID, int]
     ) -> BottegaError | None:
-        """Embed episodes of a tenant; return the error if none could be embedded.
-
-        Args:
-            tries: earlier tries by episode id.
-        """
+        """Embed episodes, given their earlier tries; return the error if all of them fail."""
         try:
             await self._embed(tenant_id, list(tries))
             return None

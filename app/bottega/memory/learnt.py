@@ -40,10 +40,7 @@ _NOTHING: Mapping[str, Any] = {
 
 
 async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return the learning status of an existing run, its reflection, candidates and applications.
-
-    Candidates are patterns found in its episode; applications show the effect of patterns that it
-    was given."""
+    """Return an existing run's learning status, reflection, new candidates, and applications."""
     values: dict[str, Any] = {"tenant": tenant_id, "run": run_id}
     row = (await connection.execute(_LEARNING, values)).mappings().one_or_none()
     shown: dict[str, Any] = {**(row or _NOTHING), "run_id": run_id}

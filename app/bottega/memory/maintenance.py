@@ -43,11 +43,7 @@ Counts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage of a maintenance job.
-
-    Attributes:
-        work: does the stage for a job's tenant; idempotent.
-    """
+    """Stage of a maintenance job; ``work`` must be idempotent."""
 
     name: str
     work: Callable[[Job], Awaitable[Counts]]
@@ -73,7 +69,6 @@ class Maintenance:
         lease_s: seconds after which another worker takes the job of a dead one.
         first_pause_s: seconds before the first retry; doubled for each further one.
         now: the time for the schedule.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -47,7 +47,6 @@ class Matchers:
 
     Args:
         connect: opens the listening connection.
-        clock: monotonic seconds.
     """
 
     def __init__(
