@@ -58,7 +58,6 @@ class Board:
 
     Attributes:
         lines: by task id; ``None`` is the root.
-        status: of the run.
     """
 
     lines: dict[str | None, Line] = field(default_factory=dict)

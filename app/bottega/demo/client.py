@@ -10,10 +10,7 @@ class DemoError(Exception):
 
 
 async def checked(answer: Any) -> dict[str, Any]:
-    """Return the body of a response.
-
-    Args:
-        answer: a response, or an awaitable of one.
+    """Return the body of a response, or of an awaitable one.
 
     Raises:
         DemoError: the response is an error.
