@@ -1,4 +1,4 @@
-"""Settings: read once, at the three entry points, and passed down from there."""
+"""Settings: read once, at the three entry points, and passed as arguments from there."""
 
 import ipaddress
 import os
@@ -22,23 +22,23 @@ from bottega.tools.secrets import TenantSecrets
 
 DEMO_MODEL_NAME = "demo"
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
-"""User and password, in a URL."""
+"""User and password of a URL."""
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
-"""The same among a URL's options, or among libpq's pairs."""
+"""User and password among a URL's options, or among libpq's pairs."""
 _ESCAPED = re.compile(r"\\(.)")
 _OF_OBJECT_STORES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
 )
-"""Variables with secrets that the library of object stores reads itself."""
+"""Variables with secrets that the object store's library reads itself."""
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
-    Names that other tools already share keep theirs: ``DATABASE_URL``, ``OPENAI_API_KEY``,
-    ``OPENAI_BASE_URL``. ``bottega settings`` prints them all, secrets masked.
+    Without the prefix are names shared with other tools: ``DATABASE_URL``, ``OPENAI_API_KEY``,
+    ``OPENAI_BASE_URL``. ``bottega settings`` prints all, with secrets masked.
     """
 
     model_config = SettingsConfigDict(
@@ -292,12 +292,12 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
 
     @property
     def on_loopback(self) -> bool:
-        """Only this machine can reach the API."""
+        """True if only this machine can reach the API."""
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
     def run_limits(self) -> dict[str, int | None]:
-        """What the database keeps each tenant's runs to."""
+        """Limits of a tenant's runs, which the database enforces."""
         return {
             "concurrent_runs": self.concurrent_runs,
             "queued_runs": self.queued_runs,
@@ -307,27 +307,27 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
 
     @property
     def uses_demo_model(self) -> bool:
-        """Neither a key nor an address of a model is set: the built-in demo model answers."""
+        """True if neither a key nor a base URL of a model is set."""
         return self.openai_api_key is None and self.openai_base_url is None
 
     @property
     def default_model(self) -> str:
-        """Model of agents that name none."""
+        """Model of agents without one of their own."""
         return DEMO_MODEL_NAME if self.uses_demo_model else self.model
 
 
 def secrets() -> TenantSecrets:
-    """What definitions may refer to by name: the environment's, and those of a ``.env`` file."""
+    """Read tenants' secrets from the environment and a ``.env`` file."""
     return TenantSecrets({**dotenv_values(".env"), **os.environ})
 
 
 def redactor(settings: Settings) -> Redactor:
-    """Knows every secret of this process: those of tenants, and those among its settings.
+    """Make a redactor of all secrets of this process: those of tenants and of its settings.
 
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "redis_url")  # of which not all is secret
+    addresses = ("database_url", "redis_url")  # only partly secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
@@ -340,11 +340,11 @@ def redactor(settings: Settings) -> Redactor:
 
 
 def _passwords(address: str) -> set[str]:
-    """As they stand in an address, and as they are meant. The rest of it is no secret."""
+    """Return the passwords in an address, as written and decoded. The rest is not secret."""
     options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
     users = {user for user, _ in _LOGIN.findall(address)}
     users |= {value for name, value in options if name == "user"}
     found = {password for _, password in _LOGIN.findall(address)}
     found |= {value for name, value in options if name != "user"}
-    found -= users  # postgres:postgres is no secret, and a word of many texts
+    found -= users  # such as postgres:postgres
     return found | {unquote(each) for each in found} | {_ESCAPED.sub(r"\1", each) for each in found}

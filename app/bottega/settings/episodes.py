@@ -1,4 +1,4 @@
-"""Settings of how episodes are found, and of how they grow old."""
+"""Settings of episodes: retrieval and lifecycle."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Self
@@ -31,7 +31,7 @@ class EpisodeSettings(BaseSettings):
             "run's start waits 2 s for all of its memory.",
         ),
     ] = 300.0
-    # What each term of a hit's score weighs; together they need not be 1.
+    # Weights of the terms of a hit's score; their sum need not be 1.
     memory_similarity: Annotated[
         _Weight, Field(description="Weight of how near an episode is to the query.")
     ] = 0.5
@@ -102,7 +102,7 @@ class EpisodeSettings(BaseSettings):
 
     @property
     def memory_options(self) -> MemoryOptions:
-        """How episodes are found, and grow old."""
+        """Options of retrieval and lifecycle."""
         groups = {"scoring": self._options(ScoringOptions), "ages": self._options(Ages)}
         return MemoryOptions(**groups, **self._named(MemoryOptions, *groups))
 
@@ -110,6 +110,6 @@ class EpisodeSettings(BaseSettings):
         return kind(**self._named(kind))
 
     def _named(self, kind: Any, *but: str) -> dict[str, Any]:
-        """The settings that are called like the fields of ``kind``."""
+        """Return the settings named like the fields of ``kind``."""
         names = [each.name for each in fields(kind) if each.name not in but]
         return {name: getattr(self, f"memory_{name}") for name in names}

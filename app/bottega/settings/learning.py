@@ -1,4 +1,4 @@
-"""Settings of how runs are learned from."""
+"""Settings of learning from runs."""
 
 from dataclasses import fields
 from typing import Annotated
@@ -80,6 +80,6 @@ class LearningSettings(BaseSettings):
 
     @property
     def learning_options(self) -> LearningOptions:
-        """How runs are learned from."""
+        """Options of learning from runs."""
         names = [each.name for each in fields(LearningOptions)]
         return LearningOptions(**{name: getattr(self, f"learning_{name}") for name in names})

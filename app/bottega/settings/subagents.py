@@ -17,7 +17,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class SubagentSettings(BaseSettings):
     """A group of :class:`bottega.settings.Settings`."""
 
-    # Those of a parent are what its agent's own limits may lower.
+    # An agent's own limits may lower the limits of one parent.
     subagent_max_concurrent: Annotated[
         _Count, Field(description="Tasks of one parent that run at a time; others wait.")
     ] = 5
@@ -106,12 +106,12 @@ class SubagentSettings(BaseSettings):
 
     @property
     def subagent_limits(self) -> SubagentLimits:
-        """What asynchronous sub-agents are kept to."""
+        """Limits of asynchronous sub-agents."""
         return self._subagents(SubagentLimits)
 
     @property
     def subagent_options(self) -> SchedulerOptions:
-        """How a worker's pool, queue and breakers of asynchronous sub-agents behave."""
+        """Options of a worker's pool, queue and breakers for asynchronous sub-agents."""
         return self._subagents(SchedulerOptions)
 
     def _subagents(self, kind: type[T]) -> T:
