@@ -1,4 +1,4 @@
-"""Metadata of all tables, with one naming convention, so that every constraint can be named."""
+"""Metadata of all tables, with a naming convention that names every constraint."""
 
 from uuid import UUID
 

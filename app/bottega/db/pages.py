@@ -1,4 +1,4 @@
-"""Pages of lists, bounded by items and by bytes; rows are measured within the database."""
+"""Pages of lists, limited in items and bytes; the database measures the rows."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 T = TypeVar("T")
 
 PAGE_BYTES = 1024 * 1024
-"""Of a page's rows as text. One larger row is a page of its own."""
+"""Limit of a page's rows as text. A single larger row forms a page."""
 _ROW_BYTES = 1000
-"""Added to each row, for the names of its fields in JSON."""
+"""Bytes added per row, for the field names in JSON."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 
 
@@ -20,7 +20,7 @@ class Part(list[T]):
     """The items of a page.
 
     Attributes:
-        more: others follow.
+        more: further items follow.
     """
 
     def __init__(self, items: Iterable[T] = (), *, more: bool) -> None:
@@ -31,7 +31,7 @@ class Part(list[T]):
 async def fetch_page(
     connection: AsyncConnection, query: Select[Any], limit: int
 ) -> Part[dict[str, Any]]:
-    """Fetch the first rows of an ordered query: ``limit`` at most, and as many as fit in a page."""
+    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes."""
     page = query.limit(limit + 1).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     measured = select(
@@ -48,7 +48,7 @@ async def fetch_page(
 async def fetch_rows(
     connection: asyncpg.Connection, query: str, *arguments: Any, limit: int
 ) -> Part[dict[str, Any]]:
-    """Do the same with SQL and its arguments; the last parameter, a ``LIMIT``, is added."""
+    """Fetch a page by SQL with arguments; ``LIMIT`` is the last parameter and is added here."""
     measured = f"""
         SELECT * FROM (
             SELECT page.*, count(*) OVER () AS page_rows, row_number() OVER () AS page_row,

@@ -1,7 +1,7 @@
-"""Connections that end when nothing is heard from the server any more.
+"""Connections that end when the server falls silent.
 
-Packets may vanish without a word: a load balancer forgets a connection that was idle, a network is
-cut. The kernel notices that on TCP; a proxy that still answers the kernel is noticed here.
+Packets may vanish without an error: a load balancer drops an idle connection, or a network fails.
+The kernel detects that on TCP. Code here also detects it behind a proxy that answers the kernel.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 _CLOSE_S = 2.0
 _SOCKET_OPTIONS = {
     "TCP_KEEPIDLE": 5,
-    "TCP_KEEPALIVE": 5,  # the same by its name on macOS
+    "TCP_KEEPALIVE": 5,  # TCP_KEEPIDLE on macOS
     "TCP_KEEPINTVL": 2,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 10_000,
@@ -29,18 +29,18 @@ SERVER_OPTIONS = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
-"""Settings that let the server notice a silent client, and free what that has locked."""
+"""Settings with which the server detects a silent client and releases its locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Time limits for a database that is silent, in seconds.
+    """Time limits for a silent database, in seconds.
 
     Attributes:
-        probe_every_s: between two questions on a connection that only listens.
-        answer_s: for the answer to a small question.
-        cancel_s: for the server to confirm that it cancelled a statement.
-        step_s: for a statement of the pool of single statements.
+        probe_every_s: between two probes of a connection that only listens.
+        answer_s: for the answer to a probe.
+        cancel_s: for the server's confirmation that it cancelled a statement.
+        step_s: for a statement of the asyncpg pool.
     """
 
     probe_every_s: float = 3.0
@@ -50,20 +50,20 @@ class Silence:
 
     @property
     def longest_silence_s(self) -> float:
-        """From packets that vanish until wake-ups are heard and steps are stored again, at most.
+        """Longest time from lost packets until notifications arrive and steps are stored again.
 
-        A listener finds out; a step that began just before on another connection fails later.
+        A listener detects the loss; a step that began before on another connection fails later.
         """
         found_out_s = self.probe_every_s + self.answer_s + self.cancel_s
         return found_out_s + self.step_s + self.cancel_s
 
 
 class Trust:
-    """The connections of one database; if one of them falls silent, all idle ones are replaced.
+    """The connections of one database; when one falls silent, all idle ones are replaced.
 
     Attributes:
-        generation: of the connections that are opened now.
-        pool: the driver's pool of them, once it is open.
+        generation: number of the current generation of connections.
+        pool: the open asyncpg pool of these connections.
     """
 
     def __init__(self, silence: Silence) -> None:
@@ -80,7 +80,8 @@ class Trust:
 class Session(asyncpg.Connection):  # type: ignore[misc]
     """A connection that ends when the server does not confirm a cancellation in time.
 
-    The driver sends it over a new connection, and would wait for the answer on the old one.
+    The driver sends the cancellation over a new connection, and would wait for its effect on the
+    old one without limit.
     """
 
     trust: Trust
@@ -93,19 +94,19 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     @property
     def distrusted(self) -> bool:
-        """Another connection that is as old fell silent."""
+        """True if another connection of this generation fell silent."""
         return self.generation != self.trust.generation
 
     async def probe(self) -> None:
-        """Ask the server for an answer.
+        """Query the server, to check that it answers.
 
         Raises:
-            TimeoutError: there is none.
+            TimeoutError: it does not answer.
         """
         await self.execute("SELECT 1", timeout=self.trust.silence.answer_s)
 
     async def until_lost(self) -> None:
-        """Return when the connection is closed; probe it while it only listens.
+        """Return when the connection is closed; probe it meanwhile.
 
         Raises:
             TimeoutError: the server is silent.
@@ -120,12 +121,12 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             await self.probe()
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Close, or break off if the server does not answer."""
+        """Close, or terminate if the server does not answer."""
         with contextlib.suppress(TimeoutError):
             await super().close(timeout=_CLOSE_S if timeout is None else timeout)
 
     async def _cancel(self, *arguments: Any) -> None:
-        """Cancel the statement under way, as the driver does, but within bounded time."""
+        """Cancel the current statement, as the driver does, but with a time limit."""
         async with asyncio.timeout(self.trust.silence.cancel_s) as bound:
             await super()._cancel(*arguments)
         if bound.expired():
@@ -135,10 +136,10 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the kernel end a TCP connection that is silent; a Unix socket cannot be."""
+    """Set up TCP keep-alive, so that the kernel ends a silent connection."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SOCKET_OPTIONS.items():
-        if hasattr(socket, name):  # not all platforms have all of them
+        if hasattr(socket, name):  # depends on the platform
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

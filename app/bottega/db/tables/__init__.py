@@ -1,5 +1,7 @@
-"""All tables. The tenant leads every primary and foreign key of what is a tenant's, so no key can
-cross tenants and every such table can be partitioned or distributed by it.
+"""All tables.
+
+Every primary and foreign key of a tenant's table begins with the tenant: no key can cross tenants,
+and the table can be partitioned or distributed by tenant.
 """
 
 from bottega.db.tables.definitions import agent_versions, agents, graph_versions, graphs

@@ -1,7 +1,7 @@
-"""What users define: agents and graphs, each with all its versions.
+"""Users' agents and graphs, with all versions.
 
-A deleted name keeps its row (``deleted_at``) and its versions: runs keep what they pinned, and a
-name that is created again goes on counting.
+A deleted name keeps its row (``deleted_at``) and its versions: runs may have pinned them, and a
+name that is created again continues its version numbers.
 """
 
 from sqlalchemy import (

@@ -1,8 +1,8 @@
-"""Episodes: what each run taught, and what makes them found again (spec page 4, M8 to M18).
+"""Episodes, and the rows that make them searchable.
 
-What is written at different times, or goes at different times, has rows of its own. ``episodes`` is
-written once and never changed, which the database itself sees to; ``episode_search`` and
-``episode_vectors`` hold only what can be found.
+Facts with another time of writing or deletion have rows of their own. ``episodes`` is written once
+and never changes; a trigger enforces that. ``episode_search`` and ``episode_vectors`` hold only
+episodes that a search may find.
 """
 
 from pgvector.sqlalchemy import HALFVEC
@@ -39,21 +39,21 @@ episodes = Table(
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
-    # One that happened, or what several that were alike became.
+    # A single episode, or the consolidation of several similar ones.
     Column("kind", Text, nullable=False, server_default="episode"),
     Column("run_id", Uuid),
     Column("session_id", Text),
-    # The integrator's name for the end user that it belongs to.
+    # The integrator's name for the end user.
     Column("user_id", Text),
-    # The agent that its run began with.
+    # The agent that the run began with.
     Column("agent", Text),
-    # When it ended.
+    # End of the run.
     Column("at", DateTime(timezone=True), nullable=False),
     Column("outcome", Text, nullable=False),
     Column("domain", Text),
     Column("task_type", Text),
     Column("failure_signature", Text),
-    # 3: our own run, 2: one that read what others wrote, 1: imported.
+    # 3: own run, 2: run that read foreign text, 1: imported.
     Column("trust", SmallInteger, nullable=False),
     Column("origin", JSONB, nullable=False, server_default="{}"),
     Column("task", JSONB, nullable=False),
@@ -87,7 +87,7 @@ def _of_episode() -> ForeignKeyConstraint:
     )
 
 
-# What is too long for the core, and the trace. It moves to an object store by and by.
+# The trace, and parts that are too long for ``episodes``. They move to an object store later.
 episode_bodies = Table(
     "episode_bodies",
     metadata,
@@ -102,7 +102,7 @@ episode_bodies = Table(
     CheckConstraint("(content IS NULL) <> (object_key IS NULL)", name="place"),
 )
 
-# What was thought about it afterwards.
+# The reflection about an episode.
 episode_reflections = Table(
     "episode_reflections",
     metadata,
@@ -113,7 +113,7 @@ episode_reflections = Table(
     _of_episode(),
 )
 
-# What a person says the outcome of a run was.
+# A person's feedback about a run's outcome.
 episode_feedback = Table(
     "episode_feedback",
     metadata,
@@ -151,7 +151,7 @@ episode_state = Table(
     Column("last_access", DateTime(timezone=True)),
     Column("consolidated_into", Uuid),
     Column("deleted_at", DateTime(timezone=True)),
-    # What its task reads like, while it waits to be compared with others that read the same.
+    # Key of its task's text, while it waits for a comparison with episodes of the same key.
     Column("task_key", LargeBinary),
     _of_episode(),
     CheckConstraint(f"state IN ({_STATES})", name="state"),
@@ -191,7 +191,7 @@ episode_search = Table(
     Column("tenant_id", Uuid, primary_key=True),
     Column("episode_id", Uuid, primary_key=True),
     Column("at", DateTime(timezone=True), nullable=False),
-    # What a person said of it goes before what the run was.
+    # The outcome by a person's feedback, or else the run's.
     Column("outcome", Text, nullable=False),
     Column("domain", Text),
     Column("task_type", Text),
@@ -200,7 +200,7 @@ episode_search = Table(
     Column("agent", Text),
     Column("failure_signature", Text),
     Column("trust", SmallInteger, nullable=False),
-    # How many episodes it stands for.
+    # Number of episodes that it stands for.
     Column("instances", Integer, nullable=False, server_default="1"),
     Column("terms", TSVECTOR, nullable=False),
     _of_episode(),
@@ -231,8 +231,8 @@ Index(
     postgresql_with={"fastupdate": "off"},
 )
 
-# Those of different embedders are never compared. The index for vectors of another length than 768
-# is made when the first of them comes.
+# Vectors of different embedders are never compared. The index for another length than 768 is made
+# with the first such vector.
 episode_vectors = Table(
     "episode_vectors",
     metadata,
@@ -252,7 +252,7 @@ episode_vectors = Table(
     _of_episode(),
 )
 
-# What is still to be done in the background.
+# Pending background work.
 episode_pending = Table(
     "episode_pending",
     metadata,
@@ -274,21 +274,21 @@ memory_indexes = Table(
     "memory_indexes",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
-    # Whose vectors queries are compared with.
+    # The embedder of queries.
     Column("embedder", Text),
-    # Words that several episodes of a sample had, the most common first.
+    # Words of several episodes of a sample, the most common first.
     Column("common", ARRAY(Text), nullable=False, server_default="{}"),
-    # Of each of these, what part of the tenant's episodes has it.
+    # The share of the tenant's episodes with each of these words.
     Column("shares", ARRAY(REAL), nullable=False, server_default="{}"),
     Column("sampled_rows", Integer, nullable=False, server_default="0"),
     Column("sampled_at", DateTime(timezone=True)),
-    # Whether there may be vectors of other embedders still.
+    # True if vectors of other embedders may remain.
     Column("leftovers", Boolean, nullable=False, server_default=false()),
-    # When its episodes were last looked after: aged, consolidated, purged.
+    # Time of the last maintenance: ageing, consolidation, purge.
     Column("tended_at", DateTime(timezone=True)),
 )
 
-# Objects that nothing refers to any more. Of no tenant: it outlives them.
+# Objects without references. Without a tenant, since they may outlive it.
 object_trash = Table(
     "object_trash",
     metadata,

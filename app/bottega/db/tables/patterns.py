@@ -1,4 +1,4 @@
-"""Patterns: what several runs taught together, and how that is known (spec page 4, M19 to M30)."""
+"""Patterns, the evidence about them, and the work of learning."""
 
 from sqlalchemy import (
     BigInteger,
@@ -37,11 +37,11 @@ patterns = Table(
     Column("category", Text, nullable=False),
     Column("state", Text, nullable=False, server_default="CANDIDATE"),
     Column("version", Integer, nullable=False, server_default="1"),
-    # 3: mined from our own runs, 2: from runs that read what others wrote, 1: somebody gave it.
+    # 3: mined from own runs, 2: from runs that read foreign text, 1: written by a client.
     Column("trust", SmallInteger, nullable=False, server_default="1"),
-    # The same for those that say the same of the same; none: somebody wrote it.
+    # Equal for equal findings; null for a pattern that a client wrote.
     Column("fingerprint", Text),
-    # When it applies, what to do then, in words too, and what other patterns it has to do with.
+    # Condition, advice, description, and relations to other patterns.
     Column("document", JSONB, nullable=False),
     Column("origin", JSONB, nullable=False, server_default="{}"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
@@ -50,7 +50,7 @@ patterns = Table(
     Column("last_used", DateTime(timezone=True)),
     Column("replaced_by", Uuid),
     Column("reason", Text),
-    # What the last validation found.
+    # Result of the last validation.
     Column("applications", Integer, nullable=False, server_default="0"),
     Column("success_rate", Float),
     Column("time_saved_s", Float),
@@ -82,7 +82,7 @@ def _of_pattern() -> ForeignKeyConstraint:
     )
 
 
-# The episodes that it was found in, which never count as evidence for it.
+# The episodes from which it was mined; they never count as evidence for it.
 pattern_sources = Table(
     "pattern_sources",
     metadata,
@@ -93,8 +93,8 @@ pattern_sources = Table(
 )
 Index("ix_pattern_sources_episode", pattern_sources.c.tenant_id, pattern_sources.c.episode_id)
 
-# That a run was given one, or on purpose was not, and what came of it. When its episode is erased,
-# the outcome stays, and nothing says any more whose it was.
+# Assignments of patterns to runs, with outcomes. When an episode is erased, the outcome stays
+# without a reference to it.
 pattern_applications = Table(
     "pattern_applications",
     metadata,
@@ -105,7 +105,7 @@ pattern_applications = Table(
     Column("arm", Text, nullable=False),
     Column("at", DateTime(timezone=True), nullable=False),
     Column("episode_id", Uuid),
-    # How often tasks like it went well without, as it was known before the outcome was.
+    # Success rate of similar tasks without the pattern, as known before the outcome.
     Column("baseline_name", Text, nullable=False),
     Column("baseline_rate", Float, nullable=False),
     Column("baseline_n", Integer, nullable=False),
@@ -135,7 +135,7 @@ Index(
     postgresql_where=text("episode_id IS NOT NULL"),
 )
 
-# What is learned of a run after its end.
+# The work of learning from a finished run.
 run_learning = Table(
     "run_learning",
     metadata,
@@ -144,7 +144,7 @@ run_learning = Table(
     Column("episode_id", Uuid, nullable=False),
     Column("status", Text, nullable=False, server_default="pending"),
     Column("tries", Integer, nullable=False, server_default="0"),
-    # When it is due, or whoever is at it is given up.
+    # Due time; while a worker has it, the end of its lease.
     Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("error", Text),
     Column("result", JSONB, nullable=False, server_default="{}"),
@@ -163,23 +163,23 @@ Index(
 )
 Index("ix_run_learning_next", run_learning.c.next_at, postgresql_where=text("status = 'pending'"))
 
-# The nightly look through a tenant's memory, and those that somebody asked for.
+# Maintenance jobs of a tenant's memory: nightly and on demand.
 memory_jobs = Table(
     "memory_jobs",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
     Column("cause", Text, nullable=False),
-    # The time of the clock that it is of.
+    # The scheduled time.
     Column("tick", DateTime(timezone=True)),
     Column("status", Text, nullable=False, server_default="pending"),
-    # So many stages are done.
+    # Number of completed stages.
     Column("stage", SmallInteger, nullable=False, server_default="0"),
     Column("progress", JSONB, nullable=False, server_default="{}"),
     Column("report", JSONB),
     Column("error", Text),
     Column("tries", Integer, nullable=False, server_default="0"),
-    # When it is due, or whoever is at it is given up.
+    # Due time; while a worker has it, the end of its lease.
     Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("started_at", DateTime(timezone=True)),
@@ -207,12 +207,12 @@ Index(
     postgresql_where=text("status IN ('pending', 'running')"),
 )
 
-# What was done for the indexes of a table, which are all tenants'.
+# Maintenance of a table's indexes, which all tenants share.
 index_care = Table(
     "index_care",
     metadata,
     Column("name", Text, primary_key=True),
-    # Rows of it that had changed when they were last rebuilt.
+    # Number of the table's changed rows at the last rebuild.
     Column("changes", BigInteger, nullable=False),
     Column("at", DateTime(timezone=True), nullable=False),
 )

@@ -1,4 +1,4 @@
-"""Runs, their tasks, their event log, and what their graph's agents published."""
+"""Runs with their tasks, event log, publications, webhooks and schedules."""
 
 from sqlalchemy import (
     BigInteger,
@@ -35,9 +35,9 @@ runs = Table(
     Column("agent", Text),
     Column("graph", Text),
     Column("session_id", Text),
-    # The integrator's name for the end user that it works for; its session's, if it has one.
+    # The integrator's name for the end user; that of the session, if it has one.
     Column("user_id", Text),
-    # What the session held when the run first started: a resumed run must see the same.
+    # The session's memory when the run first started: a resumed run must see the same.
     Column("session_base", JSONB),
     Column("input", JSONB, nullable=False),
     # {"agents": {name: version}, "graph": {"name", "version"} | null}
@@ -51,36 +51,36 @@ runs = Table(
     Column("queue_timeout_s", Float, nullable=False, server_default="86400"),
     Column("token_budget", BigInteger),
     Column("webhook_url", Text),
-    # A retry from the last step carries over events 2 to carried_seq of the run it repeats, and
-    # so names its tasks after that run (or the one that it repeated in turn).
+    # A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
+    # ids therefore derive from that run, or from the first of a chain of retries.
     Column("retry_of", Uuid),
     Column("task_root", Uuid),
     Column("carried_seq", BigInteger, nullable=False, server_default="0"),
     Column("metadata", JSONB, nullable=False, server_default="{}"),
-    # What it may do with what earlier runs taught: the stricter of its own wish and its agents'.
+    # Permitted use of memory: the strictest of the run's and its agents' settings.
     Column("memory", Text, nullable=False, server_default="off"),
-    # Who started it.
+    # Key or user that started it.
     Column("principal", Text),
-    # The fence: every claim raises it, and the log refuses events of an older one.
+    # The fence: every claim increases it, and the log refuses events of an older attempt.
     Column("attempt", Integer, nullable=False, server_default="0"),
-    # Which claim made it so: the same one may ask again.
+    # The claim of this attempt, so that a repeated claim succeeds.
     Column("claimed_by", Uuid),
     Column("attempts", JSONB, nullable=False, server_default="[]"),
     Column("last_seq", BigInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("cancel_requested_at", DateTime(timezone=True)),
     Column("started_at", DateTime(timezone=True)),
-    # Until then the worker that executes it has said to be alive.
+    # End of the lease of the worker that executes it.
     Column("leased_until", DateTime(timezone=True)),
     Column("deadline", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
-    # Which of its tenant's places it holds until it ends; null: it waits for one.
+    # The tenant's slot that it holds until it ends; null: it waits for one.
     Column("place", Integer),
     CheckConstraint(f"status IN ({_STATUSES})", name="status"),
     CheckConstraint("memory IN ('off', 'read', 'full')", name="memory"),
 )
 
-# Of unfinished runs only; finished ones pile up, and must not slow the sweep down.
+# Only unfinished runs: the number of finished ones must not slow the sweep.
 Index(
     "uq_runs_place",
     runs.c.tenant_id,
@@ -96,7 +96,7 @@ Index(
     postgresql_where=text("ended_at IS NULL AND place IS NULL"),
 )
 
-# Of the runs of sessions; most are of none.
+# Only runs of sessions; most have none.
 Index(
     "ix_runs_session",
     runs.c.tenant_id,
@@ -105,7 +105,7 @@ Index(
     postgresql_where=text("session_id IS NOT NULL"),
 )
 
-# Of the runs of users.
+# Only runs with a user.
 Index(
     "ix_runs_user",
     runs.c.tenant_id,
@@ -123,7 +123,7 @@ Index(
     postgresql_where=text("metadata <> '{}'::jsonb"),
 )
 
-# How many runs of a tenant wait for a place: the sum of its parts. Triggers keep it.
+# A tenant's number of runs that wait for a slot: the sum over parts. Kept by triggers.
 waiting_runs = Table(
     "waiting_runs",
     metadata,
@@ -144,20 +144,20 @@ tasks = Table(
     Column("agent", Text, nullable=False),
     Column("depth", SmallInteger, nullable=False),
     Column("status", Text, nullable=False),
-    # A call that its caller waits for (a node of a DAG too), or a task that was dispatched.
+    # sync: its caller waits for it (also for a node of a DAG); async: it was dispatched.
     Column("mode", Text, nullable=False, server_default="sync"),
-    # Of a task that was dispatched: 1 goes first; how often it was taken up.
+    # Only of async tasks. 1 is the highest priority; attempt counts its starts.
     Column("priority", SmallInteger),
     Column("timeout_ms", Integer),
     Column("attempt", Integer),
-    # The accepted answer is in the log's agent.completed event with this seq.
+    # Seq of the log's agent.completed event with the accepted answer.
     Column("answer_seq", BigInteger),
     Column("error", JSONB),
     Column("usage", JSONB),
     Column("duration_ms", BigInteger),
     Column("metadata", JSONB),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    # Null: it waits, or was cancelled while it did.
+    # Null: it waits, or was cancelled before it started.
     Column("started_at", DateTime(timezone=True)),
     Column("cancel_requested_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
@@ -184,13 +184,16 @@ run_events = Table(
     Column("task_id", Uuid),
     Column("parent_task_id", Uuid),
     Column("agent", Text),
-    # Of the task; null: the root's.
+    # Depth of the task; null: the root's.
     Column("depth", SmallInteger),
     Column("at", DateTime(timezone=True), nullable=False),
     Column("data", JSONB, nullable=False),
 )
-"""No foreign key: append_step looks at the run anyway, and a check per event is dear. Whoever
-deletes a run deletes its events."""
+"""The event log of runs.
+
+No foreign key: append_step reads the run anyway, and a check per event is expensive. Code that
+deletes a run also deletes its events.
+"""
 
 graph_snapshots = Table(
     "graph_snapshots",
@@ -200,14 +203,14 @@ graph_snapshots = Table(
     Column("agent", Text, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("task_id", Uuid),
-    # What was published is the answer in the log's event with this seq, or else the content.
+    # The publication is the answer in the log's event with this seq, or else the content.
     Column("answer_seq", BigInteger),
     Column("content", Text),
     Column("published_at", DateTime(timezone=True), nullable=False),
     ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
 )
 
-# Text of answers that are still being produced: read live, gone when the answer is stored.
+# Text of unfinished answers, for live streams; deleted when the answer is stored.
 live_text = Table(
     "live_text",
     metadata,
@@ -219,13 +222,13 @@ live_text = Table(
     Column("agent", Text),
     Column("call", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
-    # How many characters of the answer come before this piece.
+    # Characters of the answer before this piece.
     Column("at", Integer, nullable=False),
     Column("text", Text, nullable=False),
     prefixes=["UNLOGGED"],
 )
 
-# One for each run that asked for it, ordered by a trigger when the run ends.
+# One per run with a webhook; a trigger schedules it when the run ends.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -234,7 +237,7 @@ webhooks = Table(
     Column("url", Text, nullable=False),
     Column("status", Text, nullable=False, server_default="pending"),
     Column("tries", Integer, nullable=False, server_default="0"),
-    # Of the last try: the HTTP status, or why there was none.
+    # HTTP status of the last try, or its error.
     Column("answer", Integer),
     Column("error", Text),
     Column("next_at", DateTime(timezone=True), server_default=func.now()),
@@ -250,7 +253,7 @@ Index(
     postgresql_where=text("status = 'pending'"),
 )
 
-# Runs that start by the clock.
+# Runs that start by schedule.
 schedules = Table(
     "schedules",
     metadata,
@@ -258,7 +261,7 @@ schedules = Table(
     Column("name", Text, primary_key=True),
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
-    # The body of POST /v1/runs, as it was checked.
+    # The validated body of POST /v1/runs.
     Column("run", JSONB, nullable=False),
     Column("paused", Boolean, nullable=False, server_default=text("false")),
     Column("next_at", DateTime(timezone=True), nullable=False),

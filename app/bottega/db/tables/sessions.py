@@ -1,4 +1,4 @@
-"""Shared memory that outlives a run."""
+"""Shared memory of sessions, which outlives a run."""
 
 from sqlalchemy import (
     Column,
@@ -20,7 +20,7 @@ sessions = Table(
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("id", Text, primary_key=True),
-    # The integrator's name for the end user that it belongs to; set by the run that begins it.
+    # The integrator's name for the end user; set by the run that begins the session.
     Column("user_id", Text),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
@@ -32,10 +32,10 @@ session_memory = Table(
     Column("tenant_id", Uuid, primary_key=True),
     Column("session_id", Text, primary_key=True),
     Column("agent", Text, primary_key=True),
-    # Rises by one with each publication of any run, in the order of their commits.
+    # Increases by one with each publication of any run, in the order of their commits.
     Column("version", Integer, nullable=False),
     Column("content", Text, nullable=False),
-    # Tool results and messages of that query, for edges whose policy passes them on.
+    # The query's tool results and messages, for edges whose policy passes them on.
     Column("details", JSONB, nullable=False),
     Column("run_id", Uuid, nullable=False),
     Column("published_at", DateTime(timezone=True), nullable=False),

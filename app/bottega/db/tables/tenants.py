@@ -1,4 +1,4 @@
-"""Tenants, their API keys, and what requests leave behind for later ones."""
+"""Tenants with their keys, audit log, secrets, token counts and stored responses."""
 
 from sqlalchemy import (
     BigInteger,
@@ -27,7 +27,7 @@ tenants = Table(
     Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
     Column("name", Text, nullable=False, unique=True),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    # Of what is drawn for its runs.
+    # Salt of the random assignments of its runs.
     Column("salt", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
 )
 
@@ -47,7 +47,7 @@ api_keys = Table(
     CheckConstraint("scope IN ('read', 'run', 'admin')", name="scope"),
 )
 
-# That there was a key once; from then on nobody is let in without one. At most one row.
+# Marks that there was a key: from then on all requests need one. At most one row.
 first_key = Table(
     "first_key",
     metadata,
@@ -56,7 +56,7 @@ first_key = Table(
     CheckConstraint("one", name="one"),
 )
 
-# Who did what: administration, and ending what others started. Rows are only ever added.
+# Administration, and cancellations of runs. Rows are only added.
 audit_log = Table(
     "audit_log",
     metadata,
@@ -69,7 +69,7 @@ audit_log = Table(
     Column("details", JSONB, nullable=False, server_default="{}"),
 )
 
-# What signs a tenant's webhooks, as it is. The current one has no end; those before it have one.
+# Signing secrets of a tenant's webhooks, as plain text. The current one has no expiry.
 webhook_secrets = Table(
     "webhook_secrets",
     metadata,
@@ -87,8 +87,8 @@ Index(
     postgresql_where=text("expires_at IS NULL"),
 )
 
-# Tokens that were spent on a day (UTC): of runs that ended then; with BOTTEGA_TOKENS_PER_DAY as the
-# workers report them.
+# Tokens spent per day (UTC), counted when a run ends, or with BOTTEGA_TOKENS_PER_DAY as workers
+# report them.
 token_usage = Table(
     "token_usage",
     metadata,
@@ -97,20 +97,20 @@ token_usage = Table(
     Column("tokens", BigInteger, nullable=False),
 )
 
-# Tokens of the day that a worker holds for its runs, until they lapse.
+# Tokens of the day that a worker has reserved for its runs, until they expire.
 token_slices = Table(
     "token_slices",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("worker_id", Uuid, primary_key=True),
     Column("tokens", BigInteger, nullable=False),
-    # All that the worker reported of this tenant, so that a report that is repeated counts once.
+    # All tokens that the worker has reported of this tenant: a repeated report counts once.
     Column("spent", BigInteger, nullable=False),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     prefixes=["UNLOGGED"],
 )
 
-# What was answered to a POST with an Idempotency-Key, for 24 hours.
+# Responses to POSTs with an Idempotency-Key, for 24 hours.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
@@ -123,16 +123,16 @@ idempotency_keys = Table(
 
 Index("ix_idempotency_keys_created_at", idempotency_keys.c.created_at)
 
-# Entry tickets for browsers, which cannot send an Authorization header with a WebSocket.
+# Tickets for browsers, which cannot send an Authorization header with a WebSocket.
 ws_tickets = Table(
     "ws_tickets",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     Column("ticket_hash", LargeBinary, primary_key=True, unique=True),
-    # The one run it opens; null: any of the tenant's.
+    # The only run that it opens; null: any of the tenant's.
     Column("run_id", Uuid),
     Column("expires_at", DateTime(timezone=True), nullable=False),
-    # What its holder may do, and the key that it was asked for with.
+    # Scope of the ticket, and the key that created it.
     Column("scope", Text, nullable=False, server_default="run"),
     Column("key_id", Uuid),
 )

@@ -1,13 +1,11 @@
-"""Heartbeats of workers: who is alive, and how busy. Lost in a crash, and there again with the next
-beat.
-"""
+"""Heartbeats and load of workers. Lost in a crash, and written again with the next heartbeat."""
 
 from sqlalchemy import Column, DateTime, Table, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
 from bottega.db.base import metadata
 
-# Sums over all tenants, for everybody to see.
+# Sums over all tenants, visible to all of them.
 workers = Table(
     "workers",
     metadata,
@@ -18,7 +16,7 @@ workers = Table(
     prefixes=["UNLOGGED"],
 )
 
-# What a worker does for one tenant. No foreign keys: nothing may keep a heartbeat waiting.
+# A worker's load by one tenant. No foreign keys: a heartbeat must not wait for a lock.
 worker_tenants = Table(
     "worker_tenants",
     metadata,
