@@ -81,8 +81,8 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             log.warning(
                 "objects.local",
                 url=objects.url,
-                hint="only this machine sees this folder: with workers or servers on several, "
-                "set BOTTEGA_OBJECTS_URL to a store that all of them reach",
+                hint="only this machine can read this folder: with processes on several machines, "
+                "set BOTTEGA_OBJECTS_URL to a shared store",
             )
         hot = HotEpisodes(_redis(settings))
         stack.push_async_callback(hot.aclose)

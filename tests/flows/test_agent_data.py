@@ -227,7 +227,7 @@ async def test_a_plugin_that_breaks_is_named_with_the_run(
         await server.says("no such task")
     unlucky, hooked = runs["unlucky"]["error"], runs["hooked"]["error"]
     assert unlucky["code"] == "plugin_failed"
-    assert "the plugin 'crm' broke while it configured the agent 'unlucky'" in unlucky["message"]
+    assert "the plugin 'crm' failed to configure the agent 'unlucky'" in unlucky["message"]
     assert "no such team" not in unlucky["message"]  # it is in the operator's log
     assert "a hook of the plugin 'crm' on before_final_response raised" in hooked["message"]
     lines = [from_json(line) for line in server.log if line.startswith("{")]

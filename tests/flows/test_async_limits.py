@@ -109,7 +109,7 @@ async def test_tokens_of_the_day_are_the_tasks_too(
         }
         frames = await play(bottega, model, script)
     (failed,) = of(frames, "subagent.failed")
-    assert "what the tenant may spend today" in failed["error"]["message"]
+    assert "the tenant's token limit for today" in failed["error"]["message"]
     assert failed["error"]["code"] == "budget_exhausted"
 
 

@@ -87,7 +87,7 @@ async def test_a_failed_agent_fails_its_descendants_only(
     assert run["output"] == {"a": "a's answer", "e": "e's answer"}
     assert run["error"]["code"] == "agent_failed"
     assert "failed: b (" in run["error"]["message"]
-    assert run["error"]["message"].endswith("not asked because of that: c, d")
+    assert run["error"]["message"].endswith("skipped because of that: c, d")
     assert sorted(named(request) for request in model.requests) == ["a", "b", "e"]
     tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
     states = {task["agent"]: task["status"] for task in tasks}

@@ -143,8 +143,8 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
         checked = HttpToolDefinition.model_validate(definition)
     except ValidationError as error:  # an older version stored it
         raise InvalidInputError(
-            f"the tool '{definition['name']}' cannot be used any more: "
-            f"{error.errors()[0]['msg']}; store the agent anew",
+            f"the tool '{definition['name']}' can no longer be used: "
+            f"{error.errors()[0]['msg']}; store the agent again",
             code="tool_outdated",
         ) from None
     secrets = workshop.secrets(tenant)

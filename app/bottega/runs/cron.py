@@ -29,7 +29,7 @@ def check_zone(name: str) -> str:
     """
     if name not in _zones():
         raise InvalidInputError(
-            f"'{name[:100]}' is no time zone: name one as the IANA does, such as Europe/Berlin"
+            f"'{name[:100]}' is not a time zone: use an IANA name such as Europe/Berlin"
         )
     return name
 

@@ -72,7 +72,7 @@ async def _ask(
     for source, task in sources.items():
         if (await task).error is not None:
             response = AssistantResponse(
-                error=f"not asked, because {source} has no answer",
+                error=f"skipped, because {source} has no answer",
                 error_code="predecessor_failed",
                 stop_reason="error",
             )
@@ -111,5 +111,5 @@ def _explain(failed: Mapping[str, AssistantResponse]) -> dict[str, str]:
     skipped = [name for name, answer in failed.items() if answer.error_code == "predecessor_failed"]
     text = f"failed: {', '.join(causes)}"
     if skipped:
-        text += f"; not asked because of that: {', '.join(skipped)}"
+        text += f"; skipped because of that: {', '.join(skipped)}"
     return {"code": "agent_failed", "message": text}

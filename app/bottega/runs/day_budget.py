@@ -40,7 +40,7 @@ class DayAccount(Account):
     """
 
     def __init__(self, draw: Draw, slice_: int) -> None:
-        super().__init__("what the tenant may spend today (UTC)", limit=0)
+        super().__init__("the tenant's token limit for today (UTC)", limit=0)
         self.runs = 0
         self._draw = draw
         self._slice = slice_

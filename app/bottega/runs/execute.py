@@ -336,7 +336,7 @@ def _broken(
         failure = {"code": error.code, "message": error.detail}
         return End(RunStatus.FAILED, error=failure, usage=usage)
     logger.error("run.broken", run_id=str(recorder.journal.run_id), exc_info=error)
-    detail = "the run broke on an internal error; the worker's log says more"
+    detail = "an internal error ended the run; the worker's log says more"
     return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
 
 

@@ -119,7 +119,7 @@ async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals
         async with asyncio.timeout(_ANALYSIS_S):
             said = await taught.analyst.analyse(about.question)
     except (BottegaError, TimeoutError) as error:
-        text = f"rules said what the task asks for, not the model: {type(error).__name__}: {error}"
+        text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
         about_it = {"code": "analysis_unavailable", "message": text[:500]}
         journal.add(EventType.WARNING, about_it)
         return goals
@@ -209,7 +209,7 @@ class Lessons:
             else:
                 logger.warning("memory.unavailable", error=str(answer))
                 text = f"{type(answer).__name__}: {answer}"
-                text = f"the run was not given all that earlier ones taught: {text}"
+                text = f"not all memory of earlier runs could be read: {text}"
                 self._journal.add(
                     EventType.WARNING, {"code": "memory_unavailable", "message": text[:500]}
                 )

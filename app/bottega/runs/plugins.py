@@ -45,7 +45,7 @@ def _named(name: str, configure: Configure) -> Configure:
         except Exception as error:
             log.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
             raise PluginError(
-                f"the plugin '{name}' broke while it configured the agent '{agent.agent_name}' "
+                f"the plugin '{name}' failed to configure the agent '{agent.agent_name}' "
                 f"({type(error).__name__}); the worker's log says more"
             ) from error
         for hooks in agent.hooks.values():

@@ -312,7 +312,7 @@ async def published_graph(
     """
     found = await graph(connection, tenant_id, run_id)
     if found["name"] != name:
-        raise NotFoundError(f"run {run_id} works on the graph '{found['name']}', not '{name}'")
+        raise NotFoundError(f"run {run_id} uses the graph '{found['name']}', not '{name}'")
     nodes = [{"agent": node["agent"], "ttl_s": node["ttl_s"]} for node in found["nodes"]]
     versions = {
         node["agent"]: node["published"]["version"] for node in found["nodes"] if node["published"]

@@ -63,7 +63,8 @@ async def create(
     stored = select(func.count()).where(_columns.tenant_id == tenant_id)
     if (await connection.scalar(stored) or 0) >= MOST_SCHEDULES:
         raise ConflictError(
-            f"a tenant has {MOST_SCHEDULES} schedules at most: delete one first", code="too_many"
+            f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
+            code="too_many",
         )
     next_at = next_tick(cron, timezone, await _now(connection))
     query = (
@@ -83,7 +84,7 @@ async def create(
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise ConflictError(
-            f"schedule '{name}' exists already: delete it first, or take another name",
+            f"schedule '{name}' exists already: delete it first, or use another name",
             code="exists",
         )
     await _tell(connection)
@@ -244,7 +245,7 @@ class Ticker:
             if is_transient(error):
                 raise
             log.exception("schedule.broken", schedule=row["name"])
-            detail = "an internal error kept its run from starting; the worker's log says more"
+            detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
             changes["paused"] = "next_at" not in changes  # otherwise it would stay due
         return changes

@@ -19,7 +19,7 @@ def session_user(session_id: str) -> ConflictError:
     """Return the error for a user who is not the session's."""
     return ConflictError(
         f"session '{session_id}' belongs to another user, or to none: a session keeps the user of "
-        "the run that began it. Begin a session of this user's own, or leave the user out",
+        "its first run. Use a session of this user, or omit the user",
         code="session_user",
     )
 

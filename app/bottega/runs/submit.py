@@ -51,8 +51,8 @@ SELECT CAST(jsonb_build_object(
         FROM reached)) AS text)
 """)
 _REFUSALS = {
-    "queued_runs": "{limit} runs are waiting already: start more when some have ended",
-    "tokens_per_day": "the {limit} tokens of this day (UTC) are spent: start more runs tomorrow",
+    "queued_runs": "{limit} runs are queued already: wait until some have ended",
+    "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
 }
 _ACCEPT = text("""
 SELECT CAST(accept_run(
@@ -237,6 +237,6 @@ def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
         if not level:
             return
     raise InvalidInputError(
-        f"its sub-agents have sub-agents more than {_MAX_CHAIN} deep: make the chain shorter",
+        f"its sub-agents are nested more than {_MAX_CHAIN} deep: make the chain shorter",
         code="too_deep",
     )

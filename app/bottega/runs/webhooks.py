@@ -235,7 +235,7 @@ class Webhooks:
         """
         if not secrets:
             raise ConflictError(
-                "the tenant has no webhook secret: make one with POST /v1/webhook-secret",
+                "the tenant has no webhook secret: create one with POST /v1/webhook-secret",
                 code="no_webhook_secret",
             )
         reply = await self._egress.request(
