@@ -119,7 +119,6 @@ async def open_service(
 def _workshop(
     settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
 ) -> "Workshop":
-    """Return the dependencies of all agents."""
     from bottega.runs.build import Workshop
     from bottega.runs.plugins import configure_agent
 
@@ -218,7 +217,6 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
 
 
 def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
-    """Return the memory of earlier runs."""
     from bottega.runs.giving import Taught
 
     settings = service.settings

@@ -15,12 +15,7 @@ _CHECK_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The limits of this process.
-
-    Attributes:
-        soft: the current limit.
-        hard: the highest limit that it may set.
-    """
+    """The limits of this process: the current one, and the highest that it may set."""
 
     soft: int
     hard: int
@@ -30,7 +25,6 @@ class Descriptors:
         return max(1, min(most, self.soft // 2))
 
     def note(self, most: int) -> None:
-        """Log the limits, and the limit of connections."""
         connections = self.connections(most)
         log.info("limits.descriptors", soft=self.soft, hard=self.hard, connections=connections)
 

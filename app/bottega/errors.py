@@ -131,11 +131,7 @@ class VersionConflictError(BottegaError):
 
 
 class LimitedError(BottegaError):
-    """A limit of the tenant that is reached.
-
-    Args:
-        retry_after_s: seconds after which the same request may be accepted.
-    """
+    """A limit of the tenant; the request may be accepted after ``retry_after_s`` seconds."""
 
     kind = ErrorKind.LIMITED
     code = "limited"
@@ -173,7 +169,7 @@ class SubagentQuotaExceededError(SubagentRefusedError):
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
-    """Args: retry_after_ms: when a task of this kind may be tried again."""
+    """An open circuit; ``retry_after_ms`` says when such a task may be tried again."""
 
     code = "subagent_circuit_open"
 
@@ -219,8 +215,6 @@ class HookContractError(BottegaError):
 
 
 class PluginError(BottegaError):
-    """A plugin that failed to configure an agent."""
-
     code = "plugin_failed"
 
 

@@ -15,7 +15,7 @@ LEFT_OUT = "[secret]"
 
 
 class Redactor:
-    """Replaces secrets in text by ``[secret]``.
+    """A filter that replaces secrets in text by ``[secret]``.
 
     Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second. So do
     the JSON, HTML, URL and base64 forms, and the credentials in ``Basic …``.
@@ -40,13 +40,11 @@ class Redactor:
         return re.compile("|".join(map(re.escape, self._longest_first)))
 
     def text(self, text: str) -> str:
-        """Return ``text`` without secrets."""
         if not self.finds(text):  # the usual case, and much faster
             return text
         return self._pattern.sub(LEFT_OUT, text)
 
     def finds(self, text: str) -> bool:
-        """Return true if ``text`` contains a secret."""
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
@@ -61,7 +59,7 @@ class Redactor:
 
 
 def _words(secret: str) -> set[str]:
-    """Return the secrets in one: itself, its words, and decoded ``Basic`` credentials."""
+    """Return a secret, its words, and its decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):

@@ -154,7 +154,6 @@ async def keeping(
 
 
 def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
-    """Build the maintenance of memories."""
     from bottega.memory import indices
     from bottega.memory.discovery import Discovery
     from bottega.memory.maintenance import Maintenance, Nights

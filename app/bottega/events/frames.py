@@ -35,7 +35,6 @@ class Frame:
 
     @property
     def is_final(self) -> bool:
-        """True for the run's last event."""
         return self.type in FINAL_EVENT_TYPES
 
 
@@ -66,21 +65,14 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, beside: bool) -> list[str]:
-        """Return the types under which to show live text.
-
-        Args:
-            beside: whether its task is asynchronous.
-        """
+        """Return the types for live text; ``beside``: of an asynchronous task."""
         by_name = beside and self.types is not None
         kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
         return [kind for kind in kinds if self.wants(kind, agent, depth)]
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of an event's row.
-
-    ``data`` is JSON already and stays as it is, except for one field.
-    """
+    """Return the frame of an event's row. Its ``data`` is JSON, and kept but for one field."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(shown(from_json(data)))

@@ -59,11 +59,7 @@ async def page(
     limit: int,
     descending: bool,
 ) -> Part[Event]:
-    """List a page of events that pass the filter, between ``after`` and ``before`` (exclusive).
-
-    Args:
-        descending: the newest first.
-    """
+    """List a page of events that pass the filter, between ``after`` and ``before`` (exclusive)."""
     async with acting_as(pool, tenant_id) as connection:
         rows = await fetch_rows(
             connection,

@@ -20,10 +20,9 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class Speech:
-    """The live text of one model call. Text that replaces other text is a new object.
+    """The live text of one model call; ``beside``: of an asynchronous task.
 
-    Attributes:
-        beside: whether its task is asynchronous.
+    Text that replaces other text is a new object.
     """
 
     run_id: UUID

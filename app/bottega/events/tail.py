@@ -36,12 +36,7 @@ _READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The state of a run when a subscriber starts to watch it.
-
-    Attributes:
-        last_seq: of its newest event.
-        over: whether that event is the final one.
-    """
+    """A run at the start of watching; ``over``: its event ``last_seq`` is the final one."""
 
     tenant_id: UUID
     run_id: UUID
@@ -131,10 +126,7 @@ class Tail:
         return []
 
     async def keep_up(self, poll_s: float) -> None:
-        """Read new events at every notice, until the final event.
-
-        Notices are hints; every ``poll_s`` seconds the log is read without one.
-        """
+        """Read new events at every notice, and every ``poll_s`` seconds, until the final event."""
         told = {EVENTS}
         try:
             while True:

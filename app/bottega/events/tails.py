@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class Tails:
-    """The tails of all runs that are watched through this process.
+    """The tails by run.
 
     Args:
         poll_s: longest delay of an event by a lost wake-up, in seconds.

@@ -85,7 +85,6 @@ class Event:
 
     @property
     def is_final(self) -> bool:
-        """True for the run's last event."""
         return self.type in FINAL_EVENT_TYPES
 
     def envelope(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Build a run's agents from its pinned definitions."""
+"""Construction of a run's agents from its pinned definitions."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -174,7 +174,6 @@ _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
 
 
 def query_of(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
-    """Return a run's input as a query."""
     if isinstance(value, str):
         return value
     return [_ROLES[message["role"]](content=message["content"]) for message in value]

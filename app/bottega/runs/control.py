@@ -25,9 +25,6 @@ _CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)"
 async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, actor: str) -> bool:
     """Store a request to cancel a run; return true if it was over already.
 
-    Args:
-        actor: for the audit log.
-
     Raises:
         NotFoundError: unknown, or another tenant's.
     """

@@ -22,11 +22,7 @@ def _zones() -> frozenset[str]:
 
 
 def check_zone(name: str) -> str:
-    """Return ``name`` if it is a time zone.
-
-    Raises:
-        InvalidInputError: it is none.
-    """
+    """Return ``name``, or raise ``InvalidInputError`` if it is no time zone."""
     if name not in _zones():
         raise InvalidInputError(
             f"'{name[:100]}' is not a time zone: use an IANA name such as Europe/Berlin"
@@ -35,11 +31,7 @@ def check_zone(name: str) -> str:
 
 
 def check_cron(cron: str) -> str:
-    """Return the expression in its normal form.
-
-    Raises:
-        InvalidInputError: it is no cron expression, or is never due.
-    """
+    """Return the expression in its normal form, or raise ``InvalidInputError``."""
     plain = " ".join(cron.split())
     if not _CRON.fullmatch(plain):
         raise InvalidInputError(
@@ -54,13 +46,10 @@ def check_cron(cron: str) -> str:
 
 
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
-    """Return the first due time of ``cron`` in ``zone`` after ``after``, in UTC.
+    """Return the first due time of a checked ``cron`` in ``zone`` after ``after``, in UTC.
 
     A local time that the clocks skip is due later by the length of the skip. A local time that
     occurs twice is due the first time, but an expression for every hour is due both times.
-
-    Args:
-        cron, zone: checked.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -84,11 +73,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
-    """Return the last due time of ``cron`` up to ``until`` (inclusive), in UTC.
-
-    Args:
-        cron: checked.
-    """
+    """Return the last due time of a checked ``cron`` up to ``until`` (inclusive), in UTC."""
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)

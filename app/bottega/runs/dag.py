@@ -44,9 +44,6 @@ async def run_dag(
 ) -> DagOutcome:
     """Run every agent of the graph, in parallel where the graph allows.
 
-    Args:
-        agents: one for each node.
-
     Raises:
         Exception: from a query (the recorder's, a hook's bug); all agents under way are cancelled
             first.

@@ -33,11 +33,7 @@ Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
 
 
 class DayAccount(Account):
-    """A worker's share of a tenant's tokens of today; its limit is the sum of its slices.
-
-    Attributes:
-        runs: number of runs that use it.
-    """
+    """A worker's share of a tenant's tokens of today; its limit is the sum of its slices."""
 
     def __init__(self, draw: Draw, slice_: int) -> None:
         super().__init__("the tenant's token limit for today (UTC)", limit=0)

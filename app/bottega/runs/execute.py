@@ -1,4 +1,4 @@
-"""Execute one run: claim it, fold its journal, build its agents, run them, write the end."""
+"""Execution of one run: claim, replay of its journal, agents, end."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Fold a run's journal into the work that its next attempt need not do again. Pure.
+"""The work that a run's next attempt need not do again, folded from its journal. Pure.
 
 A resumed run simply runs again, with the fold: calls with recorded answers are not made again, and
 recorded events are not written again. Sub-agents run again too. Their own calls are replayed, so
@@ -114,11 +114,7 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
 def _fold_shared_memory(
     folded: Fold, given: defaultdict[UUID | None, set[str]], event: Event
 ) -> None:
-    """Fold an event about publications or injected context.
-
-    Args:
-        given: sources by task, so far.
-    """
+    """Fold an event about publications or context; ``given`` are the sources by task."""
     match event.type:
         case EventType.MEMORY_PUBLISHED:
             versions = folded.versions.setdefault(event.agent, {})
@@ -137,13 +133,11 @@ def was_taught(recalled: Mapping[str, Any]) -> bool:
 
 
 def answer_of(data: Mapping[str, Any]) -> AssistantMessage:
-    """Return the model's answer in ``llm.completed``."""
     state = {"state": from_json(data[STATE])} if STATE in data else {}
     return AssistantMessage.model_validate({**data["message"], "usage": data["usage"], **state})
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:
-    """Return the usage of a model call."""
     return AgentUsage.of(message.usage, model_calls=1, tool_calls=len(message.tool_calls))
 
 

@@ -1,4 +1,4 @@
-"""Choose the memory of earlier runs that a run gets, and render it.
+"""Choice and rendering of the memory of earlier runs that a run gets.
 
 The choice is written into the run's log and never made again for that run.
 """
@@ -81,7 +81,7 @@ class Failure:
     """A tool call or a sub-agent that failed.
 
     Attributes:
-        tool: the tool or the sub-agent.
+        tool: name of the tool or sub-agent.
         why: code and message of a sub-agent's error.
     """
 
@@ -193,7 +193,6 @@ def _steps(pattern: Pattern) -> str:
 
 
 def episode_event(hit: Hit) -> dict[str, Any]:
-    """Return a found episode as event data."""
     return {
         "source": f"{EPISODE}{hit.episode.id}",
         "version": 1,

@@ -53,11 +53,7 @@ class Snapshot:
 async def heartbeats(
     pool: asyncpg.Pool, snapshot: Callable[[], Snapshot], every_s: float = EVERY_S
 ) -> AsyncIterator[None]:
-    """Report this worker as alive during the block, and as gone at its end.
-
-    Args:
-        snapshot: called before each heartbeat.
-    """
+    """Report this worker as alive during the block, and as gone at its end."""
     worker_id, began = uuid4(), monotonic()
 
     async def beat() -> None:
@@ -85,16 +81,12 @@ async def heartbeats(
 
 
 async def any_alive(pool: asyncpg.Pool) -> bool:
-    """Return true if a worker is alive."""
     alive: bool = await pool.fetchval(_ANY_ALIVE, GONE_AFTER)
     return alive
 
 
 async def alive(connection: AsyncConnection, tenant_id: UUID) -> Sequence[RowMapping]:
-    """Return the rows of live workers, oldest first.
-
-    ``state`` is the tenant's own part of the load, or ``None``.
-    """
+    """Return the rows of live workers, oldest first; ``state`` is the tenant's own part."""
     query = (
         select(workers, worker_tenants.c.state)
         .join_from(

@@ -197,11 +197,7 @@ class Journal:
         self._publications.append(fields)
 
     async def settle(self) -> None:
-        """Commit, unless the step holds only starts; those may wait.
-
-        Raises:
-            Exception: as :meth:`commit`.
-        """
+        """Commit, unless the step holds only starts, which may wait. Raises as :meth:`commit`."""
         if self._binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 

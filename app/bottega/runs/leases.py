@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 
 def lease_s(takeover_s: float) -> float:
-    """Return the duration of a lease, so that dead workers' runs move in ``takeover_s``."""
+    """Return the seconds that a lease holds, for a takeover within ``takeover_s`` seconds."""
     return takeover_s / 2
 
 

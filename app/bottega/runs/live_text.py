@@ -76,7 +76,7 @@ class Speech:
         return at, text
 
     def give_back(self, at: int, text: str) -> None:
-        """Return text that could not be written, for the next write."""
+        """Put back text that could not be written."""
         if self._at == at + len(text):  # and the try did not fail meanwhile
             self._at = at
             self._pieces.insert(0, text)
@@ -102,12 +102,10 @@ class LiveText:
         self._any = asyncio.Event()
 
     def begin(self, speech: Speech) -> None:
-        """Register a model call that starts."""
         self._open[speech] = None
         self._any.set()
 
     def end(self, speech: Speech) -> None:
-        """Unregister a model call that is over, with or without success."""
         del self._open[speech]
         if speech.has_rows:
             self._ended.append((monotonic() + self._keep_s, speech))

@@ -134,7 +134,7 @@ async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals
 
 
 class Lessons:
-    """Retrieves memory of earlier runs for one run's root agent."""
+    """A retriever of memory about earlier runs, for one run's root agent."""
 
     def __init__(
         self,
@@ -173,10 +173,7 @@ class Lessons:
         )
 
     async def found(self) -> list[dict[str, Any]]:
-        """Retrieve memory that may help this run, as event data.
-
-        Patterns come first, then episodes, each best first.
-        """
+        """Retrieve memory that may help this run, as event data: patterns, then episodes."""
         if self._taught is None:
             return []
         patterns = patterns_for(self._taught, self._journal.tenant_id, self._features, self._lot)
@@ -193,10 +190,7 @@ class Lessons:
         return [episode_event(hit) for hit in found.hits if may_help(hit)]
 
     async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return the results of the searches that succeed in time, in order.
-
-        The others are logged, and reported as warnings in the run's log.
-        """
+        """Return the results that come in time, in order; report the others as warnings."""
         answers = await asyncio.gather(
             *(asyncio.wait_for(each, _PATIENCE_S) for each in asked), return_exceptions=True
         )
@@ -241,10 +235,7 @@ class Lessons:
     # Help after failures
 
     def replay(self, call: int) -> None:
-        """Restore the memory recalled after the failures of a replayed step.
-
-        Only a step that has a later model call counts. The order is that of the log.
-        """
+        """Restore the memory recalled in a replayed step, if a later model call followed it."""
         if call != self._replayed:
             self._replayed = call
             for group in self._journal.folded.helped.get(call, {}).values():
@@ -254,7 +245,7 @@ class Lessons:
         """Retrieve help after a tool call of the root agent, if something failed.
 
         Args:
-            failures: of the call, and of tasks that ran beside the root.
+            failures: of the call, and of asynchronous tasks.
         """
         helped = self._journal.folded.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -314,7 +305,6 @@ class Lessons:
 
 
 def _scope(about: About, *, shared: bool) -> Scope:
-    """Return the memory scope of the run's first agent."""
     return scope_of_run(
         about.definitions.get(about.first, {}).get("memory_scope"),
         user=about.user,

@@ -34,11 +34,7 @@ _TOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An event of a conversation.
-
-    Attributes:
-        text: of the answer event that ``data`` refers to by ``answer_seq``, if it does.
-    """
+    """An event of a conversation; ``text`` is that of the answer event in ``answer_seq``."""
 
     seq: int
     type: str
@@ -90,10 +86,9 @@ async def page(
     descending: bool,
     limit: int,
 ) -> Part[dict[str, Any]]:
-    """List messages of a task, or of the run's own agent, in the order of the log.
+    """List messages of a task (``None``: of the run's own agent), in the order of the log.
 
     Args:
-        task_id: ``None``: the run's own agent.
         after: (``seq``, ``part``) of the message before the page.
 
     Raises:
@@ -133,10 +128,7 @@ _LAST = 2**31 - 1
 
 
 def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
-    """Return the condition for events with messages after a place.
-
-    The event at the place may have more of them, and is included.
-    """
+    """Return the condition for events with messages after a place, its own event included."""
     if after is None:
         return true()
     seq, part = after
@@ -197,10 +189,7 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
 async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
-    """Return the caller's question to a sub-agent.
-
-    It is the prompt of the task's dispatch, or the arguments of the call that became the task.
-    """
+    """Return the question to a sub-agent: its dispatch's prompt, or the call's arguments."""
     dispatched = select(run_events.c.data["prompt"].astext).where(
         *_events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,

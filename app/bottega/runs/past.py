@@ -74,7 +74,6 @@ class Memory:
     waits: dict[tuple[Any, ...], float]
 
     def unfinished(self) -> list[UUID]:
-        """Return the tasks to resume."""
         return [task_id for task_id in self.tasks if task_id not in self.over]
 
     def line(self, task_id: UUID | None) -> list[UUID]:
@@ -143,7 +142,7 @@ def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUI
 def _finished(
     tasks: Mapping[UUID, _Task], parents: Mapping[UUID, UUID | None]
 ) -> dict[UUID, dict[UUID, _Task]]:
-    """Map each finished task, if no task above it is finished, to it and all below it."""
+    """Map each topmost finished task to itself and all tasks below it."""
     below: dict[UUID, dict[UUID, _Task]] = {}
     for task_id, task in tasks.items():
         over = [each for each in _line(parents, task_id) if tasks[each].ended is not None]
@@ -184,11 +183,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
 
 
 def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> Past:
-    """Return the state of an asynchronous task.
-
-    Args:
-        finished: the task and all below it, if it is over.
-    """
+    """Return the state of an asynchronous task; ``finished``: it and all below, if it is over."""
     data = dispatched.data
     params = DispatchParams(
         prompt=data["prompt"],

@@ -111,11 +111,7 @@ async def work(
 
 
 class _Taker:
-    """Takes runs from the queue while there is room for them.
-
-    Attributes:
-        executing: the runs that are being executed here.
-    """
+    """The loop that takes runs from the queue while there is room for them."""
 
     def __init__(
         self, execute: Execute, concurrency: int, takeover_s: float, stop: asyncio.Event

@@ -123,11 +123,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> Part[dict[str, Any]]:
-    """List runs by age: the page after the run ``after``.
-
-    Args:
-        full: with input and output.
-    """
+    """List runs by age: the page after ``after``; ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES)).where(runs.c.tenant_id == tenant_id)
     if wanted.metadata:
         found = await _with_metadata(connection, wanted, after, descending, limit + 1)
@@ -246,11 +242,7 @@ async def tasks_page(
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
-    """Check that a run exists.
-
-    Raises:
-        NotFoundError: unknown, or another tenant's.
-    """
+    """Raise ``NotFoundError`` unless the tenant has this run."""
     query = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     if await connection.scalar(query) is None:
         raise NotFoundError(f"there is no run {run_id}")

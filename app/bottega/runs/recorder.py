@@ -54,11 +54,10 @@ class JournalRecorder(Recorder):
         waits: called when a model call starts to wait for its next try, or a tool has ended.
 
     Attributes:
-        tasks: of the run.
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
         accounts: budgets of the run and of its tenant's day.
-        day: the latter, until the run is over.
+        day: the account of the tenant's day, until the run is over.
         spent: by all agents of the run, in all its attempts.
         lessons: retrieves memory for the root; ``None``: the run has no memory.
     """
@@ -376,10 +375,7 @@ class JournalRecorder(Recorder):
         return self.journal.folded.published_at.get(self.tasks.id_of(query))
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version of an earlier attempt's publication.
-
-        The order in which an agent's queries end may differ between attempts.
-        """
+        """Return the version of an earlier attempt, since queries may end in another order now."""
         known = self.journal.folded.versions.get(name_of(query.agent))
         if known is None or (graph := query.agent.memory_graph) is None:
             return None

@@ -1,4 +1,4 @@
-"""Repeat a finished run as a new run, from the start or from its last good step."""
+"""Repetition of a finished run as a new run, from the start or from its last good step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -169,7 +169,7 @@ class _Log:
     """A log indexed by task.
 
     Attributes:
-        beside: tasks that run asynchronously, beside their parent.
+        beside: asynchronous tasks.
         ended: index of each task's end event.
     """
 
@@ -293,7 +293,6 @@ def _was_cancelled(event: Event) -> bool:
 
 
 def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:
-    """Return an event as a row of the new run's log."""
     data = dict(event.data)
     if data.get("answer_seq") is not None:
         data["answer_seq"] = numbers[data["answer_seq"]]
@@ -309,11 +308,7 @@ def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the task rows that result from the events, in the order of their first events.
-
-    Args:
-        rows: the events as rows of the new run's log.
-    """
+    """Return the task rows after some events; ``rows`` are the events as the new run's rows."""
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
         if event.task_id is None:
@@ -333,7 +328,6 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a task's row that an event changes."""
     match event.type:
         case EventType.AGENT_STARTED:
             return {"began": True}

@@ -117,11 +117,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> Part[dict[str, Any]]:
-    """List schedules by name: the page after the name ``after``.
-
-    Args:
-        full: with the input of their runs.
-    """
+    """List schedules by name: the page after ``after``; ``full``: with their runs' inputs."""
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
     columns = [each for each in _columns if each.name != "run"]
@@ -180,7 +176,7 @@ class Limits:
 
 
 class Ticker:
-    """Starts the runs that are due.
+    """The scheduler of due runs.
 
     Several missed ticks of a schedule start one run together.
     """

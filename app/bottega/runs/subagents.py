@@ -234,8 +234,7 @@ class JournalListener:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the event data and row fields of an end.
 
-        The answer is in the log already, in ``agent.completed``, unless the query wrote no such
-        event.
+        An answer that is in ``agent.completed`` already is only referred to.
         """
         fields = {"duration_ms": data["duration_ms"], "error": data.get("error")}
         if handle.status is not SubagentStatus.COMPLETED:

@@ -1,6 +1,6 @@
-"""Accept a run: store its row, pinned versions and first event, and queue it.
+"""Acceptance of a run: its row, pinned versions, first event and queue entry.
 
-All happens in the caller's transaction, so a run is queued exactly if the client's request
+All is stored in the caller's transaction, so a run is queued exactly if the client's request
 succeeds.
 """
 

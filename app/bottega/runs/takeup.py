@@ -13,8 +13,8 @@ from bottega.subagents.states import SubagentStatus
 class TakenUp:
     """The unfinished tasks of a resumed run.
 
-    Each is dispatched again when its parent reaches that call again. If the parent or the whole run
-    ends before, this class writes the task's end.
+    A task is dispatched again when its parent reaches that call again. If the parent or the whole
+    run ends before that, the task's end is written here.
     """
 
     def __init__(

@@ -99,10 +99,7 @@ class Tasks:
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write that a task was stopped by ``error``, after the tasks under way below it.
-
-        Return true if the task, or one below it, was under way.
-        """
+        """Write the stop of a task, after those under way below it; return true if any was."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED

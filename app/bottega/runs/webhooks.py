@@ -1,4 +1,4 @@
-"""Deliver webhooks when runs end (Standard Webhooks).
+"""Webhooks at the ends of runs (Standard Webhooks).
 
 A trigger queues the delivery in the transaction that ends the run. A worker takes it by moving the
 time of the next try into the future. It sends without an open transaction and stores the result. If
@@ -79,11 +79,7 @@ class Outcome:
 def outcome(
     answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
 ) -> Outcome:
-    """Return the result of a try, given the reply's status or the error. Pure.
-
-    Args:
-        tries: number of tries, with this one.
-    """
+    """Return the result of try number ``tries``, from the reply's status or the error. Pure."""
     if answer is not None and 200 <= answer < 300:
         return Outcome("delivered", answer)
     if error is not None:

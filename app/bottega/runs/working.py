@@ -92,14 +92,7 @@ ORDER BY e.seq DESC LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An intermediate result.
-
-    Attributes:
-        seq: of its event.
-        name: of the tool or agent.
-        size: in bytes.
-        text: its beginning; ``None`` if it was not read.
-    """
+    """An intermediate result; ``size`` is in bytes, ``text`` its beginning if it was read."""
 
     seq: int
     name: str
@@ -183,7 +176,6 @@ def _filled(
     results: Sequence[Result],
     spent: tuple[int, int],
 ) -> WorkingMemory:
-    """Return the working memory, filled from the run's own log."""
     memory = WorkingMemory(Budgets())
     system = definition["system_message"] if definition else ""
     names = ", ".join(_tool_names(definition)) if definition else ""
@@ -252,11 +244,7 @@ async def working_memory(
 
 
 def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
-    """Return the results among a log's rows, in the order of their references.
-
-    Args:
-        definition: of the run's agent; ``None`` in a DAG.
-    """
+    """Return the results among a log's rows, in the order of their references."""
     own = definition is None or RECALL in _tool_names(definition)
     found: dict[tuple[int, str], Result] = {}
     calls: dict[int, list[str]] = {}
