@@ -724,7 +724,7 @@ class TestPruning:
         ]
         assert reasons == [
             "contrary evidence: 1 of 12 went well, against a baseline of 0.50",
-            "low confidence: after 60 applications nothing speaks for it",
+            "low confidence: no effect after 60 applications",
         ]
         assert await cache.prune_low_value(TENANT) == []
         clock.now += timedelta(days=91)

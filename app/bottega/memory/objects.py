@@ -95,7 +95,7 @@ class Objects:
             )
         except (BaseError, ValueError) as error:
             raise InvalidInputError(
-                f"BOTTEGA_OBJECTS_URL cannot be used: {_first_line(error)}"
+                f"BOTTEGA_OBJECTS_URL is invalid: {_first_line(error)}"
             ) from None
 
     async def put(self, key: str, body: bytes) -> None:
@@ -179,8 +179,7 @@ class Objects:
 
     def _unavailable(self, why: str) -> UnavailableError:
         return UnavailableError(
-            f"the object store cannot be used ({why}): check BOTTEGA_OBJECTS_URL and what belongs "
-            "to it",
+            f"the object store is unavailable ({why}): check BOTTEGA_OBJECTS_URL and credentials",
             code="object_store",
         )
 
@@ -209,7 +208,7 @@ def unpack(key: str, packed: bytes) -> bytes:
     whole = packed.startswith(_FORM) and unpacker.eof and not unpacker.unused_data
     if not whole or _digest(body) != packed[len(_FORM) : start]:
         raise CorruptObjectError(
-            f"the object {key} does not hold what was written there: restore it from a backup"
+            f"the object {key} differs from the bytes written: restore it from a backup"
         )
     return body
 
@@ -220,7 +219,7 @@ def _digest(body: bytes) -> bytes:
 
 def _check(key: str) -> None:
     if not _KEY.fullmatch(key):
-        raise InvalidInputError("a key is <tenant>/<episode>/<part>")
+        raise InvalidInputError("a key must have the form <tenant>/<episode>/<part>")
 
 
 def _flush(folder: Path, key: str) -> None:

@@ -55,7 +55,7 @@ class Patience:
         if breaker.timeouts >= _OPENS_AFTER:
             now = self._clock()
             if now < breaker.next_at:
-                raise UnavailableError("the embedder did not answer lately")
+                raise UnavailableError("the embedder did not answer the last queries in time")
             breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(self._deadline_s):

@@ -133,8 +133,8 @@ class RunMemory:
             query.recorder.warning(
                 query,
                 MEMORY_LIMIT,
-                f"the prompt takes about {total} tokens, more than the {self.limit} of the working "
-                "memory, although all that may be is left out",
+                f"the prompt has about {total} tokens, more than the working memory's limit of "
+                f"{self.limit}, after removing every message that may be removed",
             )
         query.composed = None
         if self._shrunk or self._left:

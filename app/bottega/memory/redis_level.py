@@ -62,7 +62,7 @@ class RedisLevel:
             )
         except ValueError:
             raise InvalidInputError(
-                "REDIS_URL is not understood: it looks like redis://host:6379/0"
+                "REDIS_URL is invalid: use a URL such as redis://host:6379/0"
             ) from None
         self._redis: Any = Redis.from_pool(pool)
         self._timeout_s = timeout_s

@@ -337,7 +337,7 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
             f"{told.baseline.rate:.2f}"
         )
     if tally.n >= _TRIED_ENOUGH and told.e_value < _SPEAKS_AGAINST:
-        return f"low confidence: after {tally.n} applications nothing speaks for it"
+        return f"low confidence: no effect after {tally.n} applications"
     seen = [each for each in (pattern.updated_at, pattern.lifecycle.last_used) if each]
     if seen and now - max(seen) > timedelta(days=options.evidence_days):
         return f"low use: not given for {options.evidence_days:g} days"

@@ -179,7 +179,7 @@ class Learning:
                     await self._learn_or_put_off(tenant_id, [each])
                 return
             log.exception("run.not_learned", run_id=str(due[0].run_id))
-            why = f"an internal error ({type(error).__name__}); the worker's log says more"
+            why = f"an internal error ({type(error).__name__}); see the worker's log"
             async with acting_as(self._pool, tenant_id) as connection:
                 await _end(connection, tenant_id, [due[0].failed(why)])
 

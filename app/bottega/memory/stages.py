@@ -38,11 +38,11 @@ class Ages:
     def __post_init__(self) -> None:
         if not 0 <= self.active_days <= self.mature_days <= self.aged_days:
             raise InvalidInputError(
-                "the ages at which an episode is mature, aged and archived must rise: "
+                "the ages of mature, aged and archived episodes must rise: "
                 f"{self.active_days:g}, {self.mature_days:g}, {self.aged_days:g} days"
             )
         if self.deleted_days < 0:
-            raise InvalidInputError("deleted episodes cannot be kept for less than 0 days")
+            raise InvalidInputError("deleted episodes must be kept for at least 0 days")
 
     def stage(self, at: datetime, now: datetime) -> Stage:
         """Return the stage of an episode that ended ``at``; a future time is active."""
