@@ -1,6 +1,6 @@
-"""Agents, tools, hooks and shared memory: all there is to build a team of agents in Python.
+"""Library for teams of agents: agents, tools, hooks and shared memory.
 
-Knows nothing of HTTP, SQL or settings (spec pages 1 and 2).
+Independent of HTTP, SQL and settings.
 """
 
 from bottega.agents.base import BaseAgent

@@ -1,4 +1,4 @@
-"""What an orchestrator is told of how its sub-agents depend on each other (spec page 2, G11)."""
+"""Message for an orchestrator about dependencies between its sub-agents."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from bottega.graph.shared_memory import SharedMemoryGraph
 def awareness_message(
     graph: SharedMemoryGraph, tool_names: Mapping[str, str]
 ) -> SystemMessage | None:
-    """The message for an orchestrator, or ``None`` if none of its sub-agents depends on another.
+    """Render the sub-agents' dependencies; ``None`` if there are none.
 
     Args:
-        tool_names: per sub-agent's name in the graph, the name of the tool the model sees.
+        tool_names: tool name by the sub-agent's name in the graph.
     """
     edges = graph.get_edges_for_nodes(tool_names)
     if not edges:

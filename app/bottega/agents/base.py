@@ -1,4 +1,4 @@
-"""The agent: a system message, a history, tools, hooks (spec page 1, A2)."""
+"""The agent: a system message, a history, tools, hooks."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -24,27 +24,28 @@ DEFAULT_MAX_ITERATIONS = 15
 
 
 class BaseAgent:
-    """Asks a model until it has an answer, carrying out the tools that the model calls.
+    """An agent: calls a model, and the tools that the model asks for, until it has an answer.
 
     Args:
-        provider: the model; ``None`` takes what :func:`set_default_provider` was given.
+        provider: the model; ``None``: the one set by :func:`set_default_provider`.
         agent_name: defaults to the class's name.
-        description: what it can do, for those who use it as a sub-agent.
-        max_iterations: model calls a query may make.
-        tool_policy: calls that must have been made before an answer counts.
-        exit_on_success: tools whose success ends the query with their result.
-        agent_comment: whether the model is asked again once its tools have answered.
-        on_length: what to do about a text that is cut off at the model's limit: ``continue`` asks
-            once for the rest, ``fail`` fails the query, ``accept`` takes it as the answer.
+        description: the agent's abilities; a parent's model reads it.
+        max_iterations: limit of model calls per query.
+        tool_policy: tool calls required before an answer is accepted.
+        exit_on_success: names of tools whose success ends the query with their result.
+        agent_comment: true: the model reads the tool results and answers; false: the results of
+            its tool calls are the answer.
+        on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
+            rest, ``fail`` fails the query, ``accept`` takes the text as the answer.
 
     Attributes:
-        conversation_history: live; starts with the system message.
-        first_history: what it was before the first query; ``None``: there was none yet.
-        hooks: by event; only events that have some.
-        memory_graph, agent_id: the shared memory and the agent's name in it, if it has them.
-        recall: gives it, besides, what it does not read directly; needs the two above.
-        memory: chooses what of the history its model is given; copies of the agent have none.
-        usage: of all its queries, sub-agents included.
+        conversation_history: the live history; starts with the system message.
+        first_history: the history before the first query; ``None`` before that query.
+        hooks: hooks by event; only events with hooks.
+        memory_graph, agent_id: the shared memory, and the agent's name in it; ``None`` without.
+        recall: adds publications of indirect ancestors; needs ``memory_graph`` and ``agent_id``.
+        memory: selects the part of the history for the prompt; copies of the agent have none.
+        usage: usage of all queries, sub-agents included.
     """
 
     def __init__(
@@ -91,13 +92,13 @@ class BaseAgent:
     # Set-up
 
     def on(self, event: AgentEvent) -> Hook:
-        """A new hook on ``event``, run after those it has already."""
+        """Add a hook on ``event`` after the existing ones, and return it."""
         hook = Hook(AgentEvent(event))
         self.hooks.setdefault(hook.event, []).append(hook)
         return hook
 
     def off(self, hook: Hook) -> None:
-        """Remove a hook; one that is not there is no error."""
+        """Remove a hook; do nothing if the agent does not have it."""
         hooks = self.hooks.get(hook.event, [])
         if hook in hooks:
             hooks.remove(hook)
@@ -105,10 +106,10 @@ class BaseAgent:
             self.hooks.pop(hook.event, None)
 
     def register_tool(self, tool: ToolBase | type[ToolBase]) -> None:
-        """Give the agent a tool; a class is made one without arguments.
+        """Add a tool; a class is instantiated without arguments.
 
         Raises:
-            InvalidInputError: ``duplicate_tool``: it has another of that name.
+            InvalidInputError: ``duplicate_tool``: the agent has another tool of that name.
         """
         if isinstance(tool, type):
             tool = tool()
@@ -123,10 +124,10 @@ class BaseAgent:
     def register_agent(
         self, agent: "BaseAgent", *, name: str, description: str, stateless: bool = False
     ) -> None:
-        """Give the agent another one as a tool; see :class:`SubAgentWrapper`.
+        """Add another agent as a tool; see :class:`SubAgentWrapper`.
 
         Raises:
-            CycleError: this agent is among the other's own sub-agents, or is the other.
+            CycleError: ``agent`` is this agent, or has it as a direct or indirect sub-agent.
         """
         if path := agent.path_to(self):
             names = [member.agent_id or member.agent_name for member in (self, *path)]
@@ -139,7 +140,7 @@ class BaseAgent:
         return [agent for tool in self.registered_tools for agent in tool.subagents]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
-        """Agents from this one down to ``other``, each a sub-agent of the last; ``[]`` if none."""
+        """Return the path of sub-agents from this agent to ``other``; ``[]`` if there is none."""
         passed = set() if passed is None else passed
         if self is other:
             return [self]
@@ -154,7 +155,7 @@ class BaseAgent:
     def execute_query(
         self, query: QueryInput, *, recorder: Recorder | None = None
     ) -> AssistantResponse:
-        """:meth:`execute_query_async` for code without an event loop.
+        """Run :meth:`execute_query_async` in an event loop of its own.
 
         Raises:
             RuntimeError: called inside a running event loop.
@@ -171,7 +172,7 @@ class BaseAgent:
     async def _in_a_loop_of_its_own(
         self, query: QueryInput, recorder: Recorder | None
     ) -> AssistantResponse:
-        """Connections do not outlive the loop they belong to: close them while it runs."""
+        """Run a query, and close the providers' connections before the event loop ends."""
         with collecting_providers() as used:
             try:
                 return await self.execute_query_async(query, recorder=recorder)
@@ -183,17 +184,17 @@ class BaseAgent:
     async def execute_query_async(
         self, query: QueryInput, *, recorder: Recorder | None = None
     ) -> AssistantResponse:
-        """Answer a query. One at a time per agent.
+        """Answer a query. An agent runs one query at a time.
 
         Args:
-            query: a text, or messages among which exactly one is a ``HumanMessage``.
-            recorder: keeps a record of what happens; as a sub-agent, the parent's is used.
+            query: a text, or messages with exactly one ``HumanMessage``.
+            recorder: observes the query; a sub-agent uses its parent's.
 
         Raises:
             InvalidQueryError: the query is neither.
-            NoProviderError: there is no model to ask.
-            HookContractError, HistoryError: code around the agent is wrong.
-            Exception: what the recorder raises, but for ``ModelError``.
+            NoProviderError: the agent has no model and there is no default.
+            HookContractError, HistoryError: a bug in code around the agent.
+            Exception: any error of the recorder, except ``ModelError``.
         """
         messages = query_messages(query)
         if self.first_history is None:
@@ -207,7 +208,7 @@ class BaseAgent:
         return await QueryLoop(state, provider).run()
 
     def turn(self) -> asyncio.Lock:
-        """Held by whoever asks this agent while others may ask it too; one per event loop."""
+        """Return the lock for one query at a time; one lock per event loop."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._turn[0] is not loop:
             self._turn = (loop, asyncio.Lock())

@@ -1,4 +1,4 @@
-"""Carry out the tool calls of one message (spec page 1, A3 and A5)."""
+"""Execution of the tool calls of one message."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -27,12 +27,12 @@ Toolbox = Mapping[str, ToolBase]
 async def answer_calls(
     query: Query, message: AssistantMessage, tools: Toolbox, deferred: list[StandardMessage]
 ) -> tuple[ToolResult, ...]:
-    """Append ``message`` and the answers to its calls to the history; answer with the results.
+    """Execute a message's calls; append it and the answers to the history; return the results.
 
-    However it ends, each call then has one answer in the history, in order.
+    Even after an error, each call has one answer in the history, in order.
 
     Args:
-        deferred: messages that hooks injected before, to be placed after the answers.
+        deferred: messages that hooks injected earlier; they go after the answers.
     """
     calls = _Calls(query, message, tools)
     history = query.agent.conversation_history
@@ -53,11 +53,11 @@ async def answer_calls(
 
 
 class _Calls:
-    """The calls of one message on their way to their answers.
+    """The running calls of one message.
 
     Attributes:
-        deferred: per call, what hooks injected while it was open.
-        appended: the answers that stand in the history.
+        deferred: per call, the messages that its hooks injected.
+        appended: the answers already in the history.
     """
 
     def __init__(self, query: Query, message: AssistantMessage, tools: Toolbox) -> None:
@@ -69,7 +69,7 @@ class _Calls:
         self.appended: list[ToolResult] = []
 
     async def carry_out(self) -> None:
-        """Carry the calls out: side by side, but for those that wait for others."""
+        """Execute the calls concurrently, except those that must wait for others."""
         if len(self.calls) == 1:
             await self._one(0)
             return
@@ -87,7 +87,7 @@ class _Calls:
         await self._one(index)
 
     async def _one(self, index: int) -> None:
-        """Carry out one call, with the hooks around it."""
+        """Execute one call with its hooks."""
         asked = call = self.calls[index]
         query = self.query
         hooks = query.agent.hooks
@@ -131,7 +131,7 @@ class _Calls:
             current_call.reset(token)
 
     async def append(self, index: int) -> None:
-        """Append the answer to a call to the history, after BEFORE_HISTORY_UPDATE."""
+        """Run BEFORE_HISTORY_UPDATE on a call's answer, and append it to the history."""
         result = self.results[index]
         assert result is not None
         if AgentEvent.BEFORE_HISTORY_UPDATE in self.query.agent.hooks:
@@ -152,7 +152,7 @@ class _Calls:
         )
 
     def close(self) -> None:
-        """Answer the calls that an error or a cancellation left open."""
+        """Append an answer for each call left open by an error or a cancellation."""
         for index in range(len(self.appended), len(self.calls)):
             self._append(self.results[index] or error_result(self.calls[index], "interrupted"))
 
@@ -162,14 +162,14 @@ async def _given(result: ToolResult) -> ToolResult:
 
 
 def paired(result: ToolResult, call: ToolCall) -> ToolResult:
-    """The result as the answer to ``call``, whatever id and name its maker gave it."""
+    """Return the result with the id and tool name of ``call``."""
     if result.tool_call_id == call.id and result.tool_name == call.name:
         return result
     return result.model_copy(update={"tool_call_id": call.id, "tool_name": call.name})
 
 
 async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) -> ToolResult:
-    """Execute one call. What goes wrong in the tool is an ERROR result for the model to read."""
+    """Execute one call; return the tool's errors as ERROR results for the model."""
     if tool is None:
         names = ", ".join(tools) or "none"
         return error_result(call, f"there is no tool '{call.name}'; you may use: {names}")
@@ -196,18 +196,21 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:
-    """Whether an error ends the query: a lost run, a bug in a hook, or what ended a sub-agent's."""
+    """Return true if a tool's error must end the query.
+
+    Such errors are a lost run, a bug in a hook, and errors that ended a sub-agent's query.
+    """
     return isinstance(tool, SubAgentWrapper) or isinstance(
         error, FencedError | HookContractError | HistoryError
     )
 
 
 def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
-    """Per call of a message, the calls that must be over before it starts.
+    """Return, per call of a message, the indexes of the calls that must end before it starts.
 
-    A sub-agent waits for those from which a path of the graph leads to it, and a stateful one for
-    the call to itself before, so that its history grows in the order of the calls. Costs a look
-    per pair of different tools, however often each is called.
+    A sub-agent waits for its ancestors in the graph. A stateful one also waits for the previous
+    call to itself, so that its history grows in the order of the calls. Costs O(n²) in the number
+    of different tools, not of calls.
     """
     places: dict[SubAgentWrapper, list[int]] = {}
     for index, tool in enumerate(tools):
@@ -217,7 +220,7 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
         tool: [index for other in places if _leads_to(other, tool) for index in places[other]]
         for tool in places
     }
-    last: dict[int, int] = {}  # by agent, which may be a tool under several names
+    last: dict[int, int] = {}  # by agent: one agent may be several tools
     waits: list[list[int]] = []
     for index, tool in enumerate(tools):
         others: list[int] = []
@@ -232,7 +235,7 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
 
 
 def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
-    """Whether a path of the graph leads from one sub-agent to another."""
+    """Return true if the graph has a path from one sub-agent to another."""
     graph, agent_id = then.agent.memory_graph, then.agent.agent_id
     return (
         graph is not None
@@ -243,10 +246,10 @@ def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
 
 
 async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all tasks; if one fails or the caller is cancelled, first stop the others.
+    """Wait for all tasks; if one fails or the caller is cancelled, stop the others first.
 
     Raises:
-        Exception: the first task's that failed, in order, a query's own failure coming last.
+        Exception: the error of the first failed task in order; ``QueryFailed`` comes last.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -265,14 +268,14 @@ async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel the tasks and return only when none of them runs any more."""
+    """Cancel the tasks; return when all are done."""
     for task in tasks:
         task.cancel()
     while running := [task for task in tasks if not task.done()]:
         try:
             await asyncio.wait(running)
         except asyncio.CancelledError:
-            continue  # cancelled again meanwhile; it will end soon, and may not leave them behind
+            continue  # cancelled again: still wait, no task may be left running
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # seen, or asyncio would complain that nobody looked
+            task.exception()  # retrieve it, so that asyncio does not log it

@@ -1,7 +1,7 @@
-"""Which tool call the running code belongs to.
+"""The tool call that the running code belongs to.
 
-A sub-agent is a tool like any other and is told nothing but its call; this is how it finds the
-query that made the call, and how the query it starts finds its place in the tree.
+A sub-agent is a tool and receives only its arguments. Through these variables it finds the query
+that called it, and the query that it starts finds its place in the tree.
 """
 
 from contextvars import ContextVar
@@ -12,12 +12,12 @@ from bottega.agents.recording import Query
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """A tool call being executed.
+    """A tool call that is being executed.
 
     Attributes:
-        query: whose model asked for it.
-        index: its place among the calls of that message.
-        id: the model's own, for the call.
+        query: the query that made the call.
+        index: index among the calls of the message.
+        id: the call's id from the model.
     """
 
     query: Query
@@ -28,11 +28,11 @@ class CurrentCall:
 current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
 
 next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
-"""Prepared by a sub-agent wrapper for the query it is about to start."""
+"""The query that a sub-agent wrapper is about to start."""
 
 
 def take_next_query(agent: object) -> Query | None:
-    """The query that was prepared for ``agent``, if it was not taken yet."""
+    """Return the query prepared for ``agent``; ``None`` if there is none or it has started."""
     query = next_query.get()
     if query is None or query.agent is not agent or query.messages:
         return None

@@ -1,7 +1,7 @@
-"""Endings of a model's answers, and their consequences.
+"""Incomplete answers of a model, and their handling.
 
-A provider says it in a message's metadata: ``finish_reason`` (``length``: cut off;
-``content_filter``) and ``refusal``. An answer that says nothing of it, and is not empty, is whole.
+Providers report them in a message's metadata: ``finish_reason`` (``length``: cut off;
+``content_filter``) and ``refusal``. Any other answer that is not empty is complete.
 """
 
 from enum import StrEnum
@@ -17,7 +17,7 @@ OnLength = Literal["continue", "fail", "accept"]
 
 
 class Ending(StrEnum):
-    """An end of an answer that is none, and a query's ``stop_reason`` then."""
+    """Reason why an answer is incomplete; also the failed query's ``stop_reason``."""
 
     LENGTH = "length"
     FILTER = "content_filter"
@@ -57,7 +57,7 @@ _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
-    """Name the ending of an answer; ``None``: it is whole, or calls tools."""
+    """Return the reason why an answer is incomplete; ``None``: it is complete or calls tools."""
     reason = str(message.metadata.get("finish_reason"))
     if reason.startswith("content_filter"):
         return Ending.FILTER
@@ -70,15 +70,15 @@ def ending_of(message: AssistantMessage) -> Ending | None:
 
 
 def stop_reason_of(code: str) -> str:
-    """The stop reason of a query that failed with this code."""
+    """Return the ``stop_reason`` for an error code."""
     return next((ending for ending, known in _CODES.items() if known == code), "error")
 
 
 class PendingAnswer:
-    """An answer that may take more than one call: gone on with once, and asked for again once.
+    """An answer that may take several model calls: at most one continuation and one retry.
 
     Attributes:
-        kept: what stands in the history for that alone.
+        kept: parts and nudges in the history; the caller removes them after the answer.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """The messages that ask for the rest; none if this is the end."""
+        """Return messages that ask for the rest; ``[]`` if the answer cannot be completed."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -105,7 +105,7 @@ class PendingAnswer:
         return added
 
     def joined(self, message: AssistantMessage) -> AssistantMessage:
-        """The whole answer, of which this message is the last part."""
+        """Return the whole answer; ``message`` is its last part."""
         if not self._parts:
             return message
         text = "".join(part.content for part in (*self._parts, message))
@@ -113,7 +113,7 @@ class PendingAnswer:
 
 
 def is_text(message: AssistantMessage) -> bool:
-    """Check that a cut-off message can be continued: it is plain text, no call and no JSON."""
+    """Return true if a cut-off message can be continued: plain text without calls or JSON."""
     text = message.content.strip()
     if message.tool_calls or not text:
         return False

@@ -1,4 +1,4 @@
-"""Fire an event of a query at the agent's hooks."""
+"""Events of a query, for the agent's hooks."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from bottega.agents.recording import Query
 
 
 class QueryFailed(Exception):  # noqa: N818
-    """Ends a query with an error in its response; never leaves the loop.
+    """An error that ends a query with a response; never leaves the loop.
 
     Attributes:
         reason: the response's ``stop_reason``.
-        content: text that was reached.
+        content: the response's partial text.
     """
 
     def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
@@ -26,11 +26,11 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
     """Run the hooks of an event.
 
     Args:
-        fields: those of :class:`AgentStatus` that the event sets.
+        fields: fields of :class:`AgentStatus` that the event sets.
 
     Raises:
         QueryFailed: a hook decided FAIL, or raised.
-        HookContractError: a hook returned what the event does not allow.
+        HookContractError: a hook's decision or value breaks the event's contract.
     """
     hooks = query.agent.hooks.get(event)
     if not hooks:

@@ -1,4 +1,4 @@
-"""Build agents and teams from registered classes (spec page 1, A7)."""
+"""Factory of agents and teams from registered classes."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What the factory knows of a name."""
+    """A registered agent class with its options."""
 
     cls: Callable[..., BaseAgent]
     subagent_name: str | None = None
@@ -30,13 +30,13 @@ class AgentSpec:
 
 
 class AgentFactory:
-    """Makes agents of registered classes, attaches sub-agents and wires shared memory.
+    """Factory that creates agents, attaches sub-agents and connects shared memory.
 
     Args:
-        global_defaults: constructor arguments of every agent that it makes.
+        global_defaults: constructor arguments of all agents.
 
     Attributes:
-        warnings: (code, message) of what was odd but no error, in order.
+        warnings: (code, message) of each warning, in order.
     """
 
     def __init__(self, global_defaults: Config | None = None) -> None:
@@ -46,7 +46,7 @@ class AgentFactory:
         self._graph: SharedMemoryGraph | None = None
 
     def with_memory_graph(self, graph: SharedMemoryGraph) -> Self:
-        """Give all agents made from now on this one graph."""
+        """Set the graph of all agents created from now on."""
         self._graph = graph
         return self
 
@@ -60,13 +60,13 @@ class AgentFactory:
         stateless: bool = False,
         defaults: Config | None = None,
     ) -> Self:
-        """Make ``name`` known; registered again, it is replaced.
+        """Register a class under ``name``; replace an earlier registration.
 
         Args:
-            subagent_name: the tool's name where it is a sub-agent; defaults to ``name``.
-            subagent_description: the tool's; defaults to the agent's own.
-            stateless: whether each call of that tool runs on a copy.
-            defaults: constructor arguments; they go before the global ones.
+            subagent_name: tool name as a sub-agent; defaults to ``name``.
+            subagent_description: tool description; defaults to the agent's.
+            stateless: if true, each call as a sub-agent runs on a copy.
+            defaults: constructor arguments; they override the global defaults.
         """
         self._specs[name] = AgentSpec(
             cls, subagent_name, subagent_description, stateless, dict(defaults or {})
@@ -81,17 +81,17 @@ class AgentFactory:
         subagent_config: Mapping[str, Config] | None = None,
         **overrides: Any,
     ) -> BaseAgent:
-        """Make an agent, with its sub-agents.
+        """Create an agent with its sub-agents.
 
         Args:
-            subagents: registered names, each made anew, or agents.
-            subagent_config: per name among them, constructor arguments of that one only.
-            overrides: constructor arguments of the agent itself only.
+            subagents: agents, or registered names; a new agent is created for each name.
+            subagent_config: constructor arguments by name, for those new sub-agents.
+            overrides: constructor arguments of the agent itself.
 
         Raises:
-            UnknownAgentError: a name that was not registered.
-            CycleError: an agent would be below itself.
-            InvalidInputError: ``missing_description``: a sub-agent that says nothing of itself.
+            UnknownAgentError: a name is not registered.
+            CycleError: an agent would be its own direct or indirect sub-agent.
+            InvalidInputError: ``missing_description``: a sub-agent has no description.
         """
         agent = self._make(name, overrides)
         config = dict(subagent_config or {})
@@ -170,10 +170,10 @@ class AgentFactory:
 def refuse_circle(
     agent: BaseAgent, above: tuple[BaseAgent, ...] = (), checked: set[int] | None = None
 ) -> None:
-    """Check that no agent stands below itself or one of its own id. Looks at each agent once.
+    """Check that no agent is below itself or below an agent with the same id.
 
     Raises:
-        CycleError: one does.
+        CycleError: an agent is.
     """
     checked = set() if checked is None else checked
     line = (*above, agent)

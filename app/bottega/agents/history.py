@@ -1,4 +1,4 @@
-"""What makes a conversation history one that a model's API accepts."""
+"""Checks that a conversation history is valid for a model's API."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,14 +12,14 @@ from bottega.agents.messages import (
 from bottega.errors import HistoryError, InvalidQueryError
 
 QueryInput = str | Sequence[StandardMessage]
-"""A query: its text, or messages among which exactly one is a :class:`HumanMessage`."""
+"""A query: a text, or messages with exactly one :class:`HumanMessage`."""
 
 
 def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
-    """The messages that a query adds to the history.
+    """Return the messages that a query adds to the history.
 
     Raises:
-        InvalidQueryError: not exactly one human message, or something that is no query.
+        InvalidQueryError: not exactly one human message, or not a query at all.
     """
     if isinstance(query, str):
         return (HumanMessage(content=query),)
@@ -46,10 +46,11 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
     """Check that every tool call is answered exactly once, in order, right after its message.
 
     Args:
-        start: where to begin; what stands before is known to be good.
+        start: first index to check; older messages were checked before.
 
     Raises:
-        HistoryError: it is not; only code that edits the history itself can bring that about.
+        HistoryError: a call without its answer, or an answer without its call. Only code that
+            edits the history can cause this.
     """
     open_calls: list[str] = []
     for index in range(start, len(history)):
@@ -75,14 +76,15 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
 
 
 def without_calls(message: AssistantMessage) -> AssistantMessage:
-    """The message as it may stand in a history where its tool calls will not be answered."""
+    """Return the message without its tool calls, for a history without their answers."""
     if not message.tool_calls:
         return message
-    return message.model_copy(update={"tool_calls": (), "state": {}})  # which spoke of the calls
+    # The state refers to the calls.
+    return message.model_copy(update={"tool_calls": (), "state": {}})
 
 
 def with_distinct_ids(message: AssistantMessage) -> AssistantMessage:
-    """The message with ids that tell its tool calls apart, which not every model gives them."""
+    """Return the message with distinct tool call ids; some models repeat ids."""
     calls = message.tool_calls
     if len({call.id for call in calls}) == len(calls):
         return message

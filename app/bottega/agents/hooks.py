@@ -1,4 +1,4 @@
-"""Hooks: code that watches and steers a query at fixed points (spec page 1, A4)."""
+"""Hooks: code that observes and controls a query at fixed points."""
 
 import asyncio
 import inspect
@@ -42,7 +42,7 @@ class AgentEvent(StrEnum):
 
 
 class HookDecision(StrEnum):
-    """What happens after a hook: go on, ask the model again, end with an error, end well."""
+    """Decision of a hook: continue, ask the model again, end with an error, end with success."""
 
     CONTINUE = "continue"
     RETRY = "retry"
@@ -52,15 +52,15 @@ class HookDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """Where a query is, as a hook sees it. Which fields are set depends on the event.
+    """The state of a query for hooks. The fields that are set depend on the event.
 
-    Effects act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a copy
-    that shares its hooks.
+    Let effects act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a
+    copy that shares its hooks.
 
     Attributes:
         iteration: 1-based; 0 at QUERY_START.
-        deferred: where injected messages wait until the history can take them; ``None`` if it
-            can at once.
+        deferred: injected messages that must wait until the tool calls are answered; ``None``: the
+            history accepts messages at once.
     """
 
     event: AgentEvent
@@ -80,15 +80,15 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class EventContract:
-    """What hooks of an event may be given and may return.
+    """Contract of an event: the values and decisions that it allows.
 
     Attributes:
-        input_type: of the value that comes in; ``None``: there is no value.
-        output_type: of the value that a hook may put in its place.
-        retry: whether RETRY is allowed.
-        stop_type: what STOP must return; ``None``: STOP is not allowed.
-        status_field: the field of :class:`AgentStatus` that follows the value.
-        optional: whether the value may be ``None``.
+        input_type: type of the event's value; ``None``: no value.
+        output_type: type of a replacement value.
+        retry: true if RETRY is allowed.
+        stop_type: type of the value of STOP; ``None``: STOP is not allowed.
+        status_field: field of :class:`AgentStatus` that has the current value.
+        optional: true if the value may be ``None``.
     """
 
     input_type: type | None = None
@@ -133,7 +133,7 @@ Transformer = Callable[[Any, AgentStatus], Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the hooks of an event came to: a decision and the value it goes with."""
+    """Result of an event's hooks: a decision and its value."""
 
     decision: HookDecision
     value: Any = None
@@ -147,13 +147,12 @@ class _Step:
 
 
 class Hook:
-    """What to do at an event, put together with a fluent API; made by ``agent.on(event)``.
+    """Actions at an event, built with a fluent API; ``agent.on(event)`` returns one.
 
-    Every callable may be sync or async. Several actions on one hook run in the order in which
-    they were added.
+    Every callable may be sync or async. The actions of a hook run in the order of their addition.
 
     Attributes:
-        plugin: the entry point that added it; ``None`` for a hook of the program's own.
+        plugin: name of the entry point that added the hook; ``None`` for the program's own hooks.
     """
 
     def __init__(self, event: AgentEvent) -> None:
@@ -163,29 +162,29 @@ class Hook:
         self._steps: list[_Step] = []
 
     def when(self, condition: Condition) -> Self:
-        """Act only if ``condition(status)`` holds; with several, if all do."""
+        """Run the hook only if ``condition(status)`` is true; several conditions must all hold."""
         self._conditions.append(condition)
         return self
 
     def handle(
         self, decision: HookDecision, value: Any = None, effects: Iterable[Effect] | None = None
     ) -> Self:
-        """Run the effects, then put ``value`` in place of the event's value and decide.
+        """Run the effects, then replace the event's value and decide.
 
         Args:
-            value: a constant or ``fn(value, status)``; the constant ``None`` leaves the value as
-                it is. With FAIL it is the error's text.
-            effects: each called as ``fn(status)``.
+            value: a constant or ``fn(value, status)``; the constant ``None`` keeps the value. With
+                FAIL it is the error's text.
+            effects: functions, called as ``fn(status)``.
         """
         self._steps.append(_Step(HookDecision(decision), value, tuple(effects or ())))
         return self
 
     def do(self, action: Effect) -> Self:
-        """Call ``action(status)`` and go on."""
+        """Call ``action(status)`` and continue."""
         return self.handle(HookDecision.CONTINUE, effects=[action])
 
     def transform(self, transformer: Transformer) -> Self:
-        """Go on with ``transformer(value, status)`` in place of the value."""
+        """Replace the value by ``transformer(value, status)`` and continue."""
         return self.handle(HookDecision.CONTINUE, value=transformer)
 
     def inject(self, factory: MessageFactory) -> Self:
@@ -197,9 +196,9 @@ class Hook:
         return self.do(effect)
 
     def inject_at(self, position: Position, factory: MessageFactory) -> Self:
-        """Insert the message ``factory(status)`` at an index of the history, as a list would.
+        """Insert the message ``factory(status)`` at an index of the history, as ``list.insert``.
 
-        A position among the answers to tool calls means right after the last of them.
+        An index among the answers to tool calls moves to the end of those answers.
         """
 
         async def effect(status: AgentStatus) -> None:
@@ -213,10 +212,10 @@ class Hook:
         return f"hook{owner} on {self.event}"
 
     async def run(self, status: AgentStatus, value: Any) -> tuple[Outcome, AgentStatus]:
-        """Act on one event. Answers the outcome and the status that goes with its value.
+        """Run the hook on an event; return the outcome, and the status with the new value.
 
         Raises:
-            HookContractError: it returned what the event does not allow.
+            HookContractError: its decision or value breaks the event's contract.
         """
         for condition in self._conditions:
             if not await settled(condition(status)):
@@ -239,12 +238,12 @@ class Hook:
 
 
 async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> Outcome:
-    """Run an event's hooks in order, each on the value that the last one left.
+    """Run an event's hooks in order, each on the previous one's value.
 
-    A hook that raises comes out as FAIL with a text that says so.
+    An exception of a hook becomes FAIL with its text.
 
     Raises:
-        HookContractError: a hook returned what the event does not allow.
+        HookContractError: a hook's decision or value breaks the event's contract.
     """
     for hook in tuple(hooks):
         try:
@@ -254,7 +253,7 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> O
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # the query is cancelled; else something that the hook awaited was
+                raise  # the query is cancelled, not only something that the hook awaits
             if hook.plugin is not None:
                 logger.warning("plugin '%s' failed: %s", hook.plugin, hook, exc_info=error)
             return Outcome(HookDecision.FAIL, f"a {hook} raised {type(error).__name__}: {error}")
@@ -265,7 +264,7 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> O
 
 
 async def settled(value: Any) -> Any:
-    """``value``, awaited if it can be."""
+    """Return ``value``; await it first if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -299,7 +298,7 @@ def _check(hook: Hook, step: _Step, value: Any) -> None:
 
 
 def _with_value(status: AgentStatus, value: Any) -> AgentStatus:
-    """The status that later hooks of the event see once the value has changed."""
+    """Return the status with a changed value, for later hooks of the event."""
     name = CONTRACTS[status.event].status_field
     if name is None:
         return status
@@ -316,7 +315,7 @@ async def _made(factory: MessageFactory, status: AgentStatus) -> StandardMessage
 
 
 def _place(message: StandardMessage, index: int | None, status: AgentStatus) -> None:
-    """Put an injected message where the history stays valid for a model's API."""
+    """Insert a message at a place that keeps the history valid for a model's API."""
     history = status.conversation_history
     index = len(history) if index is None else index
     if index < 0:

@@ -1,4 +1,4 @@
-"""The loop of one query (spec page 1, A3)."""
+"""The loop of one query."""
 
 import asyncio
 import logging
@@ -40,10 +40,10 @@ _SAID = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
 
 
 class QueryLoop:
-    """Takes one query from its message to its response.
+    """The loop that answers one query.
 
     Args:
-        query: not begun yet, its messages not in the history.
+        query: a new query; its messages are not in the history yet.
     """
 
     def __init__(self, query: Query, provider: LLMProvider) -> None:
@@ -68,9 +68,9 @@ class QueryLoop:
         """Run the query.
 
         Raises:
-            HookContractError, HistoryError: code around the agent is wrong.
+            HookContractError, HistoryError: a bug in code around the agent.
             asyncio.CancelledError: the query was cancelled; QUERY_END has run.
-            Exception: whatever the recorder raises.
+            Exception: any error of the recorder.
         """
         query = self.query
         self.agent.conversation_history.extend(query.messages)
@@ -93,7 +93,7 @@ class QueryLoop:
         return response
 
     async def _closed(self, response: AssistantResponse) -> AssistantResponse:
-        """End what was started beside the query; what that cost counts too."""
+        """Close the query's scope, and add the usage of its tasks to the response."""
         if self.query.scope is None:
             return response
         await self.query.scope.close()
@@ -116,7 +116,7 @@ class QueryLoop:
         return ended
 
     async def _abandoned(self, error: BaseException) -> None:
-        """Run QUERY_END for a query without a response; what goes wrong in it changes nothing."""
+        """Run QUERY_END for a query without a response; log errors of its hooks."""
         cancelled = isinstance(error, asyncio.CancelledError)
         text = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
         try:
@@ -137,7 +137,7 @@ class QueryLoop:
         return await self._exhausted()
 
     async def _step(self, *, last: bool) -> AssistantResponse | None:
-        """One iteration; ``None`` if the query goes on."""
+        """Run one iteration; return ``None`` if the query goes on."""
         query, agent = self.query, self.agent
         if agent.memory_graph is not None and not query.memory_pulled:
             inject_shared_memory(query)
@@ -186,8 +186,8 @@ class QueryLoop:
         """Make the next model call.
 
         Raises:
-            QueryFailed: the model's side failed.
-            HistoryError: the history is one that no model API takes.
+            QueryFailed: the model or its provider failed.
+            HistoryError: the history is invalid for a model's API.
         """
         query, agent = self.query, self.agent
         self._check_history()
@@ -195,7 +195,7 @@ class QueryLoop:
         self._messages = agent.conversation_history
         if agent.memory is not None:
             self._messages = agent.memory.compose(query, self._schemas)
-            self._take_tools()  # it may have one more now
+            self._take_tools()  # compose() may add a tool
         query.model_calls += 1
         try:
             message = await query.recorder.model_call(query, self._invoke)
@@ -208,7 +208,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """The agent's tools as they are now; its own go before its memory's of that name."""
+        """Refresh the tools; the agent's own replace its memory's of the same name."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -222,7 +222,7 @@ class QueryLoop:
             self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
-        """Check what was added since the last call; all of it, if older messages were changed."""
+        """Check the messages since the last check; all messages if older ones were changed."""
         history, good = self.agent.conversation_history, self._good
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
@@ -251,7 +251,7 @@ class QueryLoop:
         return message
 
     def _listener(self) -> OnDelta | None:
-        """Who hears the text as it comes in: the recorder, and the task that the query is of."""
+        """Return a listener that passes text deltas to the recorder and the query's task."""
         query = self.query
         recorded = query.recorder.delta_listener(query)
         if query.task is None:
@@ -274,7 +274,7 @@ class QueryLoop:
         *,
         last: bool,
     ) -> AssistantResponse | None:
-        """Accept an answer as the query's, or send it back."""
+        """Accept an answer as final, or reject it and return ``None``."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
             if reason in _SAID:
@@ -303,10 +303,10 @@ class QueryLoop:
         *,
         last: bool,
     ) -> AssistantResponse | None:
-        """Ask for the rest of an answer, or take or refuse what there is.
+        """Ask for the rest of an incomplete answer, or accept or refuse it.
 
         Raises:
-            QueryFailed: it is no answer.
+            QueryFailed: the answer is refused.
         """
         history, on_length = self.agent.conversation_history, self.agent.on_length
         if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
@@ -322,7 +322,7 @@ class QueryLoop:
         raise QueryFailed(ending.text, ending.code, str(ending), content)
 
     def _whole(self, message: AssistantMessage) -> AssistantMessage:
-        """The answer that ends with this message, and a history as if it had come in one piece."""
+        """Join the parts of an answer; remove parts and nudges from the history."""
         pending, self._pending = self._pending, PendingAnswer()
         if pending.kept:
             kept = set(map(id, pending.kept))
@@ -331,7 +331,7 @@ class QueryLoop:
         return pending.joined(message)
 
     def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> None:
-        """Keep a rejected message in the history; no other agent will see it."""
+        """Keep a rejected message in the history, but never publish it."""
         draft = without_calls(draft)
         self._withheld.append(draft)
         self.agent.conversation_history += [draft, *deferred]
@@ -339,7 +339,7 @@ class QueryLoop:
     async def _finish(
         self, message: AssistantMessage, reason: str, deferred: Sequence[StandardMessage] = ()
     ) -> AssistantResponse:
-        """End the query with this answer, and publish it."""
+        """Publish an answer, and return the query's response."""
         message = without_calls(message)
         history = self.agent.conversation_history
         if reason in _SAID:
@@ -377,9 +377,9 @@ class QueryLoop:
 
 
 def tool_ending(agent: "BaseAgent", results: Sequence[ToolResult]) -> tuple[str, str] | None:
-    """The answer (content, stop reason) that the results of a message are, if they end the query.
+    """Return (content, stop reason) if these tool results end the query, else ``None``.
 
-    A failed call among them does not let them: the model is to mend it.
+    Results with an error never end it: the model may correct the call.
     """
     if any(result.status is ToolStatus.ERROR for result in results):
         return None
@@ -392,5 +392,5 @@ def tool_ending(agent: "BaseAgent", results: Sequence[ToolResult]) -> tuple[str,
 
 
 def is_internal(error: Exception) -> bool:
-    """Whether an error is ours, and no failure of the model's side."""
+    """Return true for an internal error of Bottega, false for a failure of the model."""
     return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

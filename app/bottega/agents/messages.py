@@ -1,7 +1,7 @@
-"""Messages of a conversation, tool calls and their results, and usage (spec page 1, A1).
+"""Messages of a conversation, tool calls and their results, and usage.
 
-All of them are frozen: a change is a copy put in the old one's place. That is what makes the
-encoding kept on a message safe to reuse at every later model call.
+All of them are frozen: a change is a copy. So the encoding cached on a message stays valid for
+later model calls.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ class Usage(BaseModel):
     """Tokens of model calls. Adds up with ``+``.
 
     Attributes:
-        cached: the part of the input that the server had already.
-        reasoning: the part of the output that the model thought.
-        estimated: whether we counted any part of it, since the server did not report it.
+        cached: input tokens that the server had cached.
+        reasoning: output tokens of the model's reasoning.
+        estimated: true if any part is our estimate because the server did not report it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,24 +53,24 @@ class Usage(BaseModel):
 
     @property
     def total_tokens(self) -> int:
-        """Input plus output; cached and reasoning tokens are parts of those."""
+        """Input plus output; these include cached and reasoning tokens."""
         return self.input + self.output
 
 
 class AgentUsage(Usage):
-    """What an agent spent so far, its sub-agents included."""
+    """Usage of an agent, its sub-agents included."""
 
     model_calls: int = 0
     tool_calls: int = 0
 
     @classmethod
     def of(cls, tokens: Usage, *, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
-        """Make it of tokens and the calls that took them."""
+        """Build the usage of some tokens and calls."""
         return cls(**dict(tokens), model_calls=model_calls, tool_calls=tool_calls)
 
     @property
     def tokens(self) -> Usage:
-        """The tokens alone."""
+        """The tokens, without the calls."""
         return Usage(**{name: getattr(self, name) for name in Usage.model_fields})
 
     def __add__(self, other: Usage) -> "AgentUsage":
@@ -85,9 +85,8 @@ class AgentUsage(Usage):
 class ToolCall(BaseModel):
     """A model's request to call a tool.
 
-    ``arguments`` is the decoded object; when the model sent something that is no JSON object,
-    it is empty and ``malformed`` holds the raw text, so that the tool call can be answered with
-    an error the model can read.
+    ``arguments`` is the decoded object. If the model did not send a JSON object, ``arguments`` is
+    empty and ``malformed`` has the raw text; the call is then answered with an error.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -111,14 +110,14 @@ class ToolResult(BaseModel):
 
     @property
     def text(self) -> str:
-        """What the model reads: text as it is, other results as compact JSON, or the error."""
+        """The text for the model: a string result unchanged, others as JSON, or the error."""
         if self.status is ToolStatus.ERROR:
             return f"Error: {self.error or 'the tool failed'}"
         return as_text(self.result)
 
 
 class Message(BaseModel):
-    """Common part of every message. Use the subclasses."""
+    """Base of all messages. Use the subclasses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,8 +128,8 @@ class Message(BaseModel):
     _encoded: tuple[str, Any] | None = PrivateAttr(default=None)
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
-        """The wire form of this message in ``dialect``, computed once and kept."""
-        # Past the attribute access of private fields, which costs 5 µs per message and call.
+        """Return the wire form of this message in ``dialect``; computed once, then cached."""
+        # Direct access: Pydantic's access to private fields costs 5 µs per message and call.
         private = self.__pydantic_private__
         assert private is not None
         cached: tuple[str, T] | None = private["_encoded"]
@@ -149,7 +148,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for data given to a query (memory of some kind), false for instructions."""
+        """True for data from shared or working memory, false for instructions."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 
@@ -161,8 +160,8 @@ class AssistantMessage(Message):
     """A model's answer.
 
     Attributes:
-        state: what its server sent along and wants back with it, such as encrypted reasoning; only
-            the provider reads it. A copy keeps it; a message that a hook makes has none.
+        state: opaque data that the server wants back with the message, such as encrypted
+            reasoning. Only the provider reads it. Copies keep it; messages of hooks have none.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -172,9 +171,9 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """Answers to tool calls. The loop appends one message per result, in the order of the calls.
+    """An answer to tool calls; ``content`` is the text for the model.
 
-    ``content`` is the text the model reads.
+    The loop appends one message per result, in the order of the calls.
     """
 
     role: Literal["tool"] = "tool"
@@ -187,17 +186,16 @@ StandardMessage = Annotated[
 
 
 class AssistantResponse(BaseModel):
-    """What a query returns.
+    """The response to a query.
 
     Attributes:
-        content: the accepted answer; empty if there is none.
-        tool_results: results of the tool calls of this query, in order.
-        error: why the query failed; ``None`` on success. If the iterations ran out, or the model's
-            answer was none, ``content`` still holds the text that there is.
-        error_code: stable code of that: ``max_iterations``, ``tool_policy``, ``hook_failed``,
-            ``model_length``, ``model_empty``, ``model_refused``, ``model_filtered``, or the
-            :class:`~bottega.errors.ModelError`'s.
-        usage: of this query, sub-agents included.
+        content: the accepted answer; after a failure the partial text, which may be empty.
+        tool_results: results of the query's tool calls, in order.
+        error: text of the failure; ``None`` on success.
+        error_code: stable code of the failure: ``max_iterations``, ``tool_policy``,
+            ``hook_failed``, ``model_length``, ``model_empty``, ``model_refused``,
+            ``model_filtered``, or the code of the :class:`~bottega.errors.ModelError`.
+        usage: usage of this query, sub-agents included.
         stop_reason: ``final_answer``, ``tool_results``, ``exit_on_success``, ``hook_stop``,
             ``max_iterations``, ``length`` (cut off at the model's limit), ``content_filter``,
             ``refusal``, ``empty`` or ``error``.
@@ -214,6 +212,8 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """True if a run or task with this response is completed: it is the query's answer, or the
-        text that was reached when its iterations ran out."""
+        """True if a run or task with this response counts as completed.
+
+        That is a success, or partial text at ``max_iterations``.
+        """
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))

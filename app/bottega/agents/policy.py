@@ -1,4 +1,4 @@
-"""Which tools must have been called before an answer counts (spec page 1, A2)."""
+"""Policy of tool calls that a query must make before its answer is accepted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class ToolRequirement:
     """A tool that a query must call.
 
     Attributes:
-        min_calls: how often at least.
-        require_success: whether only calls that succeeded count.
-        error_message: what the model is told instead of the built-in sentence.
+        min_calls: least number of calls.
+        require_success: if true, only successful calls count.
+        error_message: text for the model in place of the built-in one.
     """
 
     tool_name: str
@@ -23,7 +23,7 @@ class ToolRequirement:
 
 
 def unmet(policy: Iterable[ToolRequirement], results: Sequence[ToolResult]) -> str | None:
-    """What is still missing, a line per requirement; ``None`` if all are met."""
+    """Return a text with one line per unmet requirement; ``None`` if all are met."""
     lines = []
     for requirement in policy:
         count = sum(

@@ -1,7 +1,7 @@
-"""What of its history an agent's model is given (the port that working memory fills in).
+"""Port for working memory: selects the messages of a prompt.
 
-Without a memory that is the history itself. The root agent of a run may have one, which chooses;
-the history is never cut.
+Without a memory the prompt is the whole history. Only the root agent of a run may have a memory.
+The history itself is never shortened.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
 
 class PromptMemory(Protocol):
-    """Of one agent; its copies have none."""
+    """The memory of one agent; copies of the agent have none."""
 
     @property
     def tools(self) -> "Sequence[ToolBase]":
-        """Tools that the agent has for as long as they are named here."""
+        """Additional tools of the agent; may change with each :meth:`compose`."""
 
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
-        """What the model is given in place of ``query.agent.conversation_history``.
+        """Return the prompt's messages in place of ``query.agent.conversation_history``.
 
-        Called before every model call, also before one that a record answers; it does nothing but
-        follow from the history, so that a run that is resumed has the same prompts. What it left
-        out it tells in ``query.composed``.
+        Called before every model call, replayed ones included. The result depends only on the
+        history, so a resumed run has the same prompts. Reports omissions in ``query.composed``.
 
         Args:
-            schemas: of all tools that the model is given.
+            schemas: schemas of all tools in the prompt.
         """

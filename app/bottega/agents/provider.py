@@ -1,4 +1,4 @@
-"""The port to a model. ``bottega.llm`` has the real one; tests script their own."""
+"""Port to a model. ``bottega.llm`` implements it."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.errors import ModelError, NoProviderError
 
 OnDelta = Callable[[str], Awaitable[None] | None]
-"""Told each piece of text as the model produces it."""
+"""Listener for text deltas of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as the model sees it.
+    """Description of a tool for a model.
 
     Attributes:
         parameters: JSON Schema of an object.
-        encodings: wire forms by dialect, kept by the provider so that each is built once.
+        encodings: wire forms by dialect; the provider's cache.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """One try of a model call that failed and will be repeated after ``delay_s`` seconds."""
+    """A failed try of a model call; the next one starts after ``delay_s`` seconds."""
 
     number: int
     error: ModelError
@@ -42,12 +42,11 @@ class ModelOptions:
     """Per-call options.
 
     Attributes:
-        model: name of the model; ``None`` takes the provider's own default.
-        on_failed_try: told of each failed try before the next one.
-        max_output_tokens: that the model may produce; ``None``: as it likes.
-        asked: the user's message that began the query. What the query was given as context goes
-            into its turn, so that the start of the prompt stays the same from call to call.
-            ``None``: the newest one.
+        model: name of the model; ``None``: the provider's default.
+        on_failed_try: called after each failed try, before the next one.
+        max_output_tokens: limit of output tokens; ``None``: no bound.
+        asked: the user message that began the query; ``None``: the newest one. Context of the query
+            goes into that message's turn, so the start of the prompt stays the same in each call.
     """
 
     model: str | None = None
@@ -57,12 +56,12 @@ class ModelOptions:
 
 
 class LLMProvider(Protocol):
-    """Asks a model for the next message.
+    """A model that answers with the next message.
 
-    ``messages`` is the agent's live history: it stays as it is during the call, not after it.
+    ``messages`` is the agent's live history: it does not change during the call, but after it.
 
     Raises:
-        ModelError: the call failed for good (its own retries are used up).
+        ModelError: the call failed, its retries included.
     """
 
     async def invoke(
@@ -79,16 +78,16 @@ _default_provider: Callable[[], LLMProvider] | None = None
 
 
 def set_default_provider(factory: Callable[[], LLMProvider] | None) -> None:
-    """Set what agents without a provider of their own use. ``factory`` is called per query."""
+    """Set the provider of agents that have none. ``factory`` is called per query."""
     global _default_provider
     _default_provider = factory
 
 
 def default_provider() -> LLMProvider:
-    """The provider of agents that have none.
+    """Return the provider for agents that have none.
 
     Raises:
-        NoProviderError: none was set; its text shows how.
+        NoProviderError: no default is set; the text shows how to set one.
     """
     if _default_provider is None:
         raise NoProviderError(
@@ -102,7 +101,7 @@ _collected: ContextVar[list[LLMProvider] | None] = ContextVar("collected", defau
 
 
 def using(provider: LLMProvider) -> LLMProvider:
-    """Note that a query uses this provider, if somebody collects them."""
+    """Register a query's provider with :func:`collecting_providers`, if active; return it."""
     collected = _collected.get()
     if collected is not None and not any(known is provider for known in collected):
         collected.append(provider)
@@ -111,7 +110,7 @@ def using(provider: LLMProvider) -> LLMProvider:
 
 @contextmanager
 def collecting_providers() -> Iterator[list[LLMProvider]]:
-    """The providers that queries use within the block, sub-agents' included."""
+    """Collect the providers that queries use within the block, sub-agents' included."""
     collected: list[LLMProvider] = []
     token = _collected.set(collected)
     try:

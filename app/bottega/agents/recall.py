@@ -1,4 +1,4 @@
-"""Semantic pull: the ancestors' publications nearest to an agent's query (spec page 2, G15)."""
+"""Semantic recall: the ancestors' publications most similar to an agent's query."""
 
 import asyncio
 import logging
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 RECALLED = "shared_memory_recalled"
 
 Recalled = tuple[MemoryItem, float]
-"""What was recalled, and its cosine with the query, to four places."""
+"""A publication and its cosine with the query, rounded to four places."""
 
 _PLACES = 4
 
 
 class Embedder(Protocol):
-    """As much of an embedder (spec page 4, M18) as recalling takes."""
+    """The part of an embedder that :class:`Recall` needs."""
 
     async def embed(self, texts: Sequence[str]) -> "Vectors":
-        """Vectors of length 1, one row per text, in their order."""
+        """Return vectors of length 1, one row per text, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A publication's vector: a row of a batch that is embedded, or about to be."""
+    """A publication's vector: one row of a batch, whose embedding may still run."""
 
     content: str
     batch: "asyncio.Task[Vectors]"
@@ -53,13 +53,13 @@ def _failed(batch: "asyncio.Task[Vectors]") -> bool:
 
 
 class Recall:
-    """Gives agents what their ancestors published nearest to the query.
+    """Semantic recall of publications of an agent's indirect ancestors.
 
-    One may serve all agents of a graph. It keeps the vector of each source's publication for as
-    long as that is the current one, so that only new publications are embedded, once.
+    One instance may serve all agents of a graph. It caches the vector of each source's current
+    publication, so each publication is embedded once.
 
     Args:
-        k: how many publications a query is given at most.
+        k: maximum number of publications per query.
 
     Raises:
         InvalidInputError: ``k`` is below 1.
@@ -73,15 +73,15 @@ class Recall:
         self._rows: dict[str, _Row] = {}
 
     async def inject(self, query: Query) -> list[Recalled]:
-        """Put the nearest into the history, after what the agent's predecessors published.
+        """Insert the most similar publications into the history, after the direct predecessors'.
 
-        To be awaited right after that was put there: what is pulled is what stood then. Sources
-        that the agent reads directly are left out. If the embedder fails, so is all of it, with
-        a warning.
+        Await it right after :func:`inject_shared_memory`, so that both see the same publications.
+        Leaves out sources that the agent reads directly. If the embedder fails, inserts nothing
+        and records a warning.
 
         Returns:
-            what was put there, in that order: the graph's, as for the direct ones, so that what
-            comes first is read first, and scores that differ by a hair do not change the prompt.
+            The inserted publications in the graph's order, not by score: tiny differences of
+            scores do not change the prompt.
         """
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
@@ -106,14 +106,14 @@ class Recall:
         return recalled
 
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
-        """The cosine of each item with ``text``."""
-        # Shielded, since other queries may wait for the same batch.
+        """Return the cosine of each item with ``text``."""
+        # Shielded: other queries may wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         [wanted] = await self._embed([text])
         return [round(float(vector @ wanted), _PLACES) for vector in vectors]
 
     def _rows_of(self, items: Sequence[MemoryItem]) -> list[_Row]:
-        """The items' rows; those that there are none of, or failed, are begun as one batch."""
+        """Return the items' rows; start one batch for missing, outdated and failed ones."""
         rows = self._rows
         missing = [
             item
@@ -122,7 +122,7 @@ class Recall:
         ]
         if missing:
             batch = asyncio.create_task(self._embed([item.content for item in missing]))
-            batch.add_done_callback(_failed)  # asks for its exception even if nobody else does
+            batch.add_done_callback(_failed)  # retrieves its exception, so that asyncio is silent
             for index, item in enumerate(missing):
                 rows[item.source_id] = _Row(item.content, batch, index)
         return [rows[item.source_id] for item in items]
@@ -135,16 +135,13 @@ class Recall:
 
 
 def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> list[Recalled]:
-    """The ``k`` items with the highest scores, highest first; equal ones in the order given.
-
-    An item whose score is no number is left out.
-    """
+    """Return the ``k`` items with the highest finite scores, highest first; ties keep order."""
     scored = [pair for pair in zip(items, scores, strict=True) if isfinite(pair[1])]
     return sorted(scored, key=lambda pair: -pair[1])[:k]
 
 
 def recalled_message(item: MemoryItem, score: float) -> SystemMessage:
-    """A recalled publication as the reader's model sees it: like a direct one, but marked."""
+    """Render a recalled publication like a direct one, with marks in the metadata."""
     message = shared_message(item)
     marks = {RECALLED: True, "shared_memory_score": score}
     return message.model_copy(update={"metadata": message.metadata | marks})
@@ -155,7 +152,7 @@ def _text(query: Query) -> str:
 
 
 def _after_shared(history: Sequence[StandardMessage]) -> int:
-    """The index right after shared context; without any, where that would begin."""
+    """Return the index after the shared context, or after the system message without one."""
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(

@@ -1,8 +1,7 @@
-"""What a running query tells, and asks of, whoever keeps a record of it.
+"""The state of a query, and the :class:`Recorder` port: it observes and may replay a query.
 
-The library keeps none: :class:`Recorder` lets everything through. The service's journal
-(``bottega.runs.journal``) overrides it to write events, and to answer a model or tool call from the
-journal when the run is resumed after a crash.
+The base class records nothing. The service's journal (``bottega.runs.journal``) overrides it: it
+writes events, and replays model and tool calls of a run that is resumed after a crash.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -30,62 +29,65 @@ if TYPE_CHECKING:
 
 
 Path = tuple[tuple[int, int], ...]
-"""The way from one query down to another: per step (model call, index of the tool call)."""
+"""A path of sub-queries: per level (model call, index of the tool call)."""
 
 
 def task_id_at(root: UUID, path: Path) -> UUID:
-    """The id of the query at the end of a path that begins at ``root``: a UUIDv5 of (parent, model
-    call, index) for each step, and so the same whenever it is come to again."""
+    """Return the id of the query at a path below ``root``; the same on every replay.
+
+    Each level of the path is a UUIDv5 of (parent, model call, index).
+    """
     for call, index in path:
         root = uuid5(root, f"{call}:{index}")
     return root
 
 
 class BackgroundTask(Protocol):
-    """The asynchronous task that a query is the work of (spec page 3)."""
+    """The asynchronous task that a query works for."""
 
     def model_call(self, query: "Query") -> AbstractAsyncContextManager[int | None]:
-        """Held during each model call that is really made: waits for the task's slot, and
-        reserves tokens. Answers how many the model may produce; ``None``: as it likes.
+        """Wait for the task's slot and reserve tokens during a model call; not used in a replay.
+
+        Yields the tokens that the model may produce; ``None``: no bound.
 
         Raises:
-            BudgetExhaustedError: there are none left.
+            BudgetExhaustedError: too few tokens are left.
         """
 
     def spent(self, usage: Usage) -> None:
-        """A model call was answered, be it from a record."""
+        """Charge the usage of a model call, replayed or not."""
 
     def heard(self, query: "Query", text: str) -> None:
-        """A piece of text of a query came in."""
+        """Receive a text delta of a query."""
 
 
 class Scope(Protocol):
-    """What was started beside a query and must not outlive it."""
+    """Work started by a query that must not outlive it."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """The query is over, or given up by ``error``; return when nothing of it runs any more."""
+        """End the work after the query ended or failed with ``error``; return when none runs."""
 
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """The state of one query of one agent; a sub-agent's query points at its parent's.
+    """The state of one query of one agent.
 
     Attributes:
         agent: the agent that runs it (for a stateless sub-agent, the copy).
-        messages: the query's own messages, as they were put into the history.
+        messages: the query's own messages, as in the history.
         parent: the query whose tool call made this one; ``None`` for the root.
-        path: where it stands in the tree: per level (model call that asked, index of the tool
-            call in that message). The root's is empty. Equal on every replay.
-        iteration: 1-based, 0 before the first.
-        model_calls: how many model calls were begun; numbers them from 1.
-        usage: spent so far, sub-agents included.
+        path: place in the tree, equal on every replay; the root's is empty.
+        iteration: 1-based; 0 before the first.
+        model_calls: number of model calls begun.
+        usage: usage so far, sub-agents included.
         tool_call: the parent's tool call that this query answers; ``None`` for the root.
-        memory_pulled: whether shared memory was pulled for this query already.
-        escaped: the exception that ended the query instead of a response, if one did.
-        task: that it is the work of, or its parent is; ``None``: it is waited for as it runs.
-        scope: set by tools that start something beside the query.
-        composed: what the next model call is given in place of the whole history, if it is not:
-            ``tokens`` in all, tool answers ``shrunk`` to a summary, messages ``left`` out.
+        memory_pulled: true once shared memory was pulled for this query.
+        escaped: the exception that ended the query instead of a response, if any.
+        task: the asynchronous task that it works for, directly or through its parent; ``None``:
+            its caller waits for it.
+        scope: set by tools that start work beside the query.
+        composed: size of a shortened prompt, ``None`` for the whole history: its ``tokens``, the
+            tool results ``shrunk`` to a summary, and the messages ``left`` out.
     """
 
     agent: "BaseAgent"
@@ -110,42 +112,45 @@ class Query:
         return len(self.path)
 
     def admission(self) -> AbstractAsyncContextManager[int | None]:
-        """Held by recorders while they really make a model call."""
+        """Return the context in which a recorder makes a model call; see ``BackgroundTask``."""
         return nullcontext() if self.task is None else self.task.model_call(self)
 
 
 Invoke = Callable[[int | None], Awaitable[AssistantMessage]]
-"""Makes a model call, given the most tokens that it may produce (``None``: no bound)."""
+"""Function that makes a model call with a limit of output tokens (``None``: no bound)."""
 
 
 class Recorder:
-    """Keeps no record. Methods that are not ``async`` must not block.
+    """Observer of queries that can replay their calls; this base class records nothing.
+
+    Methods that are not ``async`` must not block.
 
     Attributes:
-        swarm: what runs beside the queries, if it was made beforehand.
+        swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
     """
 
     swarm: object = None
 
     def query_started(self, query: Query) -> None:
-        """The query's messages are in the history; nothing was asked yet."""
+        """Record a query's start: its messages are in the history, no model call was made."""
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        """The query is over, well or not. Not called when it was cancelled."""
+        """Record a query's end, successful or not; not called after a cancellation."""
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
-        """Make model call number ``query.model_calls`` by ``await invoke(most)`` within
-        ``query.admission()``, which says how many tokens it may produce at most, or answer for it.
+        """Make or replay the model call with the number ``query.model_calls``.
+
+        To make it, ``await invoke(most)`` within ``async with query.admission() as most``.
         """
         async with query.admission() as most:
             return await invoke(most)
 
     def delta_listener(self, query: Query) -> OnDelta | None:
-        """Who is told the text of the model call about to be made, as it comes in."""
+        """Return a listener for the text deltas of the next model call, if any."""
         return None
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        """A try of the current model call failed and is about to be repeated."""
+        """Record a failed try of the current model call, before it is repeated."""
 
     async def tool_call(
         self,
@@ -154,35 +159,35 @@ class Recorder:
         tool: "ToolBase | None",
         execute: Callable[[], Awaitable[ToolResult]],
     ) -> ToolResult:
-        """Execute a tool call by ``await execute()``, or answer for it.
+        """Execute a tool call by ``await execute()``, or replay it.
 
-        ``tool`` is ``None`` for a name the model invented.
+        ``tool`` is ``None`` for an unknown name.
         """
         return await execute()
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        """Shared memory was put into the query's history, in this order."""
+        """Record the direct predecessors' publications put into the history, in this order."""
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
-        """What other ancestors published was too: each with its nearness to the query, -1 to 1."""
+        """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """The agents whose answers an earlier attempt of the query was given; ``None``: no attempt.
+        """Return the sources of shared memory in an earlier attempt; ``None``: no such attempt.
 
-        They are given again, also if they have expired since.
+        The query gets the same publications again, even expired ones.
         """
         return None
 
     def version_of(self, query: Query) -> int | None:
-        """The version of what the query is about to publish; ``None`` for simply the next."""
+        """Return the version for the query's publication; ``None``: the next one."""
         return None
 
     def published_at(self, query: Query) -> datetime | None:
-        """The time at which an earlier attempt published the query's answer; ``None``: not yet."""
+        """Return the time of an earlier attempt's publication; ``None``: not published yet."""
         return None
 
     def published(self, query: Query, publication: Publication) -> None:
-        """The query's accepted answer was published to the graph."""
+        """Record the publication of the query's accepted answer to the graph."""
 
     def warning(self, query: Query, code: str, message: str) -> None:
-        """Something a person should know, that fails nothing."""
+        """Record a warning for users; it does not fail the query."""

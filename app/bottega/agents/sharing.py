@@ -1,4 +1,4 @@
-"""Shared memory in an agent's query: what it is given, what it gives (spec page 2, G9 and G10)."""
+"""Shared memory in an agent's query: insertion into the history, and publication."""
 
 from collections.abc import Iterable
 from hashlib import sha256
@@ -11,16 +11,16 @@ from bottega.graph.shared_memory import MemoryItem
 AWARENESS = "orchestrator_awareness"
 
 _SHORT = 8
-# Cyrillic, Greek and others' letters that look like a to f, in lower case.
+# Letters of other scripts (lower case) that look like a to f.
 _LOOK_ALIKES = tuple(zip("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff", strict=True))
 _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
 
 
 def inject_shared_memory(query: Query) -> None:
-    """Put what the agent's predecessors published into its history, in place of the last query's.
+    """Insert the predecessors' publications into the history; remove the last query's.
 
-    Once per query, before its first model call. The block stands after the agent's own system
-    message and awareness, in the order of the graph, so that what comes first is read first.
+    Runs once per query, before its first model call. The block follows the agent's system message
+    and awareness, in the graph's order.
     """
     query.memory_pulled = True
     agent = query.agent
@@ -44,7 +44,7 @@ def inject_shared_memory(query: Query) -> None:
 
 
 def shared_message(item: MemoryItem) -> SystemMessage:
-    """A source's publication as the reader's model sees it: fenced, since it is data."""
+    """Render a publication for a prompt, fenced because it is data."""
     mark = fence(item.content)
     return SystemMessage(
         content=(
@@ -60,18 +60,21 @@ def shared_message(item: MemoryItem) -> SystemMessage:
 
 
 def fence(content: str) -> str:
-    """A mark that ``content`` does not hold, the same for the same content."""
+    """Return a mark that does not occur in ``content``, the same for the same content."""
     digest = sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     return unheld(digest, content)
 
 
 def unheld(digest: str, content: str) -> str:
-    """The shortest start of ``digest`` that ``content`` does not hold, however it is spelled: what
-    a model takes for a mark may be in capitals, in wide or foreign letters, or torn apart."""
+    """Return the shortest prefix of ``digest`` that does not occur in ``content``.
+
+    Ignores case, full-width and look-alike letters, and characters in between: a model might read
+    such text as the mark.
+    """
     plain = content
     if not plain.isascii():
         plain = normalize("NFKD", plain).casefold()
-        for letter, meant in _LOOK_ALIKES:  # many times as fast as str.translate
+        for letter, meant in _LOOK_ALIKES:  # much faster than str.translate
             plain = plain.replace(letter, meant)
         plain = plain.encode("ascii", "ignore").decode()
     plain = plain.lower().translate(_ALL_BUT_HEX)
@@ -88,12 +91,12 @@ async def publish_answer(
     before: Iterable[StandardMessage],
     withheld: Iterable[StandardMessage],
 ) -> None:
-    """Publish an accepted answer, if the agent is a node of its graph and said something.
+    """Publish an accepted answer, if the agent is a node of its graph and it is not empty.
 
     Args:
-        before: the history that the query began with.
-        withheld: messages of the query that no other agent may see: drafts that were sent back,
-            and the answer itself, which is not said twice.
+        before: the history before the query.
+        withheld: messages of the query to leave out: rejected drafts, and the answer itself, which
+            is published as ``content``.
     """
     agent = query.agent
     graph, agent_id = agent.memory_graph, agent.agent_id
@@ -120,7 +123,7 @@ def _is_shared(message: StandardMessage) -> bool:
 
 
 def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
-    """The index right after the agent's own system message and its awareness."""
+    """Return the index after the agent's own system message and its awareness."""
     place = 0
     for index, message in enumerate(history):
         if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):

@@ -1,4 +1,4 @@
-"""An agent as a tool of another (spec page 1, A6)."""
+"""An agent as a tool of another agent."""
 
 import copy
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bottega.agents.base import BaseAgent
 
 MAX_DEPTH = 3
-"""How many agents may stand below the root, one calling the next."""
+"""Limit of nested sub-agents below the root."""
 
 
 class _Arguments(BaseModel):
@@ -27,7 +27,7 @@ class _Arguments(BaseModel):
 
 
 def question_of(arguments: Mapping[str, Any]) -> str:
-    """What a sub-agent is asked by a call with these arguments."""
+    """Return the text of a sub-agent's query for a call's arguments."""
     text: str = arguments["query"]
     if context := arguments.get("context"):
         text = f"{text}\n\nContext:\n{context}"
@@ -35,8 +35,7 @@ def question_of(arguments: Mapping[str, Any]) -> str:
 
 
 def copy_of(agent: "BaseAgent") -> "BaseAgent":
-    """A shallow copy with a history, tools and usage of its own, and without a memory; hooks and
-    graph are shared."""
+    """Return a copy that shares hooks and graph, has its own history and tools, and no memory."""
     agent = copy.copy(agent)
     agent.conversation_history = list(agent.conversation_history)
     agent.registered_tools = list(agent.registered_tools)
@@ -46,8 +45,7 @@ def copy_of(agent: "BaseAgent") -> "BaseAgent":
 
 
 def fresh_copy(agent: "BaseAgent", made: "dict[BaseAgent, BaseAgent] | None" = None) -> "BaseAgent":
-    """A copy as it was before its first query, whatever it is asked meanwhile. So are those of its
-    sub-agents, one of each."""
+    """Return a copy of an agent and its sub-agents with the histories before their first query."""
     made = {} if made is None else made
     if agent not in made:
         made[agent] = new = copy_of(agent)
@@ -64,19 +62,18 @@ def fresh_copy(agent: "BaseAgent", made: "dict[BaseAgent, BaseAgent] | None" = N
 
 
 class SubAgentWrapper(ToolBase):
-    """Lets a model ask an agent like any tool.
+    """A tool that queries an agent.
 
-    Stateless: each call runs on a copy of the agent with a history of its own, so calls can run
-    side by side. Stateful: the one agent, one call at a time, whose history goes on between
-    calls; it grows with each, and who asks first shapes what the next one gets.
+    Stateless: each call runs on a copy of the agent with its own history, so calls run
+    concurrently. Stateful: all calls use the same agent, one at a time. Its history grows with
+    each call, so earlier calls influence later answers.
 
     Args:
-        name: of the tool, as the model sees it.
-        stateless: see above.
+        name: the tool's name for the model.
     """
 
-    timeout_s = None  # the run's own deadline rules
-    idempotent = True  # made again, it repeats the steps that were recorded
+    timeout_s = None  # the run's deadline applies
+    idempotent = True  # a repeated call replays its recorded steps
 
     def __init__(
         self, agent: "BaseAgent", name: str, description: str, stateless: bool = False
@@ -88,7 +85,7 @@ class SubAgentWrapper(ToolBase):
         self.stateless = stateless
 
     def with_agent(self, agent: "BaseAgent") -> "SubAgentWrapper":
-        """The same tool, for another agent like its own."""
+        """Return a copy of the tool for another agent."""
         tool = copy.copy(self)
         tool.agent = agent
         tool.subagents = (agent,)
@@ -109,11 +106,11 @@ class SubAgentWrapper(ToolBase):
         }
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Ask the agent. Its failure is an ERROR result, not an exception.
+        """Query the agent; return its failure as an ERROR result.
 
         Raises:
-            Exception: what ended its query instead of a response: a bug in a hook, or the
-                recorder. That is not the model's to read.
+            Exception: an error that ended the query without a response, such as a bug in a hook or
+                an error of the recorder. The model must not see it.
         """
         try:
             arguments = _Arguments.model_validate(tool_call.arguments)
@@ -136,7 +133,7 @@ class SubAgentWrapper(ToolBase):
 
 
 async def _ask(agent: "BaseAgent", text: str, call: CurrentCall, tool_call: ToolCall) -> ToolResult:
-    """Ask ``agent`` as part of the query that made the call, and charge that with its usage."""
+    """Query ``agent`` as part of the calling query; add its usage to that query's."""
     parent = call.query
     query = Query(
         agent=agent,

@@ -1,7 +1,7 @@
-"""Run a blocking function in a thread that nobody ever has to wait for.
+"""Daemon threads for blocking functions.
 
-``asyncio.to_thread`` will not do: its few threads can all be held by tools that hang, and the
-event loop waits for them when it ends. These are daemons, as many as are needed, and reused.
+``asyncio.to_thread`` does not fit: hanging tools could occupy all of its few threads, and the event
+loop waits for them at its end. These threads are daemons, unlimited in number, and reused.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 _MAX_IDLE = 32
-_idle: list["SimpleQueue[Job]"] = []  # the inboxes of threads that wait for a job
+_idle: list["SimpleQueue[Job]"] = []  # inboxes of idle threads
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Call ``function`` in a thread, with the caller's context variables.
 
-    Cancelled, it returns at once; the function runs on and what it returns is dropped.
+    A cancellation returns at once; the function goes on and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -34,7 +34,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
             result = context.run(function)
         except Exception as error:
             _tell(loop, _fail, future, error)
-        except BaseException as error:  # SystemExit and the like end no loop from in here
+        except BaseException as error:  # SystemExit must not end the event loop
             _tell(loop, _fail, future, RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             _tell(loop, _succeed, future, result)
@@ -56,7 +56,7 @@ def _work(inbox: "SimpleQueue[Job]") -> None:
     while True:
         job = inbox.get()
         job()
-        del job  # holds the call's arguments and result
+        del job  # release the call's arguments and result
         if len(_idle) >= _MAX_IDLE:
             return
         _idle.append(inbox)
@@ -65,7 +65,7 @@ def _work(inbox: "SimpleQueue[Job]") -> None:
 def _tell(
     loop: asyncio.AbstractEventLoop, say: Callable[..., None], future: object, value: object
 ) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(say, future, value)
 
 
@@ -76,6 +76,6 @@ def _succeed(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
     if not future.done():
-        if isinstance(error, StopIteration):  # a future does not take it
+        if isinstance(error, StopIteration):  # a future refuses it
             error = RuntimeError(f"StopIteration: {error}")
         future.set_exception(error)

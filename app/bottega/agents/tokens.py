@@ -1,10 +1,10 @@
-"""An estimate of how many tokens a text has, where nobody counts them."""
+"""Estimates of the number of tokens in a text."""
 
 BYTES_PER_TOKEN = 4
 
 
 def tokens_in(size: int) -> int:
-    """Estimate the tokens of so many bytes of UTF-8, rounded up."""
+    """Estimate the tokens of ``size`` bytes of UTF-8, rounded up."""
     return -(-size // BYTES_PER_TOKEN)
 
 

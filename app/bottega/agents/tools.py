@@ -1,4 +1,4 @@
-"""Tools: what a model may call (spec page 1, A5)."""
+"""Tools that a model may call."""
 
 import dataclasses
 import inspect
@@ -24,13 +24,13 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class ToolBase(ABC):
-    """A tool. Subclasses set ``name`` and ``description``, or take them from :func:`tool`.
+    """A tool. Subclasses set ``name`` and ``description``; :func:`tool` sets them from arguments.
 
     Attributes:
-        timeout_s: seconds one call may take; ``None``: as long as the run may.
-        idempotent: whether a call that a crash interrupted may simply be made again.
-        local: it acts on nothing outside the run, so nothing needs to be written down before it.
-        subagents: agents that it asks.
+        timeout_s: limit of one call in seconds; ``None``: only the run's deadline applies.
+        idempotent: true if a call interrupted by a crash may be repeated.
+        local: true if it has no effect outside the run; then no step is stored before a call.
+        subagents: agents that it calls.
     """
 
     name: str
@@ -42,23 +42,23 @@ class ToolBase(ABC):
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments, an object."""
+        """Return the JSON Schema of the arguments, an object."""
 
     @abstractmethod
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Carry out one call. Whatever it raises, the model reads as an ERROR result."""
+        """Execute one call; the model reads any exception as an ERROR result."""
 
-    def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most change nothing)
-        """A record answered the call, in its place: make good what it changed in memory."""
+    def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most tools need nothing)
+        """Repeat the call's effects in memory after its result was replayed from the journal."""
 
     @cached_property
     def schema(self) -> ToolSchema:
-        """The tool as the model sees it; built once."""
+        """The tool's description for the model, cached."""
         return ToolSchema(self.name, self.description, self.create_schema())
 
 
 def error_result(call: ToolCall, error: str) -> ToolResult:
-    """An ERROR answer to ``call``; what is too long to be of use is cut off."""
+    """Return an ERROR answer to ``call``, with a long text shortened."""
     return ToolResult(
         tool_call_id=call.id,
         tool_name=call.name,
@@ -68,10 +68,10 @@ def error_result(call: ToolCall, error: str) -> ToolResult:
 
 
 def success_result(call: ToolCall, value: Any) -> ToolResult:
-    """A SUCCESS answer to ``call``; ``value`` is turned into what JSON can hold.
+    """Return a SUCCESS answer to ``call``; ``value`` is converted to JSON types.
 
     Raises:
-        ValueError: it holds itself.
+        ValueError: ``value`` contains itself.
     """
     if type(value) not in (str, bool, int, type(None)):
         value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
@@ -79,7 +79,7 @@ def success_result(call: ToolCall, value: Any) -> ToolResult:
 
 
 class _Schema(GenerateJsonSchema):
-    """Leaves out titles that only repeat a field's name: they cost tokens."""
+    """Schema generator without titles of fields, which only cost tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -90,7 +90,7 @@ def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with a call's arguments, for the model to mend."""
+    """Return an error text about a call's arguments, for the model."""
     problems = (
         f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}"
         for item in error.errors(include_url=False, include_context=False, include_input=False)
@@ -99,7 +99,7 @@ def explain(error: ValidationError) -> str:
 
 
 async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool) -> ToolResult:
-    """Call an async function here and any other in a thread; make its value the answer."""
+    """Call an async function here, any other in a thread; return its value as the answer."""
     value = function() if is_async else await run_in_thread(function)
     if inspect.isawaitable(value):
         value = await value
@@ -144,10 +144,10 @@ class FunctionTool(ToolBase):
 
 
 class ClassTool(ToolBase):
-    """Base of the classes that :func:`tool` makes of a class with typed fields.
+    """Base of the classes that :func:`tool` makes from a class with typed fields.
 
-    Its constructor is the class's own. A call sets the fields on a copy and runs its ``execute``;
-    a dataclass or Pydantic model is made anew from the arguments instead.
+    The constructor is the class's own. A call sets the fields on a copy and runs ``execute``; for
+    a dataclass or Pydantic model it creates a new instance from the arguments instead.
     """
 
     _target: ClassVar[type[Any]]
@@ -184,16 +184,16 @@ def tool(
     timeout_s: float | None = DEFAULT_TIMEOUT_S,
     idempotent: bool = False,
 ) -> Callable[[Any], Any]:
-    """Make a tool of a function, or of a class with typed fields and an ``execute(self)``.
+    """Make a tool from a function, or from a class with typed fields and an ``execute(self)``.
 
-    The parameters (or fields) are the tool's arguments: their types, defaults and
-    ``pydantic.Field`` descriptions make its schema, and Pydantic checks them at each call.
+    The parameters (or fields) are the tool's arguments. Their types, defaults and
+    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call.
 
     Returns:
-        for a function a :class:`FunctionTool`; for a class a :class:`ToolBase` subclass.
+        A :class:`FunctionTool` for a function, a :class:`ToolBase` subclass for a class.
 
     Raises:
-        TypeError: parameters a model cannot fill, or a class without ``execute``.
+        TypeError: positional-only or variadic parameters, or a class without ``execute``.
     """
 
     def decorate(target: Any) -> Any:
@@ -229,7 +229,7 @@ _UNFILLABLE = (
 )
 
 Fields = dict[str, tuple[Any, Any]]
-"""Per argument: type and default, ``...`` if it has none."""
+"""Type and default (``...``: none) by argument."""
 
 
 def _arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], type[BaseModel]]:
@@ -253,10 +253,10 @@ def _fields_of(cls: type[Any]) -> Fields:
 
 
 def _model_of(title: str, fields: Fields) -> tuple[dict[str, str], type[BaseModel]]:
-    """A model of the arguments, and which of its fields is which argument.
+    """Return the argument names by field name, and a Pydantic model of the arguments.
 
-    The fields have names of their own, so that an argument may be called ``json`` or ``copy``
-    like a method of Pydantic's.
+    The fields have neutral names, so an argument may have the name of a Pydantic method, such as
+    ``json`` or ``copy``.
     """
     names = {f"argument_{index}": name for index, name in enumerate(fields)}
     config = ConfigDict(
