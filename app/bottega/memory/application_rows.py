@@ -179,7 +179,7 @@ async def record(
 async def groups(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], since: datetime
 ) -> dict[UUID, list[Group]]:
-    """Return the applications of each pattern's current version, grouped by arm and outcome."""
+    """Group the applications of each pattern's current version by arm, outcome and baseline."""
     found: dict[UUID, list[Group]] = defaultdict(list)
     for row in await connection.fetch(_GROUPS, tenant_id, ids, since):
         baseline = Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
@@ -194,7 +194,7 @@ async def groups(
 async def outcomes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, list[Group]]:
-    """Return the same groups of all times, by arm and outcome only, without baselines."""
+    """Group the same applications by arm and outcome only."""
     found: dict[UUID, list[Group]] = defaultdict(list)
     for row in await connection.fetch(_OUTCOMES, tenant_id, ids):
         group = Group(Arm(row["arm"]), row["good"], Baseline(), row["n"], 0)

@@ -14,7 +14,7 @@ from bottega.memory.pattern import APPLIED, OF_RUN, Arm, Baseline, Features, Pat
 _TASKS = 200
 """Newest tasks, or observations, that count."""
 _LOOKED_AT = 1_000
-"""Newest like tasks that are searched for those: most may have been given the pattern."""
+"""Newest similar tasks that are searched: most may have been given the pattern."""
 
 # Skips consolidated episodes: they do not record which members were given the pattern.
 _LIKE = """

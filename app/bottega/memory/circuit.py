@@ -1,9 +1,9 @@
 """Evaluation of many conditions at once. Pure.
 
-Conditions of thousands of patterns share most of their tests, often with other numbers. So they
-are compiled into one circuit with each distinct test and conjunction once; "any" is a negated
-conjunction of negations. Evaluation looks up equal values, does one binary search per numeric
-feature and operator, and then computes the circuit level by level with numpy.
+Patterns share many tests, and many others differ only in a number. So all conditions are compiled
+into one circuit with each distinct test and conjunction once; "any" is a negated conjunction of
+negations. Evaluation looks up equal values, does one binary search per numeric feature and
+operator, and then computes the circuit level by level with numpy.
 """
 
 from collections import defaultdict

@@ -22,7 +22,7 @@ from bottega.memory.refining import merged, of_low_value, started_over
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
 CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
-"""Fields that a run reads or that select it; a change of one voids the evidence."""
+"""Content that a run reads, and conditions of use: a change of these voids the evidence."""
 MOST_GIVEN = 20_000
 """Limit on patterns of a tenant that were not mined."""
 _FEWEST, _MOST = 2, 20

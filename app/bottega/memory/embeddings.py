@@ -187,8 +187,8 @@ def _code(text: str) -> bytes:
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
     """Pack features; a hash of the name selects index and sign.
 
-    Names that differ in one character have CRCs that differ by a pattern. The high bits of the
-    product with an odd number depend on all bits (Knuth's multiplicative hashing).
+    Similar names have related CRCs. The high bits of the product with an odd number depend on
+    all bits of a CRC (Knuth's multiplicative hashing).
     """
     values = []
     for name, weight in zip(names, weights, strict=True):

@@ -53,7 +53,7 @@ class Indices:
     """Index maintenance.
 
     Attributes:
-        connect: opens a connection as :data:`ROLE`, without a statement timeout.
+        connect: opens a connection as :data:`ROLE`, without a command timeout.
         least_changes: rows that must have changed, besides half of the table.
         patience_s: seconds to wait for a table's lock.
         now: the time that decides if this night's work is done.
