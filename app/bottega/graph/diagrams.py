@@ -1,20 +1,20 @@
-"""A graph as diagram source: Mermaid and Graphviz DOT (spec page 2, G8)."""
+"""Diagram source of a graph: Mermaid and Graphviz DOT."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 Edge = tuple[str, str, str]
-"""Source, target, policy."""
+"""(source, target, policy)."""
 
 _DEFAULT_POLICY = "final_response_only"
 
 
 def mermaid(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
-    """A Mermaid flowchart; agents that have published are of class ``published``."""
+    """Return a Mermaid flowchart; ``published`` agents have the class ``published``."""
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
     for name, short in number.items():
-        # Mermaid has no backslash escapes: entities stand for what would end the label.
+        # Mermaid has no backslash escapes: use entities for characters that would end the label.
         label = name.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
         label = " ".join(label.split())
         lines.append(f'  {short}["{label}"]' + (":::published" if name in published else ""))
@@ -26,7 +26,7 @@ def mermaid(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[
 
 
 def dot(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
-    """A Graphviz digraph; agents that have published are filled."""
+    """Return a Graphviz digraph; ``published`` agents are filled."""
     lines = ["digraph shared_memory {", "  rankdir=LR;", "  node [shape=box];"]
     for name in nodes:
         style = ' [style=filled, fillcolor="#d6f5d6"]' if name in published else ""

@@ -1,8 +1,8 @@
-"""A graph as an SVG drawing that shows who has published (spec page 2, G8).
+"""SVG drawing of a graph that marks the agents with a publication.
 
-Columns from left to right are the waves in which the agents can run. All lengths are px. The
-drawing has no background of its own, follows the viewer's light or dark mode, and uses no ids,
-so that a page can hold several of them.
+The columns are the waves in which the agents can run, from left to right. All lengths are px. The
+drawing has no background and follows the viewer's light or dark mode. It uses no ids, so a page can
+contain several drawings.
 """
 
 import re
@@ -20,13 +20,13 @@ from bottega.graph.shared_memory import SharedMemoryGraph
 
 FONT_SIZE = 14.0
 
-_MARGIN = 20.0  # around the drawing; holds the badges of the topmost boxes
+_MARGIN = 20.0  # around the drawing; has room for the badges of the topmost boxes
 _LINE_HEIGHT = 19.0
-_PADDING = (15.0, 12.0)  # inside a box: left and right, above and below
+_PADDING = (15.0, 12.0)  # inside a box: horizontal, vertical
 _MIN_WIDTH = 96.0
-_MAX_LINE = 260.0  # names longer than that are wrapped
-_BADGE = 18.0  # height; half of it stands above the box
-_LONGEST_CLUSTER = 32  # characters that are kept on one line
+_MAX_LINE = 260.0  # longer names are wrapped
+_BADGE = 18.0  # height; half of it is above the box
+_LONGEST_CLUSTER = 32  # characters kept on one line
 _SHORT = 60  # characters of a name in a tooltip
 
 _LIGHT = {
@@ -49,7 +49,7 @@ _POLICIES = {
 }
 """Class and meaning of each policy's line."""
 
-# Widths in em, those of the widest of the usual sans-serif fonts, a little rounded up.
+# Widths in em: those of the widest common sans-serif font, rounded up.
 _ASCII = {
     char: width
     for width, chars in (
@@ -64,16 +64,16 @@ _ASCII = {
     for char in chars
 }
 _BLOCKS = (
-    (0x80, 0.95),  # Latin, Greek, Cyrillic, Hebrew, Arabic; capitals are wider
+    (0x80, 0.95),  # Latin, Greek, Cyrillic, Hebrew, Arabic; capitals are wider, see _em
     (0x900, 0.85),  # Devanagari to Gujarati
     (0xB00, 1.6),  # Oriya to Sinhala
     (0xE00, 0.95),  # Thai, Lao
     (0xF00, 1.3),
     (0x1E00, 1.1),
-    (0x2000, 1.45),  # punctuation and symbols, which may show as emoji
+    (0x2000, 1.45),  # punctuation and symbols; may be shown as emoji
     (0x2E00, 2.9),  # long dashes
     (0x2E80, 1.6),
-    (0xFDFD, 7.3),  # a whole sentence
+    (0xFDFD, 7.3),  # one character for a whole sentence
     (0xFDFE, 1.6),
     (0x12000, 4.2),  # cuneiform
     (0x12600, 1.9),
@@ -87,11 +87,11 @@ _BREAKS = re.compile(rf"(?<={_SEPARATORS})(?!{_SEPARATORS})|(?<=[^\W\d_A-Z])(?=[
 
 
 def draw_svg(graph: SharedMemoryGraph) -> str:
-    """The graph as an SVG document, agents that have published marked; always the same for it.
+    """Draw the graph as an SVG document; deterministic.
 
-    The root has class ``bottega-graph``. A node is a ``g.node`` (besides ``published``) with its
-    number in topological order as ``data-node``; an edge is a ``path`` with ``data-edge`` (source
-    and target number). Publishing changes neither the place nor the size of anything.
+    The root has the class ``bottega-graph``. A node is a ``g.node`` with its number in topological
+    order as ``data-node``, and the class ``published`` if it has a publication. An edge is a
+    ``path`` with ``data-edge`` (source and target number). A publication moves and resizes nothing.
     """
     names = graph.get_topological_order()
     if not names:
@@ -146,7 +146,7 @@ def _empty() -> str:
 
 
 def _description(names: Sequence[str], edges: int, versions: Mapping[int, int]) -> str:
-    """The drawing in words: the order, and who has published."""
+    """Describe the drawing as text: the order and the publications."""
     order = ", ".join(names)
     done = ", ".join(f"{names[index]} (version {v})" for index, v in versions.items())
     return f"Agents: {len(names)}, edges: {edges}. Order: {order}. Published: {done or 'none yet'}."
@@ -175,7 +175,7 @@ def _rect(name: str, x: float, y: float, width: float, height: float, radius: fl
 
 
 def _badge(box: Box, version: int) -> str:
-    """A check mark and the version, across the upper right edge of the box."""
+    """Draw a check mark and the version across the upper right edge of the box."""
     text = f"v{version}" if version < 1_000_000 else "v999999+"
     width = 0.8 * text_width(text) + 26
     x, y = box.x + box.width - width - 8, box.y - _BADGE / 2
@@ -187,7 +187,7 @@ def _badge(box: Box, version: int) -> str:
 
 
 def _edges(routes: Sequence[Route], names: Sequence[str]) -> Iterator[str]:
-    """The edges by policy and source, then their arrow heads, above all lines."""
+    """Draw the edges by policy and source; the arrow heads of a policy come after its lines."""
     for policy, (kind, meaning) in _POLICIES.items():
         same = [route for route in routes if route.kind == policy]
         for source, group in groupby(same, key=lambda route: route.source):
@@ -206,7 +206,7 @@ def _edges(routes: Sequence[Route], names: Sequence[str]) -> Iterator[str]:
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """Lines between level points, curves that start and end level between others."""
+    """Return an SVG path: lines between level points, else curves with level ends."""
     (x, y), *rest = points
     steps = [f"M{_px(x)} {_px(y)}"]
     for index, (to_x, to_y) in enumerate(rest):
@@ -216,7 +216,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
         elif index + 1 == len(rest) or rest[index + 1][1] != y:
             steps.append(f"H{_px(to_x)}")
         else:
-            continue  # the line goes on
+            continue  # extend the line to the next point
         x, y = to_x, to_y
     return "".join(steps)
 
@@ -226,7 +226,7 @@ def _head(x: float, y: float) -> str:
 
 
 def _legend(kinds: Sequence[str], layout: Layout) -> tuple[list[str], float, float]:
-    """What the lines mean, if there is more than the usual; then its width and height."""
+    """Draw a legend if an edge has a policy other than the default; return its width and height."""
     if set(kinds) <= {PropagationPolicy.FINAL_RESPONSE_ONLY}:
         return [], 0.0, 0.0
     top, x, rows = layout.height + 28, 14.0, []
@@ -246,7 +246,7 @@ def _style() -> str:
         return "".join(f"--{name}:{value};" for name, value in colours.items())
 
     def paint(prop: str, name: str) -> str:
-        # Twice: viewers that know no variables keep the plain colour.
+        # Twice: viewers without CSS variables use the plain colour.
         return f"{prop}:{_LIGHT[name]};{prop}:var(--{name})"
 
     rules = {
@@ -277,12 +277,12 @@ def _style() -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with what XML cannot hold replaced by U+FFFD, and line breaks and tabs by spaces."""
+    """Replace characters invalid in XML by U+FFFD, and line breaks and tabs by spaces."""
     return _UNPRINTABLE.sub("\ufffd", _SPACES.sub(" ", text))
 
 
 def text_width(text: str) -> float:
-    """How wide ``text`` gets at most, about, in the sans-serif font of whoever looks at it."""
+    """Estimate the maximum width of ``text`` in common sans-serif fonts."""
     return FONT_SIZE * sum(map(_em, text))
 
 
@@ -291,15 +291,15 @@ def _em(char: str) -> float:
     code, kind = ord(char), category(char)
     if char in _ASCII:
         return _ASCII[char]
-    if kind == "Cf":  # joiners and the like, but for a few Arabic signs
+    if kind == "Cf":  # joiners and similar; a few Arabic signs have a width
         return 2.2 if 0x600 <= code < 0x900 else 0.0
-    if kind in ("Mn", "Me"):  # accents; signs that may need room of their own
+    if kind in ("Mn", "Me"):  # accents have no width, other marks may have one
         return 0.0 if code < 0x483 else 0.8
     if east_asian_width(char) in "WF":
         return 1.4 if kind.startswith("S") else 1.05
     own = _BLOCKS[bisect_right(_BLOCK_STARTS, code) - 1][1]
     letters = normalize("NFD", char)
-    if letters == char:  # not accented: a ligature or styled letter, or one on its own
+    if letters == char:  # not accented: a ligature, a styled letter or a plain one
         letters = normalize("NFKD", char)
         own = max(own, 1.15) if char.isupper() else own
         return own if letters == char else max(own, sum(map(_em, letters)))
@@ -307,14 +307,14 @@ def _em(char: str) -> float:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """``text`` in lines of much the same width, broken behind separators where there are any.
+    """Wrap ``text`` into lines of similar width, after separators where possible.
 
-    Nothing is lost: the lines put together are ``text``. Very long texts get longer lines.
+    The joined lines equal ``text``. Very long texts get longer lines.
     """
     width = text_width(text)
     limit = max(_MAX_LINE, (width * _LINE_HEIGHT * 4) ** 0.5)
     lines = _broken(text, limit)
-    if len(lines) > 1:  # narrower, as long as that costs no line
+    if len(lines) > 1:  # try narrower lines that need no additional line
         for share in (1.02, 1.1, 1.2, 1.35, 1.5):
             tried = _broken(text, width / len(lines) * share)
             if len(tried) == len(lines):
@@ -339,7 +339,7 @@ def _broken(text: str, limit: float) -> tuple[str, ...]:
 
 
 def _clusters(word: str) -> list[str]:
-    """The characters of ``word``, each with the marks that belong to it."""
+    """Split ``word`` into characters with their combining marks."""
     clusters = [""]
     for char in word:
         joins = _em(char) == 0 or category(char) == "Mc" or clusters[-1].endswith("\u200d")
@@ -355,7 +355,7 @@ def _shortened(name: str) -> str:
 
 
 def _box_size(lines: Sequence[str], sources: int) -> tuple[float, float]:
-    """Width and height of a box with this label that so many edges come to."""
+    """Return width and height of a box with this label and number of incoming edges."""
     across, above = _PADDING
     width = max(map(text_width, lines)) + 2 * across
     height = max(len(lines) * _LINE_HEIGHT, min(sources, 32) * 5.0) + 2 * above

@@ -1,9 +1,9 @@
-"""Where the boxes and edges of a drawn graph go: layers from left to right (spec page 2, G8).
+"""Layout of a drawn graph: positions of boxes and edges, in layers from left to right.
 
-Pure geometry on numbered boxes; all lengths are px, x grows to the right and y downwards. Boxes
-stand in columns, and an edge bends only between two columns. One that skips columns crosses them
-on a lane of its own, a row of height 0 that no box may cover: so no edge runs through a box.
-Edges of one kind out of one box share their lanes.
+Pure geometry on numbered boxes. All lengths are px; x grows to the right, y downwards. Boxes are in
+columns, and an edge bends only between two columns. An edge that skips columns crosses them on
+lanes: rows of height 0 that no box may cover. So no edge crosses a box. Edges of one kind from one
+box share their lanes.
 """
 
 from bisect import bisect_right, insort
@@ -17,26 +17,26 @@ from statistics import fmean
 import networkx as nx
 
 HEAD = 9.0
-"""Length of an arrow head: an edge's curve ends this far from the box, the rest is the head's."""
+"""Length of an arrow head: an edge's curve ends at this distance from the box."""
 
 Sizes = Sequence[tuple[float, float]]
 """Width and height of each box."""
 
 Edge = tuple[int, int, str]
-"""Source, target, kind; edges of different kinds share no lane."""
+"""(source, target, kind); edges of different kinds share no lane."""
 
 _LANE_GAP = 11.0  # between two lanes
 _BOX_GAP = 28.0  # between two boxes
 _SIDE_GAP = 20.0  # between a box and a lane
-_COLUMN_GAP = (56.0, 190.0)  # between two columns: at least, at most
+_COLUMN_GAP = (56.0, 190.0)  # between two columns: minimum, maximum
 _PART_GAP = 36.0  # between unconnected parts
-_PORT_GAP = 9.0  # between two edges at one box, at most
-_REACH = 60.0  # how far a lane is moved at most to straighten it
-_TILT = 2.0  # an edge that rises less is drawn level
+_PORT_GAP = 9.0  # between two edges at one box, maximum
+_REACH = 60.0  # maximum distance to move a lane to straighten it
+_TILT = 2.0  # an edge with a smaller rise is drawn level
 _PAGE_WIDTH = 1000.0  # unconnected parts fill rows at least this wide
-_SWEEPS = 12  # each orders all layers once
-_ROUNDS = 8  # each places all layers twice
-_MAX_LANES = 12_000  # bounds time and size; what needs more goes round the outside
+_SWEEPS = 12  # a sweep orders all layers once
+_ROUNDS = 8  # a round places all layers twice
+_MAX_LANES = 12_000  # bounds time and size; further edges go above all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of an edge.
+    """The path of an edge.
 
     Attributes:
-        points: from one to the next leads a straight line if they are level, else a curve that
-            is level at both ends and bends half way. The last lies ``HEAD`` before the target.
-            A route that shares lanes with a longer one starts where it leaves that one.
+        points: two level points are joined by a straight line, others by a curve with level ends.
+            The last point is ``HEAD`` px before the target. A route that shares lanes with a longer
+            one starts where it leaves that one.
     """
 
     source: int
@@ -67,7 +67,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Boxes in the order they were given, and one route for each edge."""
+    """Boxes in the order of the input, and one route per edge."""
 
     boxes: tuple[Box, ...]
     routes: tuple[Route, ...]
@@ -78,14 +78,14 @@ class Layout:
 Layers = list[list[int]]
 
 Pull = tuple[int, float, float]
-"""An item to stand level with, how much lower than it, and how strongly that is wanted."""
+"""(item to align with, wanted offset downwards, weight)."""
 
 
 def lay_out(sizes: Sizes, edges: Iterable[Edge]) -> Layout:
-    """Place boxes; the same input gives the same layout.
+    """Place boxes and edges; deterministic.
 
     Args:
-        edges: each from a lower number to a higher one, at most one for a pair.
+        edges: each from a lower number to a higher one, at most one per pair.
     """
     parts = list(_parts(sizes, sorted(edges)))
     corners, width, height = _pack(parts)
@@ -99,7 +99,7 @@ def lay_out(sizes: Sizes, edges: Iterable[Edge]) -> Layout:
 
 
 def _parts(sizes: Sizes, edges: Sequence[Edge]) -> Iterator["_Part"]:
-    """The connected parts, each laid out as if it were alone; single boxes come last."""
+    """Yield the connected parts, each with its own layout; single boxes come last."""
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(len(sizes)))
     graph.add_edges_from((source, target) for source, target, _ in edges)
@@ -115,7 +115,7 @@ def _parts(sizes: Sizes, edges: Sequence[Edge]) -> Iterator["_Part"]:
 
 
 def _pack(parts: Sequence["_Part"]) -> tuple[list[tuple[float, float]], float, float]:
-    """Set the parts in rows: their upper left corners, and the size of the whole."""
+    """Arrange the parts in rows; return their upper left corners and the total size."""
     area = sum((part.width + _PART_GAP) * (part.height + _PART_GAP) for part in parts)
     limit = max([_PAGE_WIDTH, 1.5 * sqrt(area), *(part.width for part in parts)])
     corners: list[tuple[float, float]] = []
@@ -132,15 +132,15 @@ def _pack(parts: Sequence["_Part"]) -> tuple[list[tuple[float, float]], float, f
 
 
 class _Part:
-    """One connected part: its boxes and lanes, both called items, boxes numbered first.
+    """One connected part. Its items are its boxes, which are numbered first, and its lanes.
 
     Attributes:
-        names: the boxes' numbers outside this part.
-        layer: of each item.
-        chains: by source and kind, the lane in each layer behind the source, as far as needed.
-        tracks: lanes that stand in for whole chains beyond ``max_lanes``, above all layers.
-        ways: each edge's items, from its source to its target.
-        middle: y of each item.
+        names: the boxes' numbers in the whole graph.
+        layer: layer of each item.
+        chains: lanes by source and kind, one per layer after the source, as far as needed.
+        tracks: lanes above all layers, each in place of a whole chain beyond ``max_lanes``.
+        ways: items of each edge, from its source to its target.
+        middle: y of each item's middle.
         columns: left and right x of each layer.
     """
 
@@ -196,14 +196,16 @@ class _Part:
         return self.middle[item] - self._height(item) / 2
 
     def _gap(self, upper: int, lower: int) -> float:
-        """The least distance between the middles of two neighbours in a layer."""
+        """Return the minimum distance between the middles of two neighbours in a layer."""
         lanes = (upper >= len(self.sizes)) + (lower >= len(self.sizes))
         between = (_BOX_GAP, _SIDE_GAP, _LANE_GAP)[lanes]
         return between + (self._height(upper) + self._height(lower)) / 2
 
     def _links(self) -> dict[tuple[int, int], float]:
-        """Pairs of items in adjacent layers that are joined, and by how much the right one must
-        stand lower for the joint to be level."""
+        """Return the linked items of adjacent layers, each with the offset for a level line.
+
+        The offset says how much lower the right item must be.
+        """
         links: dict[tuple[int, int], float] = {}
         for (source, _, kind), way in self.ways.items():
             if self.tracks.isdisjoint(way):
@@ -225,7 +227,7 @@ class _Part:
         return _ordered(layers, left, right)
 
     def _set_ports(self) -> None:
-        """Spread the edges over the sides of their boxes, in the order in which they come."""
+        """Spread the edges over the sides of their boxes, in the order of their neighbours."""
         rank = {item: index for layer in self.layers for index, item in enumerate(layer)}
         leaving: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         coming: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -246,7 +248,7 @@ class _Part:
         return [(index - (count - 1) / 2) * step for index in range(count)]
 
     def _placed(self) -> list[float]:
-        """The middle of each item: level with what it is joined to, lanes before all."""
+        """Return the middle of each item, aligned with its linked items; lanes weigh most."""
         pulls: tuple[list[list[Pull]], ...] = tuple([[] for _ in self.layer] for _ in range(2))
         for (a, b), lower in self._links().items():
             weight = (1.0, 2.0, 8.0)[(a >= len(self.sizes)) + (b >= len(self.sizes))]
@@ -262,8 +264,7 @@ class _Part:
         return middle
 
     def _straighten(self) -> None:
-        """Give each lane the height of the one before it, then of the one behind it, where its
-        neighbours leave room."""
+        """Align each lane with the previous one, then with the next one, if there is room."""
         above = {b: a for layer in self.layers for a, b in pairwise(layer)}
         below = {a: b for b, a in above.items()}
         for key, chain in self.chains.items():
@@ -278,14 +279,14 @@ class _Part:
                 level = self.middle[item] = level if fits else self.middle[item]
 
     def _set_tracks(self) -> None:
-        """Put the lanes above all layers, those that start first on top."""
+        """Place the tracks above all layers, those of the first layers on top."""
         y = min(self._top(item) for layer in self.layers for item in layer) - _SIDE_GAP
         for item in sorted(self.tracks, key=lambda item: (-self.layer[item], item)):
             self.middle[item] = y
             y -= _LANE_GAP
 
     def _columns(self) -> list[tuple[float, float]]:
-        """Left and right x of each layer; steeper curves get a wider gap to bend in."""
+        """Return left and right x of each layer; steeper curves get a wider gap."""
         rise = [0.0] * len(self.layers)
         for (a, b), lower in self._links().items():
             steep = abs(self.middle[b] - self.middle[a] - lower)
@@ -301,14 +302,14 @@ class _Part:
         return columns
 
     def boxes(self, x: float, y: float) -> Iterator[Box]:
-        """The boxes in order, the part's upper left corner being at ``x``, ``y``."""
+        """Yield the boxes in order; ``x``, ``y`` is the part's upper left corner."""
         for item, (_, height) in enumerate(self.sizes):
             left, right = self.columns[self.layer[item]]
             top = self._top(item) - self.top
             yield Box(x + left, y + top, right - left, height)
 
     def routes(self, x: float, y: float) -> Iterator[Route]:
-        """One route for each edge, the part's upper left corner being at ``x``, ``y``."""
+        """Yield one route per edge; ``x``, ``y`` is the part's upper left corner."""
         longest: dict[tuple[int, str], int] = {}
         for source, target, kind in sorted(self.edges, key=lambda edge: self.layer[edge[1]]):
             longest[source, kind] = target
@@ -336,7 +337,7 @@ class _Part:
 def _ordered(
     layers: Layers, left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]
 ) -> Layers:
-    """The layers with few crossings: barycentre sweeps to and fro, of which the best counts."""
+    """Order the layers for few crossings: the best of several barycentre sweeps."""
     place = {item: share for layer in layers for item, share in _shares(layer)}
     best, fewest = layers, _crossings(layers, right)
     current = [list(layer) for layer in layers]
@@ -353,12 +354,12 @@ def _ordered(
 
 
 def _shares(layer: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Each item with its place from 0 (top) to 1, comparable between layers of any length."""
+    """Yield each item with its relative place from 0 (top) to 1, comparable between layers."""
     return ((item, (index + 0.5) / len(layer)) for index, item in enumerate(layer))
 
 
 def _crossings(layers: Layers, right: Sequence[Sequence[int]]) -> int:
-    """How many pairs of joints cross between adjacent layers."""
+    """Count the crossings of links between adjacent layers."""
     total = 0
     for layer, following in pairwise(layers):
         rank = {item: index for index, item in enumerate(following)}
@@ -377,9 +378,9 @@ def _settle(
     pulls: Sequence[Sequence[Pull]],
     middle: list[float],
 ) -> None:
-    """Move the items of a layer as near as can be (least squares) to where they are pulled.
+    """Move the items of a layer to their weighted targets, as close as possible (least squares).
 
-    They keep their order and their distances: pool adjacent violators.
+    Keeps their order and minimum distances; uses the pool adjacent violators algorithm.
     """
     blocks: list[tuple[float, float, int]] = []  # place, weight, number of items
     offsets = list(accumulate(distances))

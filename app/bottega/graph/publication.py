@@ -1,4 +1,4 @@
-"""What an agent published, and what one reader of it gets (spec page 2, G2, G3, G6)."""
+"""Publications of agents, and their form for a reader."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from bottega.graph.rendering import (
 
 
 class PropagationPolicy(StrEnum):
-    """What flows along an edge (G6)."""
+    """The part of a publication that an edge passes on."""
 
     FINAL_RESPONSE_ONLY = "final_response_only"
     TOOL_RESULTS = "tool_results"
@@ -25,13 +25,13 @@ class PropagationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What an agent published last.
+    """A published answer of an agent.
 
     Attributes:
-        content: its accepted final answer.
-        version: 1 for the first, one more with each.
-        tool_results: of that query only; text, or objects shaped like tool results.
-        messages: of that query only, without the final answer; text, or message-like objects.
+        content: the accepted final answer.
+        version: 1 for the agent's first publication, plus one for each further one.
+        tool_results: the query's tool results, as text or objects like tool results.
+        messages: the query's messages without the final answer, as text or message-like objects.
     """
 
     agent_id: str
@@ -43,7 +43,7 @@ class Publication:
     messages: tuple[str | MessageLike, ...] = ()
 
     def text_for(self, policy: PropagationPolicy) -> str:
-        """What a reader along an edge of this policy gets to see."""
+        """Render the publication for a reader along an edge of this policy."""
         if policy is PropagationPolicy.TOOL_RESULTS:
             return with_section(self.content, "Tool results", tool_result_lines(self.tool_results))
         if policy is PropagationPolicy.FULL_HISTORY:
@@ -51,7 +51,7 @@ class Publication:
         return self.content
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; tool results and messages become the lines that readers see."""
+        """Return the publication as JSON; tool results and messages are rendered as lines."""
         return {
             "content": self.content,
             "version": self.version,
@@ -63,7 +63,7 @@ class Publication:
 
     @classmethod
     def from_dict(cls, agent_id: str, data: Mapping[str, Any]) -> Self:
-        """The reverse of :meth:`to_dict`."""
+        """Build a publication from the result of :meth:`to_dict`."""
         return cls(
             agent_id,
             data["content"],
@@ -77,7 +77,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """One source's publication as one reader gets it."""
+    """A publication rendered for one reader."""
 
     source_id: str
     content: str

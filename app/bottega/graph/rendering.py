@@ -1,7 +1,7 @@
-"""Tool results and messages as text that another agent's model reads (spec page 2, G6).
+"""Rendering of tool results and messages as text for another agent's prompt.
 
-What is published is taken as it comes: plain text, or any object shaped like the messages of
-``bottega.agents`` (which this layer does not know). It is rendered only when an edge asks for it.
+The inputs are plain text, or objects like the messages of ``bottega.agents`` (this layer does not
+import them). Rendering happens only when an edge's policy needs it.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class ToolResultLike(Protocol):
-    """The answer to a tool call: ``status`` is ``success`` or ``error``."""
+    """A tool result; ``status`` is ``success`` or ``error``."""
 
     @property
     def tool_name(self) -> str: ...
@@ -23,7 +23,7 @@ class ToolResultLike(Protocol):
 
 
 class MessageLike(Protocol):
-    """A message; it may have ``tool_calls`` (name, arguments) or ``tool_results`` besides."""
+    """A message; it may also have ``tool_calls`` (name, arguments) or ``tool_results``."""
 
     @property
     def role(self) -> str: ...
@@ -35,14 +35,14 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=s
 
 
 def as_text(value: Any) -> str:
-    """A tool's result as a model sees it: text as it is, anything else as compact JSON."""
+    """Render a tool's result for a model: text unchanged, anything else as compact JSON."""
     if isinstance(value, str):
         return value
     return _compact(value)
 
 
 def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...]:
-    """One line of text per successful result; failed ones are left out."""
+    """Render one line per successful result; leave out failed ones."""
     return tuple(
         item if isinstance(item, str) else f"{item.tool_name}: {as_text(item.result)}"
         for item in results
@@ -51,10 +51,9 @@ def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...
 
 
 def message_lines(messages: Iterable[str | MessageLike]) -> tuple[str, ...]:
-    """What was said and done, a line each.
+    """Render messages, tool calls and tool results, one line each.
 
-    System messages are left out: prompt, awareness and injected context tell one agent what to
-    do or know, and are nothing it said.
+    Leaves out system messages: they are instructions and context for one agent only.
     """
     lines: list[str] = []
     for message in messages:
@@ -81,5 +80,5 @@ def _lines_of(message: MessageLike) -> list[str]:
 
 
 def with_section(content: str, title: str, lines: Sequence[str]) -> str:
-    """``content`` followed by a titled list, or as it is if there is nothing to list."""
+    """Return ``content`` with a titled list appended, unless ``lines`` is empty."""
     return "\n".join([content, "", f"{title}:", *lines]) if lines else content

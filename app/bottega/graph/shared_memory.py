@@ -1,7 +1,7 @@
-"""Shared-memory graph (spec page 2, G1 to G8). Pure: networkx and the standard library.
+"""Shared-memory graph. Uses only networkx and the standard library.
 
-An edge ``source -> target`` says that what the source answers last flows into the target's next
-query. The structure is built first; publishing and pulling then happen side by side.
+An edge ``source -> target`` passes the source's last answer to the target's next query. Build the
+structure first; agents then publish and pull concurrently.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ __all__ = ["MemoryItem", "PropagationPolicy", "Publication", "SharedMemoryGraph"
 
 
 class _Node:
-    """An agent: its own lifetime for publications, the one that counts, and the last of them."""
+    """An agent with its last publication, its own TTL, and the TTL in effect (``lifetime_s``)."""
 
     __slots__ = ("items", "lifetime_s", "publication", "ttl_s")
 
@@ -39,7 +39,7 @@ class _Node:
         self.lifetime_s = default_ttl_s if self.ttl_s is None else self.ttl_s
 
     def item(self, publication: Publication, policy: PropagationPolicy) -> MemoryItem:
-        """The publication as a reader along ``policy`` gets it; built once per publication."""
+        """Return the publication for readers of a policy; built once per publication."""
         item = self.items.get(policy)
         if item is None:
             item = self.items[policy] = MemoryItem(
@@ -56,12 +56,12 @@ Source = tuple[_Node, PropagationPolicy]
 
 
 class SharedMemoryGraph:
-    """Who passes final answers on to whom, and what was published so far.
+    """A directed acyclic graph of agents that pass on their final answers, and the publications.
 
     Args:
-        ttl_s: seconds after which a publication is no longer pulled; ``None`` keeps it for ever.
-            A node's own ``ttl_s`` goes first.
-        clock: where publications get their time from.
+        ttl_s: seconds until a publication expires; ``None``: never. A node's own ``ttl_s``
+            overrides it.
+        clock: source of the publications' times.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -73,7 +73,7 @@ class SharedMemoryGraph:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what was derived from the structure, since that has changed."""
+        """Clear the caches after a change of the structure."""
         self._rank: dict[str, int] | None = None
         self._sources: dict[str, tuple[Source, ...]] = {}
         self._ancestors: dict[str, frozenset[str]] = {}
@@ -81,7 +81,7 @@ class SharedMemoryGraph:
     # Structure
 
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
-        """Add a node; one that exists stays as it is, but for a ``ttl_s`` given now."""
+        """Add a node; for an existing one only update ``ttl_s``, if given."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
@@ -98,10 +98,12 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Let ``dst`` read what ``src`` publishes. Adds missing nodes; sets an edge's policy anew.
+        """Let ``dst`` read the publications of ``src``.
+
+        Adds missing nodes. Replaces the policy of an existing edge.
 
         Raises:
-            CycleError: the edge would close a circle; nothing was added.
+            CycleError: the edge would close a cycle; nothing was added.
         """
         policy = PropagationPolicy(policy)
         if src == dst:
@@ -116,32 +118,32 @@ class SharedMemoryGraph:
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
             return False
-        # Most graphs are built along their edges: then one of these is empty and no search runs.
+        # If a graph is built along its edges, one of these is empty and no search is needed.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
         return nx.has_path(self._graph, start, goal)
 
     def has_node(self, agent_id: str) -> bool:
-        """Whether the graph has this agent."""
+        """Return true if the graph has this agent."""
         return agent_id in self._nodes
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All agents, in the order in which they were added."""
+        """All agents, in the order of their addition."""
         return tuple(self._nodes)
 
     def predecessors(self, agent_id: str) -> list[str]:
-        """The agents that ``agent_id`` reads from directly, in topological order."""
+        """Return the agents that ``agent_id`` reads from directly, in topological order."""
         rank = self._ranks()
         return sorted(self._graph.pred.get(agent_id, ()), key=rank.__getitem__)
 
     def successors(self, agent_id: str) -> list[str]:
-        """The agents that read directly from ``agent_id``, in topological order."""
+        """Return the agents that read directly from ``agent_id``, in topological order."""
         rank = self._ranks()
         return sorted(self._graph.succ.get(agent_id, ()), key=rank.__getitem__)
 
     def ancestors(self, agent_id: str) -> frozenset[str]:
-        """All agents from which a path leads to ``agent_id``; kept until the structure changes."""
+        """Return all agents with a path to ``agent_id``; cached until the structure changes."""
         found = self._ancestors.get(agent_id)
         if found is None:
             known = agent_id in self._nodes
@@ -150,16 +152,16 @@ class SharedMemoryGraph:
         return found
 
     def edge_policy(self, src: str, dst: str) -> PropagationPolicy:
-        """The policy of an edge.
+        """Return the policy of an edge.
 
         Raises:
-            KeyError: there is no such edge.
+            KeyError: no such edge.
         """
         policy: PropagationPolicy = self._graph.succ[src][dst]["policy"]
         return policy
 
     def get_edges_for_nodes(self, ids: Iterable[str]) -> list[tuple[str, str]]:
-        """The edges with both ends in ``ids``, by topological order of source, then target."""
+        """Return the edges within ``ids``, by topological order of source, then target."""
         wanted = set(ids)
         return [
             (source, target)
@@ -169,10 +171,10 @@ class SharedMemoryGraph:
         ]
 
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
-        """The agents, each after all it depends on; ties by order of insertion.
+        """Return the agents, each after its ancestors; ties in the order of addition.
 
-        With ``ids`` the whole graph's order, filtered: the subgraph of ``ids`` would lose what
-        binds two of them through a node left out. Unknown ids are dropped.
+        With ``ids``, filters the order of the whole graph: a subgraph would lose the dependencies
+        through other nodes. Unknown ids are dropped.
         """
         order = self._ranks()
         if ids is None:
@@ -181,9 +183,9 @@ class SharedMemoryGraph:
         return [name for name in order if name in wanted]
 
     def _ranks(self) -> dict[str, int]:
-        """Each node's place in the topological order, the dict itself being in that order.
+        """Return each node's rank in the topological order; the dict has the same order.
 
-        Kahn's algorithm that always takes the free node inserted first.
+        Kahn's algorithm; of the free nodes it takes the one added first.
         """
         if self._rank is None:
             names = list(self._nodes)
@@ -215,13 +217,14 @@ class SharedMemoryGraph:
         tool_results: Iterable[str | ToolResultLike] = (),
         messages: Iterable[str | MessageLike] = (),
     ) -> Publication:
-        """Make ``content`` what readers of this agent get from now on; an unknown id adds the node.
+        """Publish an agent's answer to its readers; an unknown id adds the node.
 
         Args:
-            version: of what is published again; readers keep what is newer. Else it is the next.
-            timestamp: of what is published again; ``None`` is now.
-            tool_results: of the query that was answered; for edges with ``tool_results``.
-            messages: of that query; for edges with ``full_history``.
+            version: set it to repeat an old publication; it replaces an older version only.
+                ``None``: the next version.
+            timestamp: of a repeated publication; ``None``: now.
+            tool_results: tool results of the answered query; for edges with ``tool_results``.
+            messages: messages of that query; for edges with ``full_history``.
         """
         async with self._lock:
             self.add_agent(agent_id)
@@ -241,10 +244,10 @@ class SharedMemoryGraph:
             return publication
 
     def restore(self, publication: Publication) -> bool:
-        """Put back what an agent published earlier, with its version and time.
+        """Restore an earlier publication with its version and time.
 
         Returns:
-            whether it was taken: not if the graph has no such agent, or has as new a version.
+            False if the graph does not have the agent, or has this version or a newer one.
         """
         node = self._nodes.get(publication.agent_id)
         if node is None or (
@@ -255,31 +258,31 @@ class SharedMemoryGraph:
         return True
 
     def publication(self, agent_id: str) -> Publication | None:
-        """What an agent published last, expired or not; ``None`` if nothing or unknown."""
+        """Return an agent's last publication, expired or not; ``None`` without one."""
         node = self._nodes.get(agent_id)
         return None if node is None else node.publication
 
     def clear_published_data(self) -> None:
-        """Forget everything published, versions included; the structure stays."""
+        """Delete all publications and versions; keep the structure."""
         for node in self._nodes.values():
             node.put(None, self.ttl_s)
 
     def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
-        """What the agent's direct predecessors published, in topological order. O(in-degree).
+        """Return the publications of the direct predecessors, in topological order. O(in-degree).
 
-        Those that published nothing, or too long ago, are left out; unknown ids give ``[]``.
+        An unknown id gives ``[]``.
 
         Args:
-            only: the sources to take, however old; ``None`` takes all that have not expired.
+            only: sources to read, even if expired; ``None``: all that have not expired.
         """
         return self._pull(self._direct_sources(agent_id), only)
 
     def pull_for_indirect(
         self, agent_id: str, only: Collection[str] | None = None
     ) -> list[MemoryItem]:
-        """The final answers of all ancestors of ``agent_id``, nearest first, each once.
+        """Return the final answers of all ancestors of ``agent_id``, by distance, nearest first.
 
-        Equally near ones come in topological order. ``only`` as for :meth:`pull_for`.
+        Ties come in topological order. ``only`` as for :meth:`pull_for`.
         """
         if agent_id not in self._nodes:
             return []
@@ -290,7 +293,7 @@ class SharedMemoryGraph:
         return self._pull(((self._nodes[name], final) for name in near[1:]), only)
 
     def unpublished_predecessors(self, agent_id: str) -> list[str]:
-        """The direct predecessors of ``agent_id`` that have published nothing yet."""
+        """Return the direct predecessors of ``agent_id`` without a publication."""
         if all(node.publication is not None for node, _ in self._direct_sources(agent_id)):
             return []
         return [
@@ -326,10 +329,10 @@ class SharedMemoryGraph:
             items.append(node.items.get(policy) or node.item(publication, policy))
         return items
 
-    # Forms
+    # Serialisation
 
     def to_dict(self) -> dict[str, Any]:
-        """Structure and published memory as JSON; :meth:`from_dict` takes it back."""
+        """Return structure and publications as JSON, for :meth:`from_dict`."""
         return {
             "ttl_s": self.ttl_s,
             "nodes": [
@@ -348,10 +351,10 @@ class SharedMemoryGraph:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, clock: Clock = utcnow) -> Self:
-        """A graph of its own with the structure and memory of :meth:`to_dict`.
+        """Build a graph from the result of :meth:`to_dict`.
 
         Raises:
-            CycleError: its edges close a circle.
+            CycleError: its edges form a cycle.
         """
         graph = cls(ttl_s=data.get("ttl_s"), clock=clock)
         for node in data["nodes"]:
@@ -363,11 +366,11 @@ class SharedMemoryGraph:
         return graph
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart; nodes that have published are marked."""
+        """Return a Mermaid flowchart that marks the nodes with a publication."""
         return diagrams.mermaid(*self._drawn())
 
     def to_dot(self) -> str:
-        """The graph as a Graphviz digraph; nodes that have published are marked."""
+        """Return a Graphviz digraph that marks the nodes with a publication."""
         return diagrams.dot(*self._drawn())
 
     def _drawn(self) -> tuple[tuple[str, ...], list[diagrams.Edge], frozenset[str]]:
