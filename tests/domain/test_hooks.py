@@ -261,7 +261,7 @@ class TestDecisions:
         it = agent(call("x"), max_iterations=1)
         it.on(E.ON_MAX_ITERATIONS).handle(FAIL)
         response = await it.execute_query_async("go")
-        assert response.error == "a hook on on_max_iterations said FAIL"
+        assert response.error == "a hook on on_max_iterations decided FAIL"
 
 
 class TestValues:

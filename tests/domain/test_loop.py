@@ -171,7 +171,7 @@ async def test_a_provider_that_answers_nonsense_fails_the_query() -> None:
             return "text"  # type: ignore[return-value]
 
     response = await BaseAgent("s", provider=Wrong()).execute_query_async("hi")
-    assert response.error == "the provider answered str, not an AssistantMessage"
+    assert response.error == "the provider returned str, not an AssistantMessage"
 
 
 class TestIterations:
@@ -351,7 +351,7 @@ class TestToolCalls:
         raw = ToolCall(id="1", name="add", malformed='{"a": 1')
         it = agent(raw, "ok", tools=[add])
         await it.execute_query_async("go")
-        assert answers_in(it) == ['Error: the arguments are no JSON object: {"a": 1']
+        assert answers_in(it) == ['Error: the arguments are not a JSON object: {"a": 1']
 
     async def test_the_calls_of_a_message_run_side_by_side_and_answer_in_order(self) -> None:
         barrier = asyncio.Barrier(2)

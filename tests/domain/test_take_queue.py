@@ -358,10 +358,10 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="only once"):
         queue.push(one)
     for tenant, parent in (("a", "ax1"), ("a", "unknown")):
-        with pytest.raises(ValueError, match="is taken"):
+        with pytest.raises(ValueError, match="no taken entry"):
             queue.release(tenant, parent)
     assert queue.take(0.0) is one
-    with pytest.raises(ValueError, match="is taken"):
+    with pytest.raises(ValueError, match="no taken entry"):
         queue.release("b", "ax1")
     assert not queue.discard(one)
     assert queue.holding() == 1

@@ -192,7 +192,7 @@ class TestResults:
 
         good = ToolResult(tool_call_id="", tool_name="mine", result=1)
         assert (await run(Mine(), give=good)).result == 1
-        assert (await run(Mine(), give=1)).error == "the tool answered int, which is no ToolResult"
+        assert (await run(Mine(), give=1)).error == "the tool returned int, not a ToolResult"
         assert (await run(Mine())).error == "KeyError: 'give'"
 
 

@@ -117,7 +117,7 @@ class BaseAgent:
             return
         if any(known.name == tool.name for known in self.registered_tools):
             raise InvalidInputError(
-                f"{self.agent_name} has a tool '{tool.name}' already", code="duplicate_tool"
+                f"{self.agent_name} has another tool '{tool.name}' already", code="duplicate_tool"
             )
         self.registered_tools.append(tool)
 

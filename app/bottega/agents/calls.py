@@ -174,7 +174,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
         names = ", ".join(tools) or "none"
         return error_result(call, f"there is no tool '{call.name}'; you may use: {names}")
     if call.malformed is not None:
-        return error_result(call, f"the arguments are no JSON object: {call.malformed[:200]}")
+        return error_result(call, f"the arguments are not a JSON object: {call.malformed[:200]}")
     limit = asyncio.timeout(tool.timeout_s)
     try:
         async with limit:
@@ -192,7 +192,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
         return error_result(call, f"{type(error).__name__}: {error}")
     if isinstance(result, ToolResult):
         return result
-    return error_result(call, f"the tool answered {type(result).__name__}, which is no ToolResult")
+    return error_result(call, f"the tool returned {type(result).__name__}, not a ToolResult")
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:

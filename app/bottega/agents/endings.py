@@ -44,8 +44,7 @@ _TEXTS = {
     "tokens, lower its reasoning effort, or ask for less",
     Ending.FILTER: "the model's answer was withheld by its content filter; rephrase the request",
     Ending.REFUSAL: "the model refused to answer; rephrase the request",
-    Ending.EMPTY: "the model answered with nothing; ask for something it can do, or use another "
-    "model",
+    Ending.EMPTY: "the model's answer is empty; rephrase the request, or use another model",
 }
 _NUDGES = {
     Ending.LENGTH: "Your answer was cut off at its limit. Go on exactly where it stops: repeat "

@@ -38,6 +38,8 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
     status = AgentStatus(event, query.agent, query.iteration, **fields)
     outcome = await run_hooks(hooks, status, value)
     if outcome.decision is HookDecision.FAIL:
-        text = outcome.value if isinstance(outcome.value, str) else f"a hook on {event} said FAIL"
+        text = (
+            outcome.value if isinstance(outcome.value, str) else f"a hook on {event} decided FAIL"
+        )
         raise QueryFailed(text, "hook_failed")
     return outcome

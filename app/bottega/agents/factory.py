@@ -101,7 +101,7 @@ class AgentFactory:
         ]
         if config:
             raise UnknownAgentError(
-                f"subagent_config names agents that are not made here: {', '.join(config)}"
+                f"subagent_config has names that are not in subagents: {', '.join(config)}"
             )
         for child in children:
             self._attach(agent, child)
@@ -115,7 +115,7 @@ class AgentFactory:
             near = get_close_matches(name, self._specs, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             known = ", ".join(self._specs) or "none"
-            raise UnknownAgentError(f"no agent is called '{name}'.{hint} There are: {known}")
+            raise UnknownAgentError(f"there is no agent '{name}'.{hint} Known agents: {known}")
         return spec
 
     def _make(self, name: str, config: Config) -> BaseAgent:
@@ -135,7 +135,7 @@ class AgentFactory:
         description = (spec.subagent_description if spec else None) or child.description
         if not description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description, so that a model knows when to ask it",
+                f"the sub-agent '{name}' needs a description: the model decides by it when to call",
                 code="missing_description",
             )
         if self._graph is not None and not self._graph.has_node(name):

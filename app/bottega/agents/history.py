@@ -28,17 +28,17 @@ def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
     messages = tuple(query)
     for message in messages:
         if not isinstance(message, Message):
-            raise InvalidQueryError(f"a query's list holds messages only; found {_kind(message)}")
+            raise InvalidQueryError(f"a query's list must have only messages, not {_kind(message)}")
     humans = sum(isinstance(message, HumanMessage) for message in messages)
     if humans != 1:
         found = ", ".join(map(_kind, messages)) or "an empty list"
         raise InvalidQueryError(
-            f"a query holds exactly one HumanMessage; found {humans} of them in: {found}"
+            f"a query must have exactly one HumanMessage; found {humans} in: {found}"
         )
     try:
         check_history(messages)
     except HistoryError as error:
-        raise InvalidQueryError(f"no model takes these messages: {error.detail}") from error
+        raise InvalidQueryError(f"a model's API refuses these messages: {error.detail}") from error
     return messages
 
 
@@ -60,17 +60,17 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
                 if not open_calls or open_calls.pop() != result.tool_call_id:
                     raise HistoryError(
                         f"message {index} answers tool call {result.tool_call_id!r}, which is not "
-                        "the next one that waits for an answer"
+                        "the next unanswered call"
                     )
         elif open_calls:
             raise HistoryError(
-                f"message {index} ({_kind(message)}) stands before the answer to tool call "
+                f"message {index} ({_kind(message)}) comes before the answer to tool call "
                 f"{open_calls[-1]!r}"
             )
         elif isinstance(message, AssistantMessage):
             open_calls = [call.id for call in reversed(message.tool_calls)]
         elif not isinstance(message, Message):
-            raise HistoryError(f"entry {index} is no message but {_kind(message)}")
+            raise HistoryError(f"entry {index} is not a message but {_kind(message)}")
     if open_calls:
         raise HistoryError(f"tool call {open_calls[-1]!r} has no answer")
 

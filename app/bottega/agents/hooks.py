@@ -310,7 +310,7 @@ def _with_value(status: AgentStatus, value: Any) -> AgentStatus:
 async def _made(factory: MessageFactory, status: AgentStatus) -> StandardMessage:
     message: StandardMessage = await settled(factory(status))
     if not isinstance(message, Message):
-        raise TypeError(f"a message to inject must be one, not {type(message).__name__}")
+        raise TypeError(f"an injected message must be a Message, not {type(message).__name__}")
     return message
 
 

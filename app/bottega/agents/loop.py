@@ -122,7 +122,7 @@ class QueryLoop:
         try:
             await fire(self.query, AgentEvent.QUERY_END, error=text)
         except Exception:
-            logger.exception("a hook on query_end failed in a query that was given up: %s", text)
+            logger.exception("a hook on query_end failed; the query had failed before: %s", text)
 
     async def _iterate(self) -> AssistantResponse:
         if AgentEvent.QUERY_START in self.agent.hooks:
@@ -245,7 +245,7 @@ class QueryLoop:
             raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
         if not isinstance(message, AssistantMessage):
             raise ModelError(
-                f"the provider answered {type(message).__name__}, not an AssistantMessage",
+                f"the provider returned {type(message).__name__}, not an AssistantMessage",
                 code="provider_failed",
             )
         return message

@@ -91,7 +91,7 @@ def default_provider() -> LLMProvider:
     """
     if _default_provider is None:
         raise NoProviderError(
-            "this agent has no model to ask: pass BaseAgent(provider=…), or once at start call "
+            "this agent has no provider: pass BaseAgent(provider=…), or set a default at start: "
             "provider = OpenAIProvider('…'); bottega.agents.set_default_provider(lambda: provider)"
         )
     return _default_provider()

@@ -130,7 +130,7 @@ class Recall:
     async def _embed(self, texts: list[str]) -> "Vectors":
         vectors = await self.embedder.embed(texts)
         if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise ValueError(f"{len(texts)} texts were embedded as shape {vectors.shape}")
+            raise ValueError(f"the embedder returned shape {vectors.shape} for {len(texts)} texts")
         return vectors
 
 

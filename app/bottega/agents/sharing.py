@@ -39,7 +39,7 @@ def inject_shared_memory(query: Query) -> None:
         query.recorder.warning(
             query,
             "predecessor_not_published",
-            f"'{agent_id}' starts before it can read what these will publish: {', '.join(missing)}",
+            f"'{agent_id}' starts before these predecessors have published: {', '.join(missing)}",
         )
 
 

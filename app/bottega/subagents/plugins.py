@@ -220,9 +220,9 @@ def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
     try:
         encoded = json.dumps(value, allow_nan=False)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"metadata must be what JSON can hold: {error}") from None
+        raise ValueError(f"metadata must be valid JSON: {error}") from None
     if len(encoded) > MAX_METADATA:
-        raise ValueError(f"metadata may have {MAX_METADATA} characters as JSON")
+        raise ValueError(f"metadata may have at most {MAX_METADATA} characters as JSON")
     copied: dict[str, Any] = json.loads(encoded)
     return copied
 
@@ -255,7 +255,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
         said = {field.name: getattr(said, field.name) for field in fields(said)}
         said["metadata"] = dict(said["metadata"])
     if not isinstance(said, Mapping):
-        raise TypeError(f"it answered {type(said).__name__}")
+        raise TypeError(f"it returned {type(said).__name__}")
     words = dict(said)
     for name in ("agent", "instructions"):
         own = getattr(request, name)
@@ -268,7 +268,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
     if valid.skip:
         return Skip(valid.result or "")
     if valid.result is not None:
-        raise ValueError("a result goes with skip only")
+        raise ValueError("'result' is allowed only with 'skip'")
     changes = {
         name: value
         for name in ("prompt", "priority", "metadata")

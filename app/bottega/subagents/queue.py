@@ -202,7 +202,7 @@ class TakeQueue:
         """
         holder = self._parents.get(parent)
         if holder is None or holder.run.tenant.key != tenant or not holder.taken:
-            raise ValueError(f"nothing of {parent!r} is taken")
+            raise ValueError(f"{parent!r} has no taken entry")
         before = holder.waiting
         self._hold(holder, -1)
         self._settle(holder, before)

@@ -32,7 +32,7 @@ def check_dispatch(
     """
     own = parent.limits
     if parent.is_over:
-        raise SubagentQuotaExceededError("whoever dispatches this is over already")
+        raise SubagentQuotaExceededError("the dispatching agent has ended already")
     if parent.depth >= own.max_depth:
         raise SubagentDepthExceededError(
             f"tasks may be nested {own.max_depth} deep, and this would be deeper: do it without a "

@@ -268,7 +268,7 @@ class SubagentScheduler:
         except asyncio.CancelledError:
             if handle.status.is_final or handle.suspended:
                 return
-            text = "the task was cancelled from within"
+            text = "the task cancelled itself"
             outcome = Outcome(SubagentStatus.FAILED, error=text, error_code="cancelled_itself")
         except BudgetExhaustedError as error:
             outcome = Outcome(SubagentStatus.FAILED, error=error.detail, error_code=error.code)

@@ -275,7 +275,7 @@ class QueryScope:
             self.own_id if query.parent is not None else None,
             self.dispatched.__contains__,
         )
-        account = Account("what your tasks may spend together", limits.max_total_tokens)
+        account = Account("the token budget of your tasks", limits.max_total_tokens)
         paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
         self.parent = Parent(
             parent_id=self.own_id,
@@ -382,6 +382,6 @@ def own_file_tools() -> tuple[ToolBase, ...]:
             return query.scope.workspace
         if query is not None and (swarm := _known_swarm(query)) is not None:
             return scope_of(query, swarm.registry).workspace
-        raise InvalidInputError("this tool works only within the query of an agent of a swarm")
+        raise InvalidInputError("this tool works only within a query with asynchronous sub-agents")
 
     return file_tools(workspace)

@@ -140,13 +140,13 @@ def use_async_subagents(
         agents = {child.agent_id or child.agent_name: child for child in agents}
     if agent.subagents:
         raise InvalidInputError(
-            f"{agent.agent_name} calls sub-agents and waits for them; it cannot dispatch any too",
+            f"{agent.agent_name} has synchronous sub-agents; it cannot have asynchronous ones too",
             code="duplicate_tool",
         )
     for name, child in agents.items():
         if not child.description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description, so that a model knows when to use it",
+                f"the sub-agent '{name}' needs a description: the model decides by it when to call",
                 code="missing_description",
             )
         if path := child.path_to(agent):
