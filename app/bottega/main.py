@@ -52,11 +52,11 @@ from bottega.settings import Settings
 from bottega.tenants import operator
 
 _DESCRIPTION = """
-Teams of LLM agents on Postgres. Define agents and a graph of who needs whose answer, start runs,
-and watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
+Teams of LLM agents on Postgres. Define agents and a graph of their dependencies, start runs, and
+watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
 `/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`. Send an API key as
-`Authorization: Bearer <key>`; a server that never had one needs none, and is there for its own
-machine only.
+`Authorization: Bearer <key>`; a server that never had one needs none, and serves only
+its own machine.
 """
 
 

@@ -72,7 +72,10 @@ class LiveText(Answer):
 
     call: int
     attempt: int
-    offset: Annotated[int, Field(description="Characters before it; it replaces what follows.")]
+    offset: Annotated[
+        int,
+        Field(description="Characters before this text, which replaces everything from there on."),
+    ]
     text: str
 
 

@@ -40,8 +40,8 @@ class AuditEntry(Answer):
         str,
         Field(description="`key:` and the prefix of a key, `local` (no keys), or `cli`."),
     ]
-    action: Annotated[str, Field(description="What was done: `run.cancel`, `session.delete` …")]
-    target: Annotated[str, Field(description="Id or name of what it was done to.")]
+    action: Annotated[str, Field(description="Kind of action: `run.cancel`, `session.delete` …")]
+    target: Annotated[str, Field(description="Id or name of its object.")]
     details: dict[str, Any]
 
 
@@ -58,11 +58,11 @@ class AuditQuery(PageQuery):
 @router.get(
     "",
     operation_id="list_audit_log",
-    summary="Who did what",
+    summary="List the audit log",
     description=(
-        "Keys made and revoked, runs and tasks cancelled, runs judged, agents, graphs, schedules, "
-        "sessions and episodes deleted, memory looked through on demand; each noted in the "
-        "transaction that did it. Nobody can change it over HTTP."
+        "Keys and secrets made or revoked, runs and tasks cancelled, feedback, changes of "
+        "patterns, learning and maintenance on demand, and deletions. Each entry is stored in "
+        "the transaction of its action. The API cannot change the log."
     ),
     response_model=Page[AuditEntry],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -88,7 +88,7 @@ def _add_create(
         response_model=shown,
         responses={
             **problems(400, 409, 413, 415),
-            201: headers(ETag=_ETAG, Location="Path of what was created."),
+            201: headers(ETag=_ETAG, Location="Path of the new resource."),
         },
     )
     async def create(
@@ -142,7 +142,7 @@ def _add_changes(
         "/{name}",
         operation_id=f"delete_{noun}",
         summary=f"Delete the {noun}",
-        description="Runs that were accepted before keep the version they pinned.",
+        description="Runs that were accepted before keep their pinned version.",
         status_code=204,
         responses=problems(404, 412),
     )

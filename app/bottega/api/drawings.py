@@ -68,8 +68,8 @@ class Drawings:
         if making is None:
             if sum(tenant == tenant_id for tenant, _ in self._making) >= _OF_ONE_TENANT:
                 raise LimitedError(
-                    f"{_OF_ONE_TENANT} drawings of the tenant are being made: ask again when some "
-                    "are there",
+                    f"{_OF_ONE_TENANT} drawings of the tenant are in progress: try again in a few "
+                    "seconds",
                     code="drawings",
                     retry_after_s=5,
                 )

@@ -125,7 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         beyond = self._addresses.enter(self.client)
         if len(self.connections) > self._bounds.connections:
-            self._refuse_at_once("this server has as many connections as it takes")
+            self._refuse_at_once("this server has reached its limit of connections: close one")
             return
         if beyond > 0:
             why = f"your address has {self._addresses.each} connections here: close one"
@@ -209,7 +209,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         if self._answering:  # the responses would mix, and the first would miss the disconnect
-            detail = "a WebSocket was asked for before the request before it was answered"
+            detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
             return
         self._upgraded = True

@@ -55,7 +55,7 @@ def _storable(text: str) -> str:
 
 
 Known = Annotated[Label, AfterValidator(_storable)]
-_OF_USER = "Only this user's. Without `user` and `session_id`: what names no user."
+_OF_USER = "Only this user's; without `user` and `session_id`, those of no user."
 
 
 def within(
@@ -76,9 +76,10 @@ class EpisodeQuery(PageQuery):
 
     domain: Known | None = None
     task_type: Known | None = None
-    outcome: Annotated[OutcomeName | None, Query(description="With feedback, what that says.")] = (
-        None
-    )
+    outcome: Annotated[
+        OutcomeName | None,
+        Query(description="Outcome from feedback if there is any, else the run's own."),
+    ] = None
     user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
     scope: Annotated[Within | None, Query(description=WITHIN)] = None
@@ -160,17 +161,17 @@ _SAME = (
 @router.post(
     "",
     operation_id="import_episode",
-    summary="Remember what was done elsewhere",
+    summary="Store an episode of another system",
     description=(
-        "The episodes of runs are stored by themselves; this is for those of other systems. It is "
-        "found by its words at once, and by its meaning soon. It is trusted less than what runs "
-        "left (`trust` 1), and never changes: what was wrong is deleted."
+        "Runs store their episodes themselves; this stores one of another system. Searches find "
+        "it by its words at once, and by its meaning soon after. It has the lowest trust "
+        "(`trust` 1). It never changes; if it is wrong, delete it."
     ),
     status_code=201,
     response_model=Episode,
     responses={
         **problems(400, 409, 413, 415),
-        201: headers(Location="Path of what was stored."),
+        201: headers(Location="Path of the new episode."),
     },
 )
 async def create(
@@ -203,10 +204,8 @@ async def create(
 @router.get(
     "",
     operation_id="list_episodes",
-    summary="List episodes by when they ended",
-    description=(
-        "Those that can be found: not archived, nor in a consolidated one, which stands for them."
-    ),
+    summary="List episodes by their end",
+    description="Without archived episodes, and without those that a consolidated one replaces.",
     response_model=Page[Episode],
     responses={**problems(), 200: headers(Link=LINK)},
     dependencies=[Turn],
@@ -234,10 +233,10 @@ async def list_(
 @router.get(
     "/{episode_id:uuid}",
     operation_id="get_episode",
-    summary="Read an episode, whole",
+    summary="Read an episode",
     description=(
-        "With `body=false` without the parts that are stored apart: the trace, and what is too "
-        "long of input and output; those of old episodes come from slower storage."
+        "`body=false` omits the parts that are stored separately: the trace, and long inputs and "
+        "outputs. Those of old episodes come from slower storage."
     ),
     response_model=Episode,
     responses=problems(404),
@@ -247,7 +246,9 @@ async def get(
     service: ServiceDep,
     tenant: Tenant,
     episode_id: EpisodeId,
-    body: Annotated[bool, Query(description="With the parts that are stored apart.")] = True,
+    body: Annotated[
+        bool, Query(description="Include the parts that are stored separately.")
+    ] = True,
 ) -> Any:
     return shown(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
 
@@ -255,10 +256,10 @@ async def get(
 @router.delete(
     "/{episode_id:uuid}",
     operation_id="delete_episode",
-    summary="Forget an episode",
+    summary="Delete an episode",
     description=(
-        "It is neither found nor read any more, at once; its rows go after a while, 30 days unless "
-        "the operator chose otherwise."
+        "It can no longer be found or read. Its rows are removed later, after 30 days unless the "
+        "operator chose otherwise."
     ),
     status_code=204,
     responses=problems(404),
@@ -276,9 +277,8 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
     operation_id="search_episodes",
     summary="Find episodes",
     description=(
-        "By what is asked (`semantic`, `hybrid`), by attributes (`structured`), by time "
-        "(`temporal`), or by how they failed (`failures`). All filters hold in every mode, and `k` "
-        "are found if there are so many."
+        "By query (`semantic`, `hybrid`), by attributes (`structured`), by time (`temporal`), or "
+        "by failure (`failures`). All filters apply in every mode. Returns up to `k` episodes."
     ),
     response_model=EpisodesFound,
     responses=problems(400, 413, 415),
@@ -315,10 +315,10 @@ async def search(
 @router.post(
     "/similar-failures",
     operation_id="find_similar_failures",
-    summary="Find episodes that failed alike",
+    summary="Find episodes with the same failure",
     description=(
-        "Those with the same failure signature (the error's type, the shape of its message, the "
-        "tool), latest first."
+        "Episodes with the same failure signature (the error's type, the shape of its message, "
+        "the tool), latest first."
     ),
     response_model=EpisodesFound,
     responses=problems(400, 413, 415),

@@ -132,8 +132,7 @@ def database_unavailable() -> Response:
     return problem_response(
         503,
         "database_unavailable",
-        "the database is out of reach at the moment: try again, and if this was to change "
-        "something, look first whether it did",
+        "the database is unavailable: try again; before you repeat a change, check if it was made",
         headers=_HEADERS[ErrorKind.UNAVAILABLE],
     )
 
@@ -169,7 +168,7 @@ def _escape(step: object) -> str:
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
     found = error.errors()
     if any(item["type"] == "json_invalid" for item in found):
-        return problem_response(400, "bad_json", "the body is no valid JSON")
+        return problem_response(400, "bad_json", "the body is not valid JSON")
     sent = request.headers.get("content-type", "")
     if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
         detail = f"the body's content-type is '{sent[:60]}': send it as application/json"
@@ -188,10 +187,11 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         headers["Allow"] = ", ".join(allowed_methods(request))
         detail = f"{request.method} is not allowed here; allowed: {headers['Allow']}"
     elif error.status_code == 404 and error.detail == "Not Found":
-        detail = "there is nothing at this path; /docs lists what there is"
+        detail = "there is nothing at this path: /docs lists all paths"
     elif error.status_code == 400 and error.detail == "There was an error parsing the body":
         detail = (
-            "the body is no JSON in UTF-8, is nested too deeply, or has a number of too many digits"
+            "the body is not JSON in UTF-8, is nested too deeply, or has a number of too many "
+            "digits"
         )
         return problem_response(400, "bad_json", detail)
     elif error.status_code == 413:
@@ -224,7 +224,7 @@ def storage_full() -> Response:
     return problem_response(
         503,
         "storage_full",
-        "the database's disk is full, so nothing was stored: its operator has to make room",
+        "the database's disk is full, so nothing was stored: its operator must free space",
         headers={"Retry-After": "30"},
     )
 

@@ -87,7 +87,7 @@ _MEDIA = {
 @router.get(
     "/{name}/drawing",
     operation_id="get_graph_drawing",
-    summary="The graph as a picture",
+    summary="Draw the graph",
     response_class=Response,
     responses={
         **problems(404, 503),
@@ -106,7 +106,7 @@ async def drawing(
     name: DefinitionName,
     format: Annotated[Literal["svg", "mermaid", "dot"], Query()] = "svg",  # noqa: A002
     run_id: Annotated[
-        UUID | None, Query(description="Draw it as this run has it: who has published what.")
+        UUID | None, Query(description="Draw this run's graph, with its publications.")
     ] = None,
 ) -> Response:
     async with service.database.begin(tenant) as tx:
@@ -125,7 +125,7 @@ async def drawing(
 @router.get(
     "/{name}/order",
     operation_id="get_graph_order",
-    summary="The graph's agents in dependency order",
+    summary="List the graph's agents in dependency order",
     response_model=Order,
     responses=problems(404),
 )

@@ -62,7 +62,7 @@ class Once:
         lock = func.hashtextextended(f"{self._tenant_id} {self._key}", 0)
         if not await tx.scalar(select(func.pg_try_advisory_xact_lock(lock))):
             raise ConflictError(
-                "a request with this Idempotency-Key is being answered: repeat it in a moment",
+                "a request with this Idempotency-Key is in progress: repeat it in a moment",
                 code="in_flight",
             )
         asked = await self._hash()
@@ -74,8 +74,8 @@ class Once:
         if stored := (await tx.execute(kept)).one_or_none():
             if stored.request_hash != asked:
                 raise InvalidInputError(
-                    "this Idempotency-Key was used for a request with another body or path: "
-                    "take a new key for a new request",
+                    "this Idempotency-Key was used for a request with another body or path: use "
+                    "a new key for a new request",
                     code="idempotency_key_reused",
                 )
             response.headers.update(stored.answer["headers"])
@@ -107,10 +107,10 @@ async def _once(
         Header(
             pattern=r"^[!-~]{1,255}$",
             description=(
-                "A text of your own, new for each thing to create. A repeated request with the "
-                "same key and body creates nothing and is answered as the first was, for 24 hours; "
-                "422 `idempotency_key_reused` if the body is another, 409 `in_flight` while the "
-                "first is being answered. What was refused may be repeated with the same key."
+                "Your own text, new for each resource to create. For 24 hours, a repeated "
+                "request with the same key and body creates nothing and gets the first response. "
+                "422 `idempotency_key_reused`: the body is another; 409 `in_flight`: the first "
+                "request is in progress. A refused request may be repeated with the same key."
             ),
         ),
     ] = None,

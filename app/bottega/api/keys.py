@@ -22,10 +22,10 @@ KeyId = Annotated[UUID, Path(description="The key's id.")]
     operation_id="create_key",
     summary="Make an API key",
     description=(
-        "For the tenant of who asks. The answer holds the key, and nothing does afterwards: what "
-        "is stored is its hash. That is why this takes no `Idempotency-Key`, which would keep the "
-        "answer: after a lost answer make another, and revoke the one that nobody has.\n\n"
-        "From the first key on, this server lets nobody in without one."
+        "For your own tenant. Only this response holds the key; the server stores its hash. So "
+        "there is no `Idempotency-Key`, which would store the response: if it is lost, make "
+        "another key and revoke the lost one.\n\nFrom the first key on, the server refuses "
+        "requests without a key."
     ),
     status_code=201,
     response_model=MadeKey,
@@ -70,7 +70,7 @@ async def list_(
 @router.get(
     "/{key_id}",
     operation_id="get_key",
-    summary="Read what is known of an API key",
+    summary="Read an API key's data",
     response_model=Key,
     responses=problems(404),
 )
@@ -83,8 +83,8 @@ async def get(tx: Transaction, tenant: AdminTenant, key_id: KeyId) -> Any:
     operation_id="revoke_key",
     summary="Revoke an API key",
     description=(
-        "No request is answered with it from 5 seconds later on, at any API process, and streams "
-        "that were opened with it end. It stays in the list. Revoked already: 204 too."
+        "Within 5 seconds every API process refuses the key, and ends streams that were opened "
+        "with it. It stays in the list. Revoking it again is 204 too."
     ),
     status_code=204,
     responses=problems(404),

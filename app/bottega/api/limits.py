@@ -69,7 +69,7 @@ class LimitTenants:
 
         if not decision.allowed:
             detail = (
-                f"your keys' tenant may make {self.limits.rate.per_s:g} requests per second here, "
+                f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
                 f"{self.limits.rate.burst} at once: try again after Retry-After"
             )
             await _refuse("rate_limited", detail, decision.retry_after_s, scope, receive, told)

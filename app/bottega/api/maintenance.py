@@ -15,18 +15,18 @@ from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
-ReportId = Annotated[UUID, Path(description="The id of the look through the memory.")]
+ReportId = Annotated[UUID, Path(description="The id of the report's job.")]
 
 
 @router.post(
     "/maintenance",
     operation_id="maintain_memory",
-    summary="Look through the tenant's memory now",
+    summary="Start a maintenance job of the tenant's memory",
     description=(
-        "What is done every night: episodes age and become one with others, patterns are looked "
-        "for, judged and refined, indexes are looked after, and a report is written. A worker does "
-        "it beside the runs. While one is under way, the same one is answered, whoever ordered it: "
-        "that is why this takes no `Idempotency-Key`."
+        "Does the work of the nightly job: age and consolidate episodes; mine, validate and "
+        "refine patterns; maintain indexes; write a report. A worker does it beside the runs. "
+        "While a job is open, it is returned instead of a new one, so there is no "
+        "`Idempotency-Key`."
     ),
     status_code=202,
     response_model=MaintenanceJob,
@@ -44,8 +44,8 @@ async def maintain(tx: Transaction, tenant: AdminTenant, actor: Actor, response:
 @router.get(
     "/reports",
     operation_id="list_memory_reports",
-    summary="List the looks through the memory by age",
-    description="The last 400; what they found is in each one's report.",
+    summary="List maintenance jobs by age",
+    description="The last 400. Read a job's own report for its results.",
     response_model=Page[MaintenanceJob],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -69,8 +69,8 @@ async def list_(
 @router.get(
     "/reports/{report_id}",
     operation_id="get_memory_report",
-    summary="Read what a look through the memory did and found",
-    description="While it is under way, how far it is.",
+    summary="Read a maintenance job's report",
+    description="While the job is open, it shows the progress.",
     response_model=MemoryReport,
     responses=problems(404),
 )

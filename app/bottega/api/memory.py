@@ -54,10 +54,10 @@ def _matched(found: "Sequence[Match]") -> list[dict[str, Any]]:
 @router.post(
     "/context",
     operation_id="find_context",
-    summary="What is known for a task",
+    summary="Find memory for a task",
     description=(
-        "Patterns that apply, episodes that are like it, and what is known of its domain. Nothing "
-        "is drawn by lot here: candidates are left out, and no validated pattern is withheld."
+        "Patterns that apply, similar episodes, and knowledge of the task's domain. There is no "
+        "experiment here: candidates are left out, and no validated pattern is withheld."
     ),
     response_model=ContextFound,
     responses=problems(400, 413, 415),
@@ -109,11 +109,10 @@ async def context(
     operation_id="learn_from_episode",
     summary="Learn from an episode",
     description=(
-        "Of one that is there, or one that was done elsewhere and is remembered with it. What it "
-        "teaches becomes candidates of the lowest trust, given on trial to runs that they apply "
-        "to; of an episode that names a user or a session it stays with the episode, since "
-        "patterns are given to runs of every user. The same again changes nothing more but for an "
-        "episode that is given again."
+        "From a stored episode, or from one of another system, which is stored too. Its insights "
+        "become candidates of the lowest trust, which runs get on trial. If the episode names a "
+        "user or a session, its insights stay with it, since runs of all users share patterns. "
+        "A repetition changes nothing, but stores an `episode` in the body again."
     ),
     response_model=Learnt,
     responses={

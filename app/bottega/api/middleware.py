@@ -109,7 +109,7 @@ class OnlyFromHere:
             name = urlsplit(f"//{host}").hostname
             own = origin is None or urlsplit(origin).netloc == host
         except ValueError:
-            return "the Host or Origin header is no address"
+            return "the Host or Origin header is not an address"
         if name not in self.hosts:
             return "without keys this server answers only under this machine's own names"
         if not own and origin not in self.origins:

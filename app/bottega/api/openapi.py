@@ -19,9 +19,9 @@ SCHEME = {
     "type": "http",
     "scheme": "bearer",
     "description": (
-        "An API key. Each operation names the scope that it needs (`x-required-scope`): `read`, "
-        "`run`, which includes reading, or `admin`, which includes both. A server that never had a "
-        "key needs none: it is there for this machine only."
+        "An API key. Each operation names the scope that it needs (`x-required-scope`): `read`; "
+        "`run`, which includes `read`; or `admin`, which includes both. A server that never had "
+        "a key needs none, and serves only its own machine."
     ),
 }
 

@@ -39,7 +39,7 @@ class Readiness(Answer):
     status: Literal["ready"] = "ready"
     worker: Annotated[
         Literal["here", "elsewhere", "none"],
-        Field(description="Where runs are executed; `none`: no worker is up, and runs wait."),
+        Field(description="Place where runs are executed; `none`: no worker is up, and runs wait."),
     ]
 
 
@@ -54,7 +54,9 @@ class Info(Answer):
     openapi_url: str = "/openapi.json"
 
 
-@router.get("/", operation_id="get_root", summary="What answers here?", response_model=Root)
+@router.get(
+    "/", operation_id="get_root", summary="Read the service's name and version", response_model=Root
+)
 async def root() -> Root:
     return Root(version=bottega.__version__)
 
@@ -62,7 +64,7 @@ async def root() -> Root:
 @router.get(
     "/healthz",
     operation_id="get_health",
-    summary="Is the process alive?",
+    summary="Check that the process is alive",
     response_model=Health,
 )
 async def health() -> Health:
@@ -72,7 +74,7 @@ async def health() -> Health:
 @router.get(
     "/readyz",
     operation_id="get_readiness",
-    summary="Are the database, its migrations and the worker in order?",
+    summary="Check the database, its migrations and the worker",
     response_model=Readiness,
     responses=problems(),
 )
@@ -97,7 +99,7 @@ async def ready(service: ServiceDep) -> Readiness | Response:
 @router.get(
     "/v1/info",
     operation_id="get_info",
-    summary="What is this server?",
+    summary="Read the server's version and model",
     response_model=Info,
     responses=problems(),
 )

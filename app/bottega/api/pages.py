@@ -30,7 +30,8 @@ class PageQuery(BaseModel):
         str | None, Field(max_length=500, description="`next_cursor` of the page before.")
     ] = None
     order: Annotated[
-        Literal["asc", "desc"], Field(description="Oldest (or first by name) first, or last.")
+        Literal["asc", "desc"],
+        Field(description="`asc`: oldest first, or by name; `desc`: the reverse."),
     ] = "asc"
 
     @property
@@ -64,7 +65,7 @@ class PageQuery(BaseModel):
             UnicodeError,
         ):
             raise InvalidInputError(
-                "this cursor is not of this list: pass the next_cursor of its page before, "
+                "this cursor is not of this list: pass the next_cursor of its previous page, "
                 "with the same order",
                 code="invalid_cursor",
             ) from None
@@ -95,7 +96,7 @@ class ViewQuery(PageQuery):
 
     view: Annotated[
         Literal["summary", "full"],
-        Field(description="`full`: items as they are read one by one; `summary`: without bodies."),
+        Field(description="`full`: items with their bodies; `summary`: without."),
     ] = "summary"
 
     @property

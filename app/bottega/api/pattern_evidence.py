@@ -31,10 +31,11 @@ CLOCK_SKEW = timedelta(minutes=5)
 @router.post(
     "/{pattern_id:uuid}/applications",
     operation_id="record_pattern_application",
-    summary="Tell what came of a pattern elsewhere",
+    summary="Report an application of a pattern",
     description=(
-        "Runs record what they were given by themselves. Each application counts against how often "
-        "such tasks go well without the pattern; say that before you know the outcome."
+        "For applications outside this server; runs record theirs themselves. Each counts "
+        "against the success rate of such tasks without the pattern (`baseline_rate`): give that "
+        "before you know the outcome."
     ),
     response_model=ApplicationRecorded,
     responses=problems(400, 404, 409, 413, 415),
@@ -79,7 +80,8 @@ def _applied(
     version = pattern.version if body.version is None else body.version
     if version > pattern.version:
         raise ConflictError(
-            f"pattern {pattern.key} is of version {pattern.version} only", code="stale_version"
+            f"the latest version of pattern {pattern.key} is {pattern.version}",
+            code="stale_version",
         )
     return Application(
         pattern.key,
@@ -95,10 +97,11 @@ def _applied(
 @router.post(
     "/{pattern_id:uuid}/validate",
     operation_id="validate_pattern",
-    summary="Judge a pattern by its applications",
+    summary="Validate a pattern by its applications",
     description=(
-        "By those of the last 90 days, unless the operator chose otherwise; its state follows. A "
-        "candidate is promoted if its e-value says so too. The nightly look does the same for all."
+        "Sets the pattern's state by its applications of the last 90 days, unless the operator "
+        "chose otherwise. A candidate is promoted only if its e-value allows it. The nightly "
+        "maintenance does the same for all patterns."
     ),
     response_model=Validation,
     responses=problems(404),
@@ -116,8 +119,8 @@ async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id
 @router.post(
     "/{pattern_id:uuid}/deprecate",
     operation_id="deprecate_pattern",
-    summary="Give a pattern up",
-    description="It is kept, and never used again.",
+    summary="Deprecate a pattern",
+    description="It is kept, but never used again.",
     response_model=Pattern,
     responses={**problems(400, 404, 413, 415), 200: headers(ETag=ETAG)},
 )
@@ -143,16 +146,16 @@ async def deprecate(
 @router.post(
     "/merge",
     operation_id="merge_patterns",
-    summary="Make one pattern of several",
+    summary="Merge patterns into one",
     description=(
-        "It applies wherever one of them did, what came of each counts for it, and they are "
-        "deprecated."
+        "The new pattern applies wherever one of them did, and takes over their applications. "
+        "They are deprecated."
     ),
     status_code=201,
     response_model=Pattern,
     responses={
         **problems(400, 404, 409, 413, 415),
-        201: headers(ETag=ETAG, Location="Path of what they became."),
+        201: headers(ETag=ETAG, Location="Path of the new pattern."),
     },
 )
 async def merge(
@@ -181,10 +184,10 @@ async def merge(
 @router.post(
     "/prune",
     operation_id="prune_patterns",
-    summary="Give up patterns that are of little value",
+    summary="Deprecate patterns of little value",
     description=(
-        "Candidates that make things worse, that were tried often without its showing, or that "
-        "hardly ever come up. The nightly look through the memory does the same."
+        "Candidates that lower the success rate, that were tried often without a visible effect, "
+        "or that rarely apply. The nightly maintenance does the same."
     ),
     response_model=PatternsPruned,
     responses=problems(),

@@ -71,14 +71,14 @@ def _written(fields: dict[str, Any]) -> dict[str, Any]:
     operation_id="create_pattern",
     summary="Add a pattern",
     description=(
-        "Whoever adds it, it begins as a `CANDIDATE` that is trusted least (`trust` 1): runs that "
-        "it applies to are given it on trial, and what comes of them decides."
+        "It begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs that it applies to get "
+        "it on trial, and their results decide."
     ),
     status_code=201,
     response_model=Pattern,
     responses={
         **problems(400, 409, 413, 415),
-        201: headers(ETag=ETAG, Location="Path of what was created."),
+        201: headers(ETag=ETAG, Location="Path of the new pattern."),
     },
 )
 async def create(
@@ -136,8 +136,9 @@ async def list_(
     operation_id="match_patterns",
     summary="Find the patterns that apply to a task",
     description=(
-        "Of those that are `VALIDATED`, the best first; none that contradicts a better one. About "
-        "failures if the features tell of one, else the others, unless a `category` is asked for."
+        "Only `VALIDATED` patterns, best first, without those that contradict a better one. If "
+        "the features describe a failure, only patterns about failures, else only the others; "
+        "`category` overrides this."
     ),
     response_model=PatternsFound,
     responses=problems(400, 413, 415),
@@ -209,10 +210,10 @@ async def get(
     operation_id="change_pattern",
     summary="Change a pattern",
     description=(
-        "That makes a new version of it. If anything changes that a run which is given it reads, "
-        "or when it applies, it begins again as a `CANDIDATE` without evidence. What somebody "
-        "changed is trusted as what somebody added (`trust` 1). The version that is changed must "
-        "be said: a stale `version` is 409 `stale_version`, a stale `If-Match` 412."
+        "Makes a new version. If its advice or its conditions change, it begins again as a "
+        "`CANDIDATE` without evidence. A changed pattern has the lowest trust (`trust` 1). The "
+        "version to change is required: a stale `version` is 409 `stale_version`, a stale "
+        "`If-Match` 412."
     ),
     response_model=Pattern,
     responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=ETAG)},
@@ -234,10 +235,10 @@ async def change(
         version = asked if asked is not None else body.version
         if version is None and if_match is None:
             raise InvalidInputError(
-                f"say which version is to be changed: now it is {now.version}", pointer="/version"
+                f"give the version to change: the current one is {now.version}", pointer="/version"
             )
         if asked is not None and asked != now.version:
-            raise VersionConflictError(f"pattern {pattern_id} is of version {now.version} now")
+            raise VersionConflictError(f"pattern {pattern_id} now has version {now.version}")
         changes = _written(given)
         if any(getattr(now, name) != value for name, value in changes.items()):
             origin = {**now.origin, "changed_by": actor}
@@ -254,8 +255,8 @@ async def change(
 @router.get(
     "/{pattern_id:uuid}/similar",
     operation_id="list_similar_patterns",
-    summary="Find patterns that are like it",
-    description="Of its category, by what they say and when they apply; none that was given up.",
+    summary="Find similar patterns",
+    description="Patterns of its category with similar advice and conditions; none is deprecated.",
     response_model=SimilarPatterns,
     responses=problems(404),
     dependencies=[Turn],
@@ -264,7 +265,7 @@ async def similar(
     service: ServiceDep,
     tenant: Tenant,
     pattern_id: PatternId,
-    k: Annotated[int, Query(ge=1, le=50, description="How many.")] = 5,
+    k: Annotated[int, Query(ge=1, le=50, description="Maximum number of patterns.")] = 5,
 ) -> Any:
     pattern = await service.patterns.get(tenant, pattern_id)
     found = await service.patterns.similar(tenant, pattern, k)

@@ -25,14 +25,14 @@ _CONFIRMED_WITHIN_S = 1.0
 @router.post(
     "/{run_id}/cancel",
     operation_id="cancel_run",
-    summary="End a run",
+    summary="Cancel a run",
     description=(
-        "The wish is stored, and takes effect within a second, in whichever process the run is "
-        "executed: its model calls are cut, and no further ones made. 200: it was over already."
+        "The request is stored and takes effect within a second, in any process: running model "
+        "calls are cut off, and no further ones are made. 200: the run was over already."
     ),
     status_code=202,
     response_model=Run,
-    responses={**problems(404), 200: {"model": Run, "description": "It was over already."}},
+    responses={**problems(404), 200: {"model": Run, "description": "The run was over already."}},
 )
 async def cancel(
     service: ServiceDep, tenant: Tenant, actor: Actor, run_id: RunId, response: Response
@@ -46,14 +46,17 @@ async def cancel(
 @router.post(
     "/{run_id}/tasks/{task_id}/cancel",
     operation_id="cancel_run_task",
-    summary="End a task and all below it",
+    summary="Cancel a task and all tasks below it",
     description=(
-        "The wish is stored, and the answer waits up to a second for the worker. The run goes on: "
-        "the agent that asked for the task reads that it was cancelled. 202: some have not "
-        "stopped yet."
+        "The request is stored, and the response waits up to a second for the worker. The run "
+        "goes on: the agent that called the task reads that it was cancelled. 202: some tasks "
+        "have not stopped yet."
     ),
     response_model=StoppedTasks,
-    responses={**problems(404), 202: {"model": StoppedTasks, "description": "Some still stop."}},
+    responses={
+        **problems(404),
+        202: {"model": StoppedTasks, "description": "Some tasks have not stopped yet."},
+    },
 )
 async def cancel_task(
     service: ServiceDep,
@@ -102,9 +105,9 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
     operation_id="retry_run",
     summary="Repeat a finished run",
     description=(
-        "Starts a new run (`retry_of` names this one) with the same input and the versions that "
-        "this one pinned. `last_step`: it begins with the log of this one up to its last good "
-        "step, and goes on from there."
+        "Starts a new run (`retry_of` names this one) with the same input and pinned versions. "
+        "`last_step`: it takes over this run's log up to the last successful step, and goes on "
+        "from there."
     ),
     status_code=202,
     response_model=Run,

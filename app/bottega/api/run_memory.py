@@ -26,12 +26,11 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 @router.post(
     "/{run_id}/feedback",
     operation_id="give_run_feedback",
-    summary="Say what a run's result was worth",
+    summary="Give feedback on a run's result",
     description=(
-        "Of a run that is over. The `outcome` counts from then on instead of the run's own, "
-        "wherever episodes are read or searched; the episode itself stays as it is. Said again, "
-        "the last word counts, as a whole. 409 `not_final`; 409 `no_episode` if the run left none, "
-        "or it was deleted."
+        "Only for a run that is over. The `outcome` replaces the run's own wherever episodes are "
+        "read or searched; the episode itself stays as it is. New feedback replaces the old as "
+        "a whole. 409 `not_final`; 409 `no_episode` if the run left none, or it was deleted."
     ),
     response_model=Feedback,
     responses=problems(400, 404, 409, 413, 415),
@@ -55,11 +54,12 @@ async def give_feedback(
 @router.get(
     "/{run_id}/working-memory",
     operation_id="get_run_working_memory",
-    summary="What a run knows",
+    summary="Read a run's working memory",
     description=(
-        "Folded from the run's log, while it runs and after its end: what its own agent is and was "
-        "asked, how far it is, and what its tools and sub-agents answered (in a DAG, its agents), "
-        "each section within its budget of tokens, and the references of all answers."
+        "Computed from the run's log, during the run and after it: the definition and the task "
+        "of its own agent, its progress, and the answers of its tools and sub-agents (in a DAG, "
+        "its agents). Each section keeps within its budget of tokens; references lead to the "
+        "whole answers."
     ),
     response_model=WorkingMemory,
     responses=problems(404),
@@ -71,12 +71,12 @@ async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> 
 @router.get(
     "/{run_id}/learning",
     operation_id="get_run_learning",
-    summary="What is learned of a run",
+    summary="Read the learning from a run",
     description=(
-        "After its end, by rules or by a model, in the background: what a reader should know of "
-        "it, patterns that were found in it, and what came of those that it was given. If that "
-        "fails it is tried again, and in the end given up: `status` is `failed` then, until "
-        "feedback or `POST /v1/memory/maintenance` asks for it anew. The run never changes by it."
+        "After the run's end, rules or a model learn from it in the background: insights, "
+        "patterns found in it, and results of patterns that it was given. Failures are retried. "
+        "After the last try `status` is `failed`, until feedback or `POST "
+        "/v1/memory/maintenance` requests learning again. The run itself never changes."
     ),
     response_model=RunLearning,
     responses=problems(404),

@@ -67,8 +67,9 @@ class RunQuery(ViewQuery):
             default_factory=list,
             max_length=5,
             description=(
-                "`key:value`, up to five times: only runs that have all of these in their "
-                "metadata, as a text or as the number, `true`, `false` or `null` spelled so."
+                "`key:value`, up to five times: only runs with all of these in their metadata. A "
+                "value matches a text, or the number, `true`, `false` or `null` of that "
+                "spelling."
             ),
         ),
     ]
@@ -122,9 +123,9 @@ async def check_webhook(
     operation_id="create_run",
     summary="Start a run",
     description=(
-        "Stores and queues the run, and answers at once. With `wait` it answers when the run has "
-        "ended, or when the wait is over, whichever comes first; the status tells which. With a "
-        "repeated `Idempotency-Key` it answers, and waits for, the run that is there."
+        "Stores and queues the run, and responds at once. With `wait` it responds when the run "
+        "has ended, or when the wait is over; the status shows which. With a repeated "
+        "`Idempotency-Key` it returns, and waits for, the existing run."
     ),
     status_code=202,
     response_model=Run,
@@ -213,7 +214,7 @@ async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
 @router.get(
     "/{run_id}/tasks",
     operation_id="list_run_tasks",
-    summary="List a run's tasks in the order they were asked for",
+    summary="List a run's tasks in the order of their creation",
     response_model=Page[Task],
     responses={**problems(404), 200: headers(Link=LINK)},
 )
@@ -240,17 +241,17 @@ class MessageQuery(PageQuery):
     """Query parameters of a run's messages."""
 
     task_id: Annotated[
-        UUID | None, Field(description="A task's conversation; without, the run's own agent's.")
+        UUID | None, Field(description="Task of the conversation; without, the run's own agent.")
     ] = None
 
 
 @router.get(
     "/{run_id}/messages",
     operation_id="list_run_messages",
-    summary="What was said in a run",
+    summary="List a run's messages",
     description=(
-        "The conversation of the run's own agent, or of a task, as its log has it: the question, "
-        "what other agents passed on, the model's answers and what tools answered. An agent's own "
+        "The conversation of the run's own agent, or of a task, from its log: the question, "
+        "messages from other agents, the model's answers, and the tools' answers. An agent's own "
         "system message is in its definition."
     ),
     response_model=Page[Message],
@@ -279,7 +280,7 @@ async def list_messages(
 @router.get(
     "/{run_id}/graph",
     operation_id="get_run_graph",
-    summary="The run's graph, with what its agents have published",
+    summary="Read the run's graph, with its agents' publications",
     response_model=RunGraph,
     responses=problems(404),
 )
@@ -290,7 +291,7 @@ async def graph(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
 @router.get(
     "/{run_id}/context/{agent}",
     operation_id="get_run_context",
-    summary="What an agent received from others, and why",
+    summary="List the answers that an agent received from others",
     response_model=Context,
     responses=problems(404),
 )

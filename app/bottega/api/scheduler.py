@@ -16,17 +16,18 @@ router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
 
 ByPriority = Annotated[
     dict[str, int],
-    Field(description="Tasks that wait, by their priority.", examples=[{"1": 2, "5": 9}]),
+    Field(description="Waiting tasks by priority.", examples=[{"1": 2, "5": 9}]),
 ]
 Parked = Annotated[
-    int, Field(description="Tasks under way that hold no slot: they wait for others, or for one.")
+    int,
+    Field(description="Started tasks without a slot: they wait for other tasks, or for a slot."),
 ]
 
 
 class Pool(Answer):
     """A worker's tasks, of all tenants together."""
 
-    size: Annotated[int, Field(description="Slots that there are.")] = 0
+    size: Annotated[int, Field(description="Number of slots.")] = 0
     min: int = 0
     max: int = 0
     busy: Annotated[int, Field(description="Slots that tasks hold.")] = 0
@@ -37,8 +38,10 @@ class Pool(Answer):
     totals: Annotated[
         dict[str, float],
         Field(
-            description="What was counted since it began, by name; of a histogram its count, its "
-            "sum, and how many were at most so much (le_). Times in milliseconds.",
+            description=(
+                "Counters since the worker's start, by name; a histogram has its count, its sum, "
+                "and cumulative counts up to bounds (le_). Times in milliseconds."
+            ),
             examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
         ),
     ] = Field(default_factory=dict)
@@ -55,18 +58,19 @@ class Breaker(Answer):
     ]
     failures: int
     retry_after_ms: Annotated[
-        int | None, Field(description="Of an open one: until one task is let through.")
+        int | None,
+        Field(description="Only of an open breaker: time until one task is let through."),
     ] = None
 
 
 class OwnTasks(Answer):
     """A worker's tasks of the caller's tenant."""
 
-    running: Annotated[int, Field(description="Tasks under way, those that are parked too.")] = 0
+    running: Annotated[int, Field(description="Started tasks, including parked ones.")] = 0
     parked: Parked = 0
     queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
     queue: ByPriority = Field(default_factory=dict)
-    breakers: Annotated[list[Breaker], Field(description="Those that are not closed.")] = Field(
+    breakers: Annotated[list[Breaker], Field(description="Breakers that are not closed.")] = Field(
         default_factory=list
     )
 
@@ -76,7 +80,9 @@ class Worker(Answer):
 
     id: UUID
     started_at: datetime
-    seen_at: Annotated[datetime, Field(description="Its last heartbeat, every two seconds.")]
+    seen_at: Annotated[
+        datetime, Field(description="Last heartbeat; there is one every two seconds.")
+    ]
     pool: Pool
     tenant: OwnTasks
 
@@ -90,10 +96,10 @@ class Workers(Answer):
 @router.get(
     "",
     operation_id="get_scheduler",
-    summary="How busy are the workers?",
+    summary="Read the workers' load",
     description=(
-        "The workers from which a heartbeat came within 30 seconds, and their asynchronous tasks: "
-        "sums over all tenants, and the tenant's own part."
+        "The workers with a heartbeat in the last 30 seconds, and their asynchronous tasks: "
+        "totals of all tenants, and the caller's own part."
     ),
     response_model=Workers,
     responses=problems(),

@@ -31,17 +31,17 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 @router.post(
     "",
     operation_id="create_schedule",
-    summary="Start runs by the clock",
+    summary="Create a schedule",
     description=(
-        "Each time that the expression is due starts one run, however many workers there are. What "
-        "was missed while none was up is made good by one start. The agents need not exist yet: "
-        "if a run cannot start, `last_error` says why, and the next time it is tried again."
+        "Each due time starts one run, however many workers there are. If due times were missed "
+        "while no worker was up, one run makes up for them. The agents need not exist yet: if a "
+        "run cannot start, `last_error` says why, and the next due time is another try."
     ),
     status_code=201,
     response_model=Schedule,
     responses={
         **problems(400, 409, 413, 415),
-        201: headers(Location="Path of what was created."),
+        201: headers(Location="Path of the new schedule."),
     },
 )
 async def create(
@@ -104,8 +104,8 @@ async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
 @router.patch(
     "/{name}",
     operation_id="change_schedule",
-    summary="Pause the schedule, or let it go on",
-    description="It goes on with its next time; what it missed while it was paused stays undone.",
+    summary="Pause or resume the schedule",
+    description="It resumes with its next due time; due times during the pause are skipped.",
     response_model=Schedule,
     responses=problems(400, 404, 413, 415),
 )

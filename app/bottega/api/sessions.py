@@ -45,7 +45,7 @@ async def list_(
 @router.get(
     "/{session_id}",
     operation_id="get_session",
-    summary="Read a session and what its agents published last",
+    summary="Read a session and its agents' last publications",
     response_model=SessionMemory,
     responses=problems(404),
 )
@@ -56,11 +56,12 @@ async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
 @router.delete(
     "/{session_id}",
     operation_id="delete_session",
-    summary="Delete a session, its runs and all that is theirs",
+    summary="Delete a session, its runs and all their data",
     description=(
-        "Its memory, and of each of its runs the log, tasks, publications, webhook and stored "
-        "answers. A run that is under way is cut off within a second, and writes nothing any more; "
-        "streams of it end (a WebSocket with 4010). Who names the session again begins it anew."
+        "Deletes its memory, and of each run the log, tasks, publications, webhook and stored "
+        "responses. A run that is not over is cut off within a second and writes nothing more; "
+        "its streams end (a WebSocket with 4010). A run that names the session again begins a "
+        "new one."
     ),
     response_model=Erased,
     responses=problems(404),

@@ -36,7 +36,7 @@ MAX_PIECES = 100
 _PINGS = Rate(PINGS_PER_S, PING_BURST)
 _SLICE_BYTES = 1024
 """Bytes parsed at a time, so that excess pings are noticed before all are parsed."""
-_NO_HANDSHAKE = "bad_handshake", "this cannot be read as the opening of a WebSocket"
+_NO_HANDSHAKE = "bad_handshake", "this is not a valid WebSocket handshake"
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):

@@ -51,8 +51,8 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
             while not service.feed.closed.is_set():
                 if lost.is_set():
                     raise UnauthenticatedError(
-                        "while you waited your key was revoked or has expired, or the first one "
-                        "was made; the run is accepted",
+                        "your key was revoked or expired while you waited, or the first key was "
+                        "made; the run is accepted",
                         code="bad_key",
                     )
                 if (await service.tails.look(principal.tenant_id, run_id)).over:
@@ -67,12 +67,12 @@ class EventQuery(PageQuery, WatchQuery):
 @router.get(
     "/{run_id}/events",
     operation_id="list_run_events",
-    summary="A run's events: a page, or a live stream",
+    summary="List or stream a run's events",
     description=(
-        "With `Accept: text/event-stream`: server-sent events, first what there is behind `after` "
-        "(or `Last-Event-ID`), then what comes, until the final event (or until the run is "
-        "deleted). Otherwise a page. `agents`, `types` and `depth` choose; the final event always "
-        "comes."
+        "With `Accept: text/event-stream`: server-sent events. The stream begins behind `after` "
+        "(or `Last-Event-ID`), goes on live, and ends with the final event (or when the run is "
+        "deleted). Otherwise a page. `agents`, `types` and `depth` filter; the final event "
+        "always passes."
     ),
     response_model=Page[EventAnswer],
     responses={
@@ -82,8 +82,10 @@ class EventQuery(PageQuery, WatchQuery):
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         204: {
-            "description": "Streams only: the run is over and all of it was received, so that an "
-            "EventSource does not come back again."
+            "description": (
+                "Streams only: the run is over and the client has all of it; this keeps an "
+                "EventSource from reconnecting."
+            )
         },
     },
 )
@@ -156,7 +158,7 @@ async def _sse(
         if subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"
         elif subscriber.stopped:
-            yield b": the key was revoked or has expired, or one is needed by now\r\n\r\n"
+            yield b": the key was revoked or has expired, or a key is required now\r\n\r\n"
         elif not subscriber.finished:
             yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
 

@@ -35,7 +35,7 @@ class NewTicket(Body):
 
     run_id: Annotated[
         Annotated[UUID, Field(strict=False)] | None,
-        Field(description="Good for this run only; null: for any of the tenant's."),
+        Field(description="Valid for this run only; null: for all of the tenant's."),
     ] = None
 
 
@@ -53,8 +53,8 @@ class Ticket(Answer):
     operation_id="create_ws_ticket",
     summary="Get a ticket for a WebSocket",
     description=(
-        "For browsers, whose WebSockets cannot send an Authorization header. The ticket is good "
-        "once, for 30 seconds, at any API process, and for what its holder's key is good for."
+        "For browsers, whose WebSockets cannot send an Authorization header. The ticket is valid "
+        "once, for 30 seconds, at any API process, with the scope of your key."
     ),
     status_code=201,
     response_model=Ticket,

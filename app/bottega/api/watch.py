@@ -26,11 +26,13 @@ class WatchQuery(BaseModel):
     ] = 0
     agents: Annotated[
         Annotated[str, StringConstraints(pattern=_NAMES, max_length=4000)] | None,
-        Query(description=f"Only events of these agents: names with commas, at most {_MOST}."),
+        Query(
+            description=f"Only events of these agents: names separated by commas, at most {_MOST}."
+        ),
     ] = None
     types: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None,
-        Query(description="Only events of these types: types with commas between them."),
+        Query(description="Only events of these types, separated by commas."),
     ] = None
     depth: Annotated[
         int | None,
@@ -38,8 +40,8 @@ class WatchQuery(BaseModel):
             ge=0,
             le=1000,
             description=(
-                "Only events of the run's own agent and of tasks up to this `depth` (as `/tasks` "
-                "has it: 0 for those that the run's own agent called)."
+                "Only events of the run's own agent and of tasks up to this `depth` (as in "
+                "`/tasks`: 0 for tasks that the run's own agent called)."
             ),
         ),
     ] = None
@@ -51,7 +53,7 @@ class WatchQuery(BaseModel):
             if name not in _TYPES:
                 raise PydanticCustomError(
                     "unknown_type",
-                    "'{name}' is no type of event: docs/events.md lists them",
+                    "'{name}' is not a type of event: docs/events.md lists them",
                     {"name": name[:60]},
                 )
         return value

@@ -17,10 +17,10 @@ router = APIRouter(prefix="/v1/webhook-secret", tags=["webhooks"])
     operation_id="rotate_webhook_secret",
     summary="Make the tenant's next webhook secret",
     description=(
-        "The answer is the only one that holds the secret. The secret before it signs beside it "
-        "for a day: each delivery carries a signature of every valid secret, so that receivers "
-        "can change over. Takes no `Idempotency-Key`, which would keep the answer: after a lost "
-        "answer make another one. At most 5 are valid at the same time (409 `too_many`)."
+        "Only this response holds the secret. The previous secret signs too for a day: each "
+        "delivery carries a signature of every valid secret, so that receivers can change over. "
+        "There is no `Idempotency-Key`, which would store the response: if it is lost, make "
+        "another secret. At most 5 are valid at the same time (409 `too_many`)."
     ),
     status_code=201,
     response_model=MadeWebhookSecret,

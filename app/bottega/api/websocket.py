@@ -32,12 +32,14 @@ SUBPROTOCOL = "bottega.v1"
 FINISHED, STOPPING, BROKEN, REVOKED, SLOW, DELETED = 1000, 1001, 1011, 4001, 4008, 4010
 CLOSES = {
     FINISHED: "the final event was sent",
-    STOPPING: "the server stops, come back with the seq in the reason",
-    BROKEN: "an error of the server, come back with the seq in the reason",
-    REVOKED: "the key was revoked or has expired, or one is needed by now",
-    SLOW: "the client reads too slowly or sends too many pings, "
-    "it may come back with the seq in the reason",
-    DELETED: "the run was deleted, there is nothing to come back for",
+    STOPPING: "the server stops, reconnect with the seq in the reason",
+    BROKEN: "an error of the server, reconnect with the seq in the reason",
+    REVOKED: "the key was revoked or has expired, or a key is required now",
+    SLOW: (
+        "the client reads too slowly or sends too many pings, it may reconnect with the seq in "
+        "the reason"
+    ),
+    DELETED: "the run was deleted, do not reconnect",
 }
 PING_LIMIT = (
     f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "

@@ -39,7 +39,7 @@ class SubAgentLimits(Body):
     """
 
     max_concurrent: Annotated[
-        _Count | None, Field(description="Tasks that run at a time; others wait.")
+        _Count | None, Field(description="Tasks that run at the same time; others wait.")
     ] = None
     max_queued: Annotated[_Count | None, Field(description="Tasks that may wait.")] = None
     max_total_tokens: Annotated[
@@ -48,13 +48,13 @@ class SubAgentLimits(Body):
     ] = None
     max_depth: Annotated[
         Annotated[int, Field(ge=1, le=20), WHOLE] | None,
-        Field(description="How many tasks may stand one below the other, from the run on."),
+        Field(description="Levels of tasks below the run."),
     ] = None
     default_timeout: Annotated[
-        _Seconds | None, Field(description="Of a task that asks for no other time.")
+        _Seconds | None, Field(description="Timeout of a task that asks for none.")
     ] = None
     max_timeout: Annotated[
-        _Seconds | None, Field(description="The most that a task may ask for.")
+        _Seconds | None, Field(description="Longest timeout that a task may ask for.")
     ] = None
     max_steps_per_subagent: Annotated[
         Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
@@ -94,14 +94,14 @@ class SubAgents(Body):
             max_length=50,
             json_schema_extra={"uniqueItems": True},
             description=(
-                "They may be created later, but before the first run. In mode `async` a task may "
-                "be given to none of them, too: it is then whatever the model says it is."
+                "The agents may be created later, but before the first run. In mode `async` a "
+                "task needs none of them: the model's own instructions then define it."
             ),
         ),
     ] = Field(default_factory=list)
     limits: Annotated[
         SubAgentLimits | None,
-        Field(description="Of mode `async`. They only lower what the operator allows."),
+        Field(description="Only in mode `async`. They can only lower the operator's limits."),
     ] = None
 
     @field_validator("names")
@@ -152,7 +152,7 @@ class SemanticRecall(Body):
     """Recall of the ancestors' answers nearest to the query, besides those read directly."""
 
     mode: Literal["semantic"] = "semantic"
-    k: Annotated[int, Field(ge=1, le=50, description="How many at most."), WHOLE] = 3
+    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of answers."), WHOLE] = 3
 
 
 class ToolRule(Body):
@@ -182,7 +182,7 @@ class AgentContent(Body):
     description: Annotated[
         str,
         StringConstraints(max_length=2000),
-        Field(description="What it is good at: a calling agent's model reads this."),
+        Field(description="The agent's abilities; the model of a calling agent reads this."),
     ] = ""
     system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
     model: Annotated[
@@ -192,7 +192,7 @@ class AgentContent(Body):
     ] = None
     provider: Annotated[
         Literal["chat_completions", "responses"] | None,
-        Field(description="Which API of the model's server it speaks; null: the server's default."),
+        Field(description="API of the model's server; null takes the server's default."),
     ] = None
     model_patience_s: Annotated[
         float | None,
@@ -200,12 +200,14 @@ class AgentContent(Body):
             ge=0,
             le=604_800,
             allow_inf_nan=False,
-            description="Seconds that its runs wait for a model that is down, 0: not at all; null: "
-            "the server's default. A run's own deadline holds meanwhile.",
+            description=(
+                "Seconds that runs wait for an unavailable model; 0: none; null: the server's "
+                "default. The run's deadline still applies."
+            ),
         ),
     ] = None
     max_iterations: Annotated[
-        int, Field(ge=1, le=100, description="Model calls of one query, at most."), WHOLE
+        int, Field(ge=1, le=100, description="Maximum number of model calls per query."), WHOLE
     ] = 15
     stateless: Annotated[
         bool,
@@ -215,12 +217,15 @@ class AgentContent(Body):
     tools: Annotated[
         list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]],
         BeforeValidator(_no_mcp_yet),
-        Field(max_length=50, description="What its model may call, besides sub-agents."),
+        Field(max_length=50, description="Tools of its model, besides sub-agents."),
     ] = Field(default_factory=list)
     recall: SemanticRecall | None = None
     tool_policy: Annotated[
         list[ToolRule],
-        Field(max_length=50, description="An answer that breaks it goes back to the model."),
+        Field(
+            max_length=50,
+            description="Rules for answers; one that breaks a rule goes back to the model.",
+        ),
     ] = Field(default_factory=list)
     exit_on_success: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
@@ -233,9 +238,8 @@ class AgentContent(Body):
         OnLength,
         Field(
             description=(
-                "What to do about a text that is cut off at the model's limit: `continue` asks "
-                "once for the rest, `fail` fails with `model_length`, `accept` takes it as the "
-                "answer."
+                "Reaction to a text that the model's limit cuts off: `continue` asks once for "
+                "the rest, `fail` fails with `model_length`, `accept` takes it as the answer."
             )
         ),
     ] = "continue"
@@ -243,8 +247,8 @@ class AgentContent(Body):
         MemoryMode,
         Field(
             description=(
-                "What runs that begin with this agent may do with memory: `full`, `read` (they are "
-                "not remembered themselves), or `off`."
+                "Use of memory by runs that begin with this agent: `full`; `read` (they store no "
+                "episode); or `off`."
             )
         ),
     ] = "full"
@@ -252,12 +256,12 @@ class AgentContent(Body):
         MemoryScope | None,
         Field(
             description=(
-                "Whose episodes runs that begin with this agent are given. `user`: those of the "
-                "run's user (in a run without one those of its session; without both, those that "
-                "have neither); `session`: of its session; `agent`: as `user`, but only of runs "
-                "that began with this agent; `run`: none. `tenant` adds those of all sessions "
-                "that have no user, if the operator has set BOTTEGA_SHARED_MEMORY, and is `user` "
-                "otherwise. Null is `user`."
+                "Episodes that runs which begin with this agent may retrieve. `user`: those of "
+                "the run's user; without a user, those of its session; without both, those that "
+                "have neither. `session`: those of its session. `agent`: as `user`, but only of "
+                "runs that began with this agent. `run`: none. `tenant`: as `user`, and those of "
+                "all sessions without a user if the operator has set BOTTEGA_SHARED_MEMORY. "
+                "Null: `user`."
             )
         ),
     ] = None
@@ -275,7 +279,7 @@ class AgentContent(Body):
         if unknown := sorted(set(needed) - set(names)):
             raise PydanticCustomError(
                 "unknown_tool",
-                "exit_on_success and tool_policy name what this agent's model has no tool of: "
+                "exit_on_success and tool_policy name tools that this agent does not have: "
                 + ", ".join(unknown),
             )
         return self

@@ -41,9 +41,7 @@ MemoryMode = Literal["off", "read", "full"]
 
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],
-    Field(
-        max_length=50, description="Anything of your own, up to 50 keys. Never shown to a model."
-    ),
+    Field(max_length=50, description="Your own data, up to 50 keys. Models never see it."),
 ]
 
 
@@ -94,7 +92,7 @@ def check_storable(value: Any) -> None:
         if isinstance(item, str):
             _check_text(item)
         elif isinstance(item, float) and not math.isfinite(item):
-            raise PydanticCustomError("not_finite", "NaN and infinity are no JSON numbers")
+            raise PydanticCustomError("not_finite", "NaN and infinity are not JSON numbers")
         elif isinstance(item, dict | list):
             if depth > MAX_DEPTH:
                 raise PydanticCustomError("too_deep", f"nested deeper than {MAX_DEPTH} levels")
@@ -110,5 +108,5 @@ def _check_text(text: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise PydanticCustomError(
-                "surrogate", "lone surrogates (U+D800 to U+DFFF) are no text: remove them"
+                "surrogate", "lone surrogates (U+D800 to U+DFFF) are not text: remove them"
             ) from None

@@ -29,7 +29,7 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Signature = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Trust = Annotated[int, Field(ge=1, le=3), WHOLE]
 Moment = Annotated[PlaceInTime, Field(strict=False)]
-Tags = Annotated[list[Label], Field(max_length=50, description="Found by equality.")]
+Tags = Annotated[list[Label], Field(max_length=50, description="Filters compare them exactly.")]
 Lines = Annotated[list[Line], Field(max_length=100)]
 Values = Annotated[list[JsonValue], Field(max_length=1000)]
 Object = dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], JsonValue]
@@ -40,13 +40,13 @@ class EpisodeFailure(Body):
 
     type: Annotated[Signature, Field(description="Class or code of the error.")]
     message: Annotated[str, StringConstraints(max_length=20_000)] = ""
-    tool: Annotated[Label | None, Field(description="In which tool.")] = None
+    tool: Annotated[Label | None, Field(description="Tool that failed.")] = None
 
 
 class EpisodeTask(Body):
     """The task: input, goals and constraints."""
 
-    original_input: Annotated[Text, Field(description="As it was asked.")]
+    original_input: Annotated[Text, Field(description="The request, word for word.")]
     goals: Lines = Field(default_factory=list)
     constraints: Lines = Field(default_factory=list)
     context: Object = Field(default_factory=dict)
@@ -57,7 +57,7 @@ class EpisodeExecution(Body):
     """The execution: plan, steps and resources."""
 
     plan: Values = Field(default_factory=list)
-    trace: Annotated[list[JsonValue], Field(max_length=20_000, description="Step by step.")] = (
+    trace: Annotated[list[JsonValue], Field(max_length=20_000, description="Steps in order.")] = (
         Field(default_factory=list)
     )
     adaptations: Values = Field(default_factory=list)
@@ -116,12 +116,12 @@ class NewEpisode(Body):
 
     outcome: OutcomeName
     at: Annotated[
-        Moment | None, Field(description="When it ended; null: now. Not in the future.")
+        Moment | None, Field(description="Time of its end, not in the future; null: now.")
     ] = None
     session_id: SessionName | None = None
     user: Annotated[
         UserName | None,
-        Field(description="Whose it is; null: its session's, if that has one."),
+        Field(description="Your end user; null: the session's user, if it has one."),
     ] = None
     domain: Label | None = None
     task_type: Label | None = None
@@ -138,8 +138,8 @@ class NewEpisode(Body):
         if len(around) > MAX_CORE_BYTES:
             raise PydanticCustomError(
                 "too_long",
-                "beside input, output and trace an episode may take {most} bytes, this one takes "
-                "{bytes}: put what is long into the trace",
+                "without input, output and trace an episode may have {most} bytes, this one has "
+                "{bytes}: move long parts into the trace",
                 {"most": MAX_CORE_BYTES, "bytes": len(around)},
             )
         return self
@@ -151,10 +151,10 @@ class EpisodeFilters(Body):
     domain: Label | None = None
     task_type: Label | None = None
     outcomes: Annotated[
-        list[OutcomeName], Field(max_length=4, description="Any of them; feedback counts.")
+        list[OutcomeName], Field(max_length=4, description="Any of these; feedback counts.")
     ] = Field(default_factory=list)
     session_id: SessionName | None = None
-    tags: Annotated[list[Label], Field(max_length=20, description="All of them.")] = Field(
+    tags: Annotated[list[Label], Field(max_length=20, description="All of these.")] = Field(
         default_factory=list
     )
     after: Annotated[Moment | None, Field(description="Ended later than this.")] = None
@@ -162,12 +162,12 @@ class EpisodeFilters(Body):
     failure_signature: Signature | None = None
     min_trust: Annotated[
         Trust,
-        Field(description="3: own runs; 2: those that read what is outside, too; 1: imported."),
+        Field(description="3: own runs; 2: also runs that read outside content; 1: all."),
     ] = 1
 
 
 Within = Literal["tenant"]
-WITHIN = "All of the tenant's, whomever they name; needs a key with the scope `admin`."
+WITHIN = "All episodes of the tenant; needs a key with the scope `admin`."
 
 
 class EpisodeReader(Body):
@@ -175,7 +175,7 @@ class EpisodeReader(Body):
 
     user: Annotated[
         UserName | None,
-        Field(description="Only this user's. Without `user` and `session_id`: what names no user."),
+        Field(description="Only this user's; without `user` and `session_id`, those of no user."),
     ] = None
     session_id: Annotated[SessionName | None, Field(description="Only this session's.")] = None
     scope: Annotated[Within | None, Field(description=WITHIN)] = None
@@ -197,29 +197,29 @@ class EpisodeSearch(EpisodeReader):
         Literal["semantic", "structured", "hybrid", "temporal", "failures"],
         Field(
             description=(
-                "`semantic`, `hybrid`: the episodes among the filtered that best fit `query`, in "
-                "words and in meaning (the two differ in name only). `structured`: those that fit "
-                "the filters, oldest first. `temporal`: the same, latest first. `failures`: those "
-                "that failed alike, see `failure` and `filters.failure_signature`."
+                "`semantic`, `hybrid`: the filtered episodes that best match `query` in words "
+                "and in meaning (both names do the same). `structured`: all that match the "
+                "filters, oldest first. `temporal`: the same, latest first. `failures`: those "
+                "with the same failure as `failure` or `filters.failure_signature`."
             )
         ),
     ] = "hybrid"
     query: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None,
-        Field(description="Of the modes `semantic` and `hybrid`."),
+        Field(description="Only in the modes `semantic` and `hybrid`."),
     ] = None
-    failure: Annotated[EpisodeFailure | None, Field(description="Of the mode `failures`.")] = None
-    k: Annotated[int, Field(ge=1, le=100, description="How many."), WHOLE] = 5
+    failure: Annotated[EpisodeFailure | None, Field(description="In the mode `failures`.")] = None
+    k: Annotated[int, Field(ge=1, le=100, description="Maximum number of episodes."), WHOLE] = 5
     by: Annotated[
         Literal["task", "result", "whole"],
-        Field(description="Whose meaning is to be near that of the query."),
+        Field(description="Part of an episode whose meaning is compared with the query."),
     ] = "task"
     domain: Annotated[
         Label | None,
-        Field(description="Of the task at hand: episodes of this domain score a little higher."),
+        Field(description="Domain of the current task; its episodes score a little higher."),
     ] = None
     filters: EpisodeFilters = Field(default_factory=EpisodeFilters)
-    explain: Annotated[bool, Field(description="Say what each score is the sum of.")] = False
+    explain: Annotated[bool, Field(description="Return the terms of each score.")] = False
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
@@ -250,7 +250,7 @@ class SimilarFailures(EpisodeReader):
 
     error: EpisodeFailure | None = None
     failure_signature: Annotated[
-        Signature | None, Field(description="Of an episode, instead of an error.")
+        Signature | None, Field(description="Signature from an episode, instead of an error.")
     ] = None
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
 
@@ -264,7 +264,9 @@ class SimilarFailures(EpisodeReader):
 class EpisodeOrigin(Answer):
     """The source of an episode."""
 
-    principal: Annotated[str | None, Field(description="Who had it done, or imported it.")] = None
+    principal: Annotated[str | None, Field(description="Caller that started or imported it.")] = (
+        None
+    )
     run: UUID | None = None
     tool: str | None = None
 
@@ -276,8 +278,8 @@ class EpisodeState(Answer):
         Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"],
         Field(
             description=(
-                "By age `active`, `mature`, `aged` (found only if near), `archived` (read by id); "
-                "`consolidated`: found as the episode `consolidated_into`."
+                "By age: `active`, `mature`, `aged` (found only if very similar), `archived` "
+                "(read by id). `consolidated`: replaced by the episode `consolidated_into`."
             )
         ),
     ]
@@ -285,7 +287,7 @@ class EpisodeState(Answer):
     last_access: datetime | None
     consolidated_into: UUID | None = None
     referenced_by: Annotated[
-        list[UUID], Field(description="Consolidated episodes that stand for it.")
+        list[UUID], Field(description="Consolidated episodes that replace it.")
     ] = Field(default_factory=list)
 
 
@@ -312,21 +314,19 @@ class Episode(Answer):
     id: UUID
     kind: Annotated[
         Literal["episode", "consolidated"],
-        Field(description="`consolidated`: stands for several that are alike."),
+        Field(description="`consolidated`: replaces several similar episodes."),
     ]
-    at: Annotated[datetime, Field(description="When it ended.")]
+    at: Annotated[datetime, Field(description="Time of its end.")]
     run_id: UUID | None
     session_id: str | None
     user: str | None = None
     agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
-    outcome: Annotated[OutcomeName, Field(description="With feedback, what that says.")]
+    outcome: Annotated[OutcomeName, Field(description="From feedback, else from the run.")]
     domain: str | None
     task_type: str | None
     tags: list[str]
-    failure_signature: Annotated[
-        str | None, Field(description="The same for failures that are alike.")
-    ]
-    trust: Annotated[int, Field(description="3: own run; 2: one that read outside; 1: imported.")]
+    failure_signature: Annotated[str | None, Field(description="Equal for similar failures.")]
+    trust: Annotated[int, Field(description="3: own run; 2: read outside content; 1: imported.")]
     origin: EpisodeOrigin
     task: RecordedTask
     execution: RecordedExecution
@@ -334,14 +334,14 @@ class Episode(Answer):
     reflection: RecordedReflection | None
     metadata: RecordedMetadata
     summary: EpisodeSummary
-    instances: Annotated[int, Field(description="For how many it stands; 1 for most.")] = 1
+    instances: Annotated[int, Field(description="Number of episodes it replaces, or 1.")] = 1
     consolidated: Annotated[
         dict[str, Any] | None,
         Field(
             description=(
-                "Of one that stands for several: the `representative_id` of the one most like all, "
-                "how many `instances`, the `structure` that they have in common, per `episode_id` "
-                "the `variations` (`diff`: its own values by JSON pointer, long ones cut), and "
+                "Only of a consolidated episode: the most typical one (`representative_id`), the "
+                "number of `instances`, their common `structure`, the `variations` by "
+                "`episode_id` (`diff`: its own values by JSON pointer, long ones cut), and "
                 "`statistics`."
             )
         ),
@@ -350,17 +350,17 @@ class Episode(Answer):
     state: EpisodeState
     bodies: Annotated[
         list[EpisodeBody],
-        Field(description="Parts that are stored apart; what is long is cut without them."),
+        Field(description="Parts that are stored separately; without them, long texts are cut."),
     ] = Field(default_factory=list)
 
 
 class EpisodeHit(Answer):
     """An episode that a search found."""
 
-    episode: Annotated[Episode, Field(description="Without the parts that are stored apart.")]
-    score: Annotated[float | None, Field(description="Null where nothing is ranked.")] = None
+    episode: Annotated[Episode, Field(description="Without separately stored parts.")]
+    score: Annotated[float | None, Field(description="Null if the mode does not rank.")] = None
     parts: Annotated[
-        dict[str, Any] | None, Field(description="With `explain`: what the score is the sum of.")
+        dict[str, Any] | None, Field(description="Terms of the score, if `explain`.")
     ] = None
 
 
@@ -372,8 +372,8 @@ class EpisodesFound(Answer):
         bool,
         Field(
             description=(
-                "Whether the query could be compared in meaning. False: the embedder did not "
-                "answer in time, and words alone counted."
+                "True if the query was compared by meaning. False: the embedder did not answer "
+                "in time, so only words counted."
             )
         ),
     ] = True

@@ -25,7 +25,7 @@ class NewFeedback(Body):
 
     outcome: Annotated[
         Literal["SUCCESS", "PARTIAL", "FAILURE"] | None,
-        Field(description="Counts instead of what the run itself says; null: that stands."),
+        Field(description="Replaces the run's own outcome; null: that stays."),
     ] = None
     score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
@@ -33,7 +33,7 @@ class NewFeedback(Body):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if all(getattr(self, name) is None for name in _FIELDS):
-            raise PydanticCustomError("empty", "say at least one of outcome, score and comment")
+            raise PydanticCustomError("empty", "give at least one of outcome, score and comment")
         return self
 
 

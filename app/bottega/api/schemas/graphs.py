@@ -9,7 +9,8 @@ from bottega.api.schemas.base import Answer, Body, Name
 from bottega.definitions.graphs import MOST_NODES
 
 Seconds = Annotated[
-    float, Field(gt=0, le=31_536_000, description="A publication older than this is not read.")
+    float,
+    Field(gt=0, le=31_536_000, description="Seconds after which a publication is no longer read."),
 ]
 
 
@@ -31,7 +32,7 @@ class Edge(Body):
     target: Name
     policy: Annotated[
         Literal["final_response_only", "tool_results", "full_history"],
-        Field(description="What flows along the edge."),
+        Field(description="Content that flows along the edge."),
     ] = "final_response_only"
 
 

@@ -32,20 +32,20 @@ class NewKey(Body):
     name: Annotated[
         str,
         StringConstraints(min_length=1, max_length=100),
-        Field(description="What it is for, so that one knows later which to revoke."),
+        Field(description="Purpose of the key, to find it again when it must be revoked."),
     ]
     scope: Annotated[
         Scope,
         Field(
             description=(
-                "`read`: reading and searching; `run`: everything else that is no administration; "
-                "`admin`: keys and the audit log too. Each includes those before it."
+                "`read`: reading and searching; `run`: also all changes except administration; "
+                "`admin`: everything."
             )
         ),
     ]
     expires_at: Annotated[
         Annotated[PlaceInTime, Field(strict=False)] | None,
-        Field(description="From then on it is not good any more; null: it is until revoked."),
+        Field(description="End of its validity; null: valid until revoked."),
     ] = None
 
 
@@ -56,12 +56,12 @@ class Key(Answer):
 
     id: UUID
     name: str
-    prefix: Annotated[str, Field(description="How the key begins.")]
+    prefix: Annotated[str, Field(description="Beginning of the key.")]
     scope: Scope
     created_at: datetime
     expires_at: datetime | None
     last_used_at: Annotated[
-        datetime | None, Field(description="To about a minute; null: it was never used.")
+        datetime | None, Field(description="To about a minute; null: never used.")
     ]
     revoked_at: datetime | None
 

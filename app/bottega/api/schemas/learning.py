@@ -61,18 +61,19 @@ class RunApplication(Answer):
         Literal["used", "trial", "withheld", "control", "reported"],
         Field(
             description=(
-                "`used`: validated, and given. `trial`: a candidate, and given. `withheld`, "
-                "`control`: the same, but by lot not given. `reported`: somebody says so."
+                "`used`: validated, given. `trial`: candidate, given. `withheld`: validated, "
+                "withheld at random. `control`: candidate, withheld at random. `reported`: "
+                "reported by a client."
             )
         ),
     ]
     at: datetime
     followed: Annotated[
-        bool | None, Field(description="Whether it did what it says; null: that cannot be seen.")
+        bool | None, Field(description="True if the run followed the pattern; null: unknown.")
     ]
     good: Annotated[
         bool | None,
-        Field(description="Whether it went well; null: nothing that it is about happened."),
+        Field(description="True if it went well; null: the pattern's subject did not occur."),
     ]
     baseline: GivenBaseline
 
@@ -87,16 +88,20 @@ class RunLearning(Answer):
         LearningStatus | None,
         Field(description="Null: the run is not over, or left no episode."),
     ]
-    tries: Annotated[int, Field(description="Since it was last wanted.")]
-    error: Annotated[str | None, Field(description="Of the last try.")]
-    next_at: Annotated[datetime | None, Field(description="Of the next try; null: there is none.")]
+    tries: Annotated[int, Field(description="Tries since learning was last requested.")]
+    error: Annotated[str | None, Field(description="Error of the last try.")]
+    next_at: Annotated[
+        datetime | None, Field(description="Time of the next try; null: there is none.")
+    ]
     updated_at: datetime | None
     by: Annotated[
         str | None,
-        Field(description="Whose word the reflection is: `rules`, or a model; null: nobody's yet."),
+        Field(
+            description="Author of the reflection: `rules`, or a model; null: there is none yet."
+        ),
     ]
     insights: list[Any]
-    patterns: Annotated[list[Any], Field(description="What it did that went well.")]
+    patterns: Annotated[list[Any], Field(description="Successful behaviour of the run.")]
     failures: list[Any]
     performance: dict[str, Any]
     candidates: list[MinedPattern]

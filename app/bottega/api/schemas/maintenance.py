@@ -28,17 +28,16 @@ class MaintenanceJob(Answer):
 
     id: UUID
     cause: Annotated[
-        Literal["nightly", "demand"], Field(description="The clock, or somebody who asked for it.")
+        Literal["nightly", "demand"],
+        Field(description="`nightly`: by schedule; `demand`: on request."),
     ]
-    tick: Annotated[
-        datetime | None, Field(description="The time of the clock that it is of; null: on demand.")
-    ]
+    tick: Annotated[datetime | None, Field(description="Scheduled time; null: on request.")]
     status: Annotated[
         Literal["pending", "running", "done", "failed"],
-        Field(description="A failed one goes on at the next: nothing of it is lost."),
+        Field(description="The next job continues a failed one."),
     ]
-    stage: Annotated[int, Field(description="So many of its six stages are done.")]
-    error: Annotated[str | None, Field(description="What went wrong last, while it is.")]
+    stage: Annotated[int, Field(description="Number of finished stages, of six.")]
+    error: Annotated[str | None, Field(description="Last error, until the job succeeds.")]
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -65,14 +64,18 @@ class MemoryReport(MaintenanceJob):
     progress: Annotated[
         dict[str, Any],
         Field(
-            description="What each stage counted that is done, and how long it took: `episodes`, "
-            "`mining`, `validation`, `refinement`, `indices`, `report`."
+            description=(
+                "Counts and duration (`ms`) of each finished stage: `episodes`, `mining`, "
+                "`validation`, `refinement`, `indices`, `report`."
+            )
         ),
     ]
     report: Annotated[
         dict[str, Any] | None,
         Field(
-            description="What the memory holds after it: episodes, storage, patterns, "
-            "applications, what was learned of runs, the cache's hit rate. Null until it is done."
+            description=(
+                "Contents of the memory after the job: episodes, storage, patterns, "
+                "applications, learning from runs, the cache's hit rate. Null until it is done."
+            )
         ),
     ]

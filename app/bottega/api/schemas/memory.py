@@ -39,26 +39,28 @@ class ContextQuery(EpisodeReader):
 
     task: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=100_000)],
-        Field(description="What is to be done, as one would ask for it."),
+        Field(description="The task, as a user would ask for it."),
     ]
     domain: Label | None = None
     task_type: Label | None = None
     complexity: Annotated[
-        float | None, Field(ge=0, le=1, description="Null: what its words make of it.")
+        float | None, Field(ge=0, le=1, description="Null: estimated from the task's words.")
     ] = None
     tools_required: Annotated[
         Annotated[list[Term], Field(max_length=100)] | None,
-        Field(description="Tools it cannot be done without. Null: those that its words name."),
+        Field(description="Required tools. Null: those that the task names."),
     ] = None
     capabilities: Annotated[
         list[Term],
-        Field(max_length=200, description="Tools and agents that it may be done with."),
+        Field(max_length=200, description="Available tools and agents."),
     ] = Field(default_factory=list)
     error: Annotated[
         EpisodeFailure | None,
-        Field(description="What failed: then the patterns are those about failures."),
+        Field(description="An error; only patterns about failures are found then."),
     ] = None
-    k: Annotated[int, Field(ge=1, le=50, description="Of each kind, at most."), WHOLE] = 5
+    k: Annotated[
+        int, Field(ge=1, le=50, description="Maximum number of results of each kind."), WHOLE
+    ] = 5
 
 
 class KnownPattern(Answer):
@@ -69,9 +71,11 @@ class KnownPattern(Answer):
     name: str
     category: str
     state: str
-    trust: Annotated[int, Field(description="3: own runs, 2: of such that read what is outside.")]
+    trust: Annotated[
+        int, Field(description="3: own runs; 2: own runs that read outside content; 1: a client.")
+    ]
     summary: str
-    uses: Annotated[list[str], Field(description="Tools and agents that it says to use.")]
+    uses: Annotated[list[str], Field(description="Tools and agents that the pattern names.")]
     confidence: float
     success_rate: float | None
     applications: int
@@ -82,17 +86,23 @@ class MatchedPattern(Answer):
 
     pattern: KnownPattern
     score: float
-    quality: Annotated[float, Field(description="How much of the task it speaks of, 0 to 1.")]
+    quality: Annotated[
+        float, Field(description="Share of the task's known features that the pattern tests.")
+    ]
 
 
 class Insight(Answer):
     """An insight from episodes of a domain."""
 
     text: str
-    times: Annotated[int, Field(description="Of how many of the latest 200 of the domain.")]
-    trust: Annotated[int, Field(description="The highest of these.")]
-    episodes: Annotated[list[UUID], Field(description="The latest of them, five at most.")]
-    at: Annotated[datetime, Field(description="When the last of them ended.")]
+    times: Annotated[
+        int, Field(description="Number of such episodes among the domain's latest 200.")
+    ]
+    trust: Annotated[int, Field(description="Highest trust of these episodes.")]
+    episodes: Annotated[
+        list[UUID], Field(description="The latest of these episodes, five at most.")
+    ]
+    at: Annotated[datetime, Field(description="End of the latest of these episodes.")]
 
 
 class Knowledge(Answer):
@@ -107,16 +117,18 @@ class ContextFound(Answer):
 
     goals: list[str]
     constraints: list[str]
-    criteria: Annotated[list[str], Field(description="How it is told that it was done well.")]
+    criteria: Annotated[list[str], Field(description="Criteria of success.")]
     features: Annotated[
-        dict[str, Any], Field(description="What patterns are matched with; absent: not known.")
+        dict[str, Any], Field(description="Features for matching patterns; absent: unknown.")
     ]
     patterns: Annotated[list[MatchedPattern], Field(description="Validated ones, best first.")]
-    episodes: Annotated[list[EpisodeHit], Field(description="What was done before, best first.")]
+    episodes: Annotated[list[EpisodeHit], Field(description="Similar episodes, best first.")]
     by_meaning: Annotated[
-        bool, Field(description="Whether the task could be embedded; else words alone counted.")
+        bool, Field(description="True if the task was embedded; else only words counted.")
     ]
-    knowledge: Annotated[Knowledge, Field(description="Of its domain; empty without one.")]
+    knowledge: Annotated[
+        Knowledge, Field(description="Knowledge of the task's domain; empty without one.")
+    ]
 
 
 class NewLesson(Body):
@@ -126,10 +138,10 @@ class NewLesson(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
     category: Annotated[
         Literal["domain", "strategic", "decomposition"],
-        Field(description="Of those that the outcome of a whole run judges."),
+        Field(description="Only categories that are validated by a whole run's outcome."),
     ] = "domain"
     uses: Annotated[
-        list[Term], Field(max_length=20, description="Tools and agents that it says to use.")
+        list[Term], Field(max_length=20, description="Tools and agents that the lesson names.")
     ] = Field(default_factory=list)
 
 
@@ -137,9 +149,9 @@ class NewOutcome(Body):
     """The result of a pattern in the episode."""
 
     pattern_id: Id
-    good: Annotated[bool, Field(description="Whether it went well.")]
+    good: Annotated[bool, Field(description="True if it went well.")]
     followed: Annotated[
-        bool | None, Field(description="Whether what it says was done. Null: nobody can tell.")
+        bool | None, Field(description="True if the pattern was followed; null: unknown.")
     ] = None
 
 
@@ -162,15 +174,17 @@ class NewLearning(Body):
         }
     )
 
-    episode_id: Annotated[Id | None, Field(description="One that is there already.")] = None
-    episode: Annotated[NewEpisode | None, Field(description="Or one to remember.")] = None
+    episode_id: Annotated[Id | None, Field(description="A stored episode.")] = None
+    episode: Annotated[NewEpisode | None, Field(description="Or an episode to store.")] = None
     insights: Annotated[list[NewLesson], Field(max_length=20)] = Field(default_factory=list)
     outcomes: Annotated[
         list[NewOutcome],
         Field(
             max_length=20,
-            description="Of patterns that were applied. They count as evidence only of an episode "
-            "that a run left, and not if the pattern was found in it.",
+            description=(
+                "Results of applied patterns. They are evidence only if a run left the episode, "
+                "and the pattern was not found in it."
+            ),
         ),
     ] = Field(default_factory=list)
 
@@ -186,13 +200,16 @@ class Learnt(Answer):
 
     episode_id: UUID
     reflection: Annotated[
-        dict[str, Any], Field(description="Of the episode, as it is kept: the first one stays.")
+        dict[str, Any],
+        Field(description="The stored reflection of the episode; the first one stays."),
     ]
     candidates: Annotated[
         list[KnownPattern],
         Field(
-            description="What the insights became, or what says the same already. Candidates have "
-            "to show in other runs what they are worth."
+            description=(
+                "Patterns made from the insights, or equivalent existing ones. Other runs must "
+                "validate candidates."
+            )
         ),
     ]
-    applications: Annotated[int, Field(description="Outcomes that count and did not before.")]
+    applications: Annotated[int, Field(description="Number of outcomes that count and are new.")]

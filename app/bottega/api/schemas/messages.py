@@ -16,24 +16,28 @@ class MessageCall(Answer):
     name: str
     arguments: dict[str, Any]
     malformed: Annotated[
-        str | None, Field(description="What the model wrote instead, if that is no JSON object.")
+        str | None, Field(description="The model's text, if it is not a JSON object.")
     ]
 
 
 class Message(Answer):
     """A message of a conversation, from the run's log."""
 
-    seq: Annotated[int, Field(description="Of the event that says so; an input shares one.")]
+    seq: Annotated[
+        int, Field(description="Number of its event; all messages of an input share one.")
+    ]
     at: datetime
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
-        Field(description="`system`: of the input, or what another agent (`source`) passed on."),
+        Field(description="`system`: from the input, or passed on by another agent (`source`)."),
     ]
     content: str
     tool_calls: list[MessageCall] = Field(default_factory=list)
-    usage: Annotated[Usage | None, Field(description="Of a model's answer.")] = None
+    usage: Annotated[Usage | None, Field(description="Tokens of a model's answer.")] = None
     tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
-    name: Annotated[str | None, Field(description="The tool's.")] = None
-    status: Annotated[Literal["success", "error"] | None, Field(description="The tool's.")] = None
+    name: Annotated[str | None, Field(description="Name of the tool.")] = None
+    status: Annotated[
+        Literal["success", "error"] | None, Field(description="Status of the tool call.")
+    ] = None
     source: str | None = None
     version: int | None = None

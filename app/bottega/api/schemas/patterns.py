@@ -40,10 +40,10 @@ Condition = Annotated[
         max_length=3,
         description=(
             "`{feature, op, value}`, `{all | any: [condition, …]}` or `{not: condition}`, at most "
-            f"{MAX_DEPTH} within each other. `op`: `eq`, `ne`, `in`, `not_in` (a list of values), "
+            f"{MAX_DEPTH} levels deep. `op`: `eq`, `ne`, `in`, `not_in` (a list of values), "
             "`lt`, `le`, `gt`, `ge` (a number), `contains` (a list has it as a member, a text as a "
-            "part), `exists` (no value). A test of an absent feature is false, and so is one that "
-            f"compares unlike things. A pattern tests at most {MAX_TESTS} values in all."
+            "part), `exists` (no value). A test of an absent feature is false, and so is a "
+            f"comparison of different types. A pattern tests at most {MAX_TESTS} values in all."
         ),
         examples=[{"feature": "tools_required", "op": "contains", "value": "search"}],
     ),
@@ -54,18 +54,18 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 class PatternApplicability(Body):
     """Conditions of a pattern: all must hold, and an empty one always holds."""
 
-    problem_types: Annotated[Terms, Field(description="One is the feature `task_type`.")] = Field(
-        default_factory=list
-    )
-    domains: Annotated[Terms, Field(description="One is the feature `domain`.")] = Field(
+    problem_types: Annotated[
+        Terms, Field(description="Allowed values of the feature `task_type`.")
+    ] = Field(default_factory=list)
+    domains: Annotated[Terms, Field(description="Allowed values of the feature `domain`.")] = Field(
         default_factory=list
     )
     complexity: Annotated[
         Annotated[list[Share], Field(min_length=2, max_length=2)] | None,
-        Field(description="From and to, both included, of the feature `complexity`."),
+        Field(description="Range of the feature `complexity`, both ends included."),
     ] = None
     capabilities: Annotated[
-        Terms, Field(description="Tools and agents that must all be at hand.")
+        Terms, Field(description="Tools and agents that must all be available.")
     ] = Field(default_factory=list)
     conditions: Annotated[Conditions, Field(description="All must hold.")] = Field(
         default_factory=list
@@ -78,7 +78,7 @@ class PatternApplicability(Body):
 class Step(Body):
     """One step."""
 
-    do: Annotated[Line, Field(description="What to do.")]
+    do: Annotated[Line, Field(description="The action.")]
     uses: Annotated[Terms, Field(description="Tools and agents that do it.")] = Field(
         default_factory=list
     )
@@ -127,14 +127,12 @@ class ProcedureFields(Body):
 
 
 class _Content(Body):
-    uses: Annotated[Terms, Field(description="Tools and agents that it says to use, in order.")] = (
-        Field(default_factory=list)
-    )
+    uses: Annotated[
+        Terms, Field(description="Tools and agents that the pattern names, in order.")
+    ] = Field(default_factory=list)
     affects: Annotated[
         Terms,
-        Field(
-            description="Those whose next call shows what it is worth; none if the whole run does."
-        ),
+        Field(description="Those whose next call shows the effect; empty: the whole run shows it."),
     ] = Field(default_factory=list)
 
 
@@ -168,7 +166,7 @@ class ProcedureContent(_Content):
 
 NewContent = Annotated[
     StrategyContent | TemplateContent | HeuristicContent | ProcedureContent,
-    Field(discriminator="kind", description="What to do."),
+    Field(discriminator="kind", description="Advice of the pattern."),
 ]
 
 
@@ -188,7 +186,8 @@ class PatternRelations(Body):
     specializes: Id | None = None
     generalizes: Ids = Field(default_factory=list)
     contradicts: Annotated[
-        Ids, Field(description="Never given together with it, whichever of them says so.")
+        Ids,
+        Field(description="Patterns never given together with it; either may name the other."),
     ] = Field(default_factory=list)
     complements: Ids = Field(default_factory=list)
 
@@ -226,7 +225,7 @@ class NewPattern(Body):
     content: NewContent
     applicability: PatternApplicability = Field(default_factory=PatternApplicability)
     description: Text = ""
-    summary: Annotated[Text, Field(description="One or two sentences: a model is given them.")] = ""
+    summary: Annotated[Text, Field(description="One or two sentences that a model reads.")] = ""
     detail: Detail = ""
     guide: PatternGuide = Field(default_factory=PatternGuide)
     relations: PatternRelations = Field(default_factory=PatternRelations)
@@ -243,7 +242,7 @@ class PatternChanges(Body):
 
     version: Annotated[
         Version | None,
-        Field(description="That the changes are made to; or say it by `If-Match`."),
+        Field(description="Version to change; may be sent as `If-Match` instead."),
     ] = None
     name: Title | None = None
     content: NewContent | None = None
@@ -272,24 +271,24 @@ class PatternsWanted(Body):
         Field(
             max_length=50,
             description=(
-                "What is known of the task: `task_type`, `domain`, `complexity` (0 to 1), "
+                "Known features of the task: `task_type`, `domain`, `complexity` (0 to 1), "
                 "`tools_required`, `capabilities`, on failure `error_type`, `tool` and "
-                "`failure_signature`, and whatever conditions test. A null is not known."
+                "`failure_signature`, and others that conditions test. Null: unknown."
             ),
         ),
     ] = None
     task: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None,
-        Field(description="In words, instead: what can be read from them is."),
+        Field(description="The task in words instead; its features are read from them."),
     ] = None
     context: Annotated[
         Object,
-        Field(max_length=50, description="Beside `task`: features, which go before those read."),
+        Field(max_length=50, description="Features that override those read from `task`."),
     ] = Field(default_factory=dict)
     category: CategoryName | None = None
-    failure_signature: Annotated[Term | None, Field(description="Of what failed.")] = None
-    k: Annotated[int, Field(ge=1, le=50, description="How many."), WHOLE] = 5
-    explain: Annotated[bool, Field(description="Say what each score is the sum of.")] = False
+    failure_signature: Annotated[Term | None, Field(description="Signature of the failure.")] = None
+    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of patterns."), WHOLE] = 5
+    explain: Annotated[bool, Field(description="Return the terms of each score.")] = False
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -305,24 +304,24 @@ class NewApplication(Body):
         json_schema_extra={"examples": [{"good": True, "features": {"domain": "billing"}}]}
     )
 
-    good: Annotated[bool, Field(description="Whether it went well.")]
+    good: Annotated[bool, Field(description="True if it went well.")]
     version: Annotated[
-        Version | None, Field(description="That was applied; null: the current one.")
+        Version | None, Field(description="Applied version; null: the current one.")
     ] = None
-    at: Annotated[Moment | None, Field(description="When; null: now. Not in the future.")] = None
+    at: Annotated[Moment | None, Field(description="Time, not in the future; null: now.")] = None
     episode_id: Annotated[
-        Id | None, Field(description="What was done, if it is an episode here; it counts once.")
+        Id | None, Field(description="Stored episode of the application, if any; it counts once.")
     ] = None
-    followed: Annotated[bool | None, Field(description="Whether it was done as it says.")] = None
+    followed: Annotated[bool | None, Field(description="True if the pattern was followed.")] = None
     baseline_rate: Annotated[
         float | None,
         Field(
             ge=0.01,
             le=0.99,
-            description="How often such tasks go well without it; null: as far as known here.",
+            description="Success rate of such tasks without the pattern; null: estimated here.",
         ),
     ] = None
-    features: Annotated[Object, Field(max_length=50, description="Of the task.")] = Field(
+    features: Annotated[Object, Field(max_length=50, description="Features of the task.")] = Field(
         default_factory=dict
     )
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
@@ -343,4 +342,6 @@ class Deprecation(Body):
 class PatternsToMerge(Body):
     """Equivalent patterns to merge."""
 
-    ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="Of one category.")]
+    ids: Annotated[
+        list[Id], Field(min_length=2, max_length=20, description="Patterns of one category.")
+    ]

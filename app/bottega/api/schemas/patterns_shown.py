@@ -35,28 +35,31 @@ class PatternBaseline(Answer):
 
     name: Annotated[str, Field(description="`like_tasks`, `controls`, `given` or `unknown`.")]
     rate: float
-    n: Annotated[int, Field(description="Of how many tasks.")]
+    n: Annotated[int, Field(description="Number of tasks.")]
 
 
 class PatternEvidence(Answer):
     """The evidence for and against a pattern."""
 
     mined_from: Annotated[
-        list[UUID], Field(description="Episodes that it was found in; they never count for it.")
+        list[UUID],
+        Field(description="Episodes that it was found in; they are no evidence for it."),
     ]
-    supporting: Annotated[list[UUID], Field(description="The latest that went well with it.")]
-    contrary: Annotated[list[UUID], Field(description="The latest that did not.")]
-    applications: Annotated[int, Field(description="Of this version, in the time that counts.")]
+    supporting: Annotated[list[UUID], Field(description="Latest episodes that went well with it.")]
+    contrary: Annotated[list[UUID], Field(description="Latest episodes that did not.")]
+    applications: Annotated[
+        int, Field(description="Applications of this version in the time that counts.")
+    ]
     success_rate: float | None
     time_saved_s: float | None
     tokens_saved: float | None
-    uplift: Annotated[float | None, Field(description="Success rate less the baseline.")]
+    uplift: Annotated[float | None, Field(description="Success rate minus the baseline.")]
     confidence: float
     p_value: float | None
     e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
     baseline: PatternBaseline
-    verdict: Annotated[str | None, Field(description="What the last look at it said.")]
-    validated_at: Annotated[datetime | None, Field(description="When that was.")]
+    verdict: Annotated[str | None, Field(description="Result of the last validation.")]
+    validated_at: Annotated[datetime | None, Field(description="Time of the last validation.")]
 
 
 class PatternLifecycle(Answer):
@@ -66,8 +69,8 @@ class PatternLifecycle(Answer):
         StateName,
         Field(
             description=(
-                "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: something speaks against "
-                "it. `DEPRECATED`: kept, and never used again."
+                "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence "
+                "against it. `DEPRECATED`: kept, but never used again."
             )
         ),
     ]
@@ -117,7 +120,7 @@ class Pattern(Answer):
     origin: dict[str, Any]
     trust: Annotated[
         int,
-        Field(description="3: own runs; 2: those that read what is outside, too; 1: somebody."),
+        Field(description="3: own runs; 2: own runs that read outside content; 1: a client."),
     ]
 
 
@@ -137,15 +140,15 @@ class PatternMatch(Answer):
     pattern: Pattern
     score: float
     quality: Annotated[
-        float, Field(description="Share of what is known of the task that the pattern speaks of.")
+        float, Field(description="Share of the task's known features that the pattern tests.")
     ]
-    parts: Annotated[ScoreParts | None, Field(description="If `explain`: the score's terms.")]
+    parts: Annotated[ScoreParts | None, Field(description="Terms of the score, if `explain`.")]
 
 
 class PatternsFound(Answer):
     """The patterns that apply, best first."""
 
-    features: Annotated[dict[str, Any], Field(description="What was known of the task.")]
+    features: Annotated[dict[str, Any], Field(description="Known features of the task.")]
     items: list[PatternMatch]
 
 
@@ -156,8 +159,8 @@ class ApplicationRecorded(Answer):
         bool,
         Field(
             description=(
-                "Whether it counts. What says nothing new does not, nor do episodes that the "
-                "pattern was found in, that were imported, cancelled, set aside or forgotten."
+                "True if it counts. Repetitions do not count, nor do episodes that the pattern "
+                "was found in, or that were imported, cancelled, quarantined or deleted."
             )
         ),
     ]
@@ -185,7 +188,7 @@ class SimilarPattern(Answer):
     """A similar pattern."""
 
     pattern: Pattern
-    likeness: Annotated[float, Field(description="1 is the same.")]
+    likeness: Annotated[float, Field(description="1: identical.")]
 
 
 class SimilarPatterns(Answer):

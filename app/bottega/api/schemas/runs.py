@@ -24,7 +24,7 @@ Status = Literal["queued", "running", "completed", "failed", "timeout", "cancell
 LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
-_USER = "Your own name for your end user, whose memory it is given. Null: its session's."
+_USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
 
 
 def _plain_url(url: str) -> str:
@@ -72,8 +72,8 @@ class NewRun(Body):
         Literal["orchestrated", "dag"],
         Field(
             description=(
-                "`orchestrated`: `agent` calls the others as it sees fit. `dag`: the agents of "
-                "`graph` are all asked, each as soon as those it depends on have answered."
+                "`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of "
+                "`graph` run, each as soon as those it depends on have answered."
             )
         ),
     ] = "orchestrated"
@@ -94,7 +94,7 @@ class NewRun(Body):
         Field(
             gt=0,
             le=604_800,
-            description="Wall time from the first start; null takes the server's default.",
+            description="Seconds from the first start; null takes the server's default.",
         ),
     ] = None
     queue_timeout_s: Annotated[
@@ -103,8 +103,8 @@ class NewRun(Body):
             gt=0,
             le=604_800,
             description=(
-                "How long it may wait for its first start before it ends as `timeout`; null takes "
-                "the server's default."
+                "Seconds that it may wait for its first start before it ends as `timeout`; null "
+                "takes the server's default."
             ),
         ),
     ] = None
@@ -112,8 +112,8 @@ class NewRun(Body):
         Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
         Field(
             description=(
-                "Input and output tokens that its model calls may spend together; once they are "
-                "spent, no further call is made."
+                "Input and output tokens of all model calls together; once they are spent, no "
+                "further call is made."
             ),
         ),
     ] = None
@@ -121,7 +121,7 @@ class NewRun(Body):
         WebhookUrl | None,
         Field(
             description=(
-                "Told when the run has ended, with a signature (Standard Webhooks); a public http "
+                "Gets a signed request (Standard Webhooks) when the run has ended; a public http "
                 "or https address."
             )
         ),
@@ -130,9 +130,9 @@ class NewRun(Body):
         MemoryMode | None,
         Field(
             description=(
-                "`full`: it is given what earlier runs taught, and is remembered itself; `read`: "
-                "only the first; `off`: neither. Null takes the server's default. Its agent (in a "
-                "DAG all of them) may be stricter, and the stricter counts."
+                "`full`: retrieve memory of earlier runs, and store an episode of this one; "
+                "`read`: only retrieve; `off`: neither. Null takes the server's default. A "
+                "stricter setting of its agent (in a DAG, of any agent) takes precedence."
             )
         ),
     ] = None
@@ -169,7 +169,10 @@ class Retry(Body):
 
     from_: Annotated[
         Literal["start", "last_step"],
-        Field(alias="from", description="`last_step` keeps what was done well."),
+        Field(
+            alias="from",
+            description="`start`: from the beginning; `last_step`: after the last successful step.",
+        ),
     ] = "start"
 
 
@@ -213,7 +216,7 @@ class Webhook(Answer):
     tries: int
     answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
     error: Annotated[str | None, Field(description="Why the last try failed.")]
-    next_at: Annotated[datetime | None, Field(description="Of the next try, if there is one.")]
+    next_at: Annotated[datetime | None, Field(description="Time of the next try, if there is one.")]
     ended_at: datetime | None
 
 
@@ -222,11 +225,13 @@ class Usage(Answer):
 
     input: int
     output: int
-    cached: Annotated[int, Field(description="The part of the input that the server had already.")]
-    reasoning: Annotated[int, Field(description="The part of the output that the model thought.")]
+    cached: Annotated[int, Field(description="Part of the input that the server had in its cache.")]
+    reasoning: Annotated[
+        int, Field(description="Part of the output that the model spent on reasoning.")
+    ]
     estimated: Annotated[
         bool,
-        Field(description="A server did not report some of it: we counted 4 bytes as a token."),
+        Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),
     ]
 
 
@@ -255,17 +260,14 @@ class RunSummary(Answer):
     timeout_s: float
     queue_timeout_s: float
     token_budget: int | None
-    memory: Annotated[MemoryMode, Field(description="What it may do with memory, all told.")]
+    memory: Annotated[MemoryMode, Field(description="Effective use of memory.")]
     metadata: Metadata
-    webhook: Annotated[Webhook | None, Field(description="Null: nobody asked to be told.")]
-    retry_of: Annotated[UUID | None, Field(description="The run that this one does again.")]
+    webhook: Annotated[Webhook | None, Field(description="Null: none was requested.")]
+    retry_of: Annotated[UUID | None, Field(description="The run that this one repeats.")]
     learning: Annotated[
         LearningStatus | None,
         Field(
-            description=(
-                "Of what is learned from it after its end; null: it is not over, or left no "
-                "episode."
-            )
+            description="Status of learning from the run; null: it is not over, or left no episode."
         ),
     ]
     created_at: datetime
@@ -278,7 +280,7 @@ class Run(RunSummary):
 
     input: str | list[InputMessage]
     output: Annotated[
-        Any, Field(description="The answer, or what there is of one if the run failed; else null.")
+        Any, Field(description="The answer, or a part of it if the run failed; else null.")
     ]
 
 
@@ -294,31 +296,29 @@ class Task(Answer):
         Literal["sync", "async"],
         Field(
             description=(
-                "`sync`: its caller waits for it, as do the nodes of a DAG. `async`: it was "
+                "`sync`: its caller waits for it; nodes of a DAG are `sync` too. `async`: it was "
                 "dispatched, and runs beside its parent."
             )
         ),
     ]
-    priority: Annotated[int | None, Field(description="Of a dispatched task: 1 goes first.")]
+    priority: Annotated[int | None, Field(description="Only of a dispatched task; 1 goes first.")]
     timeout_ms: Annotated[
         int | None,
-        Field(description="Of a dispatched task: how long it may run once it has begun."),
+        Field(description="Only of a dispatched task: limit on its running time."),
     ]
     attempt: Annotated[
-        int | None, Field(description="Of a dispatched task: how often it was taken up.")
+        int | None, Field(description="Only of a dispatched task: number of its starts.")
     ]
     output: str | None
     error: Failure | None
     usage: AgentUsage | None
     duration_ms: Annotated[
-        int | None, Field(description="Of a dispatched task that is over: how long it ran.")
+        int | None, Field(description="Only of a dispatched task that is over: its running time.")
     ]
-    metadata: Annotated[
-        dict[str, Any] | None, Field(description="What its parent's model noted with it.")
-    ]
+    metadata: Annotated[dict[str, Any] | None, Field(description="Notes of its parent's model.")]
     created_at: datetime
     started_at: Annotated[
-        datetime | None, Field(description="Null: it waits, or was cancelled while it did.")
+        datetime | None, Field(description="Null: it waits, or was cancelled while waiting.")
     ]
     ended_at: datetime | None
 
@@ -356,7 +356,7 @@ class RunNode(Answer):
 class ContextItem(Answer):
     """An answer that an agent received from another agent."""
 
-    seq: Annotated[int, Field(description="Of the event that says so.")]
+    seq: Annotated[int, Field(description="Number of its event.")]
     task_id: UUID | None
     source: str
     version: int
@@ -365,7 +365,7 @@ class ContextItem(Answer):
     )
     policy: str | None = None
     score: Annotated[
-        float | None, Field(description="Recalled: nearness to the query, -1 to 1.")
+        float | None, Field(description="Only if recalled: similarity to the query, -1 to 1.")
     ] = None
     content: str
 

@@ -57,15 +57,17 @@ class NewSchedule(Body):
         AfterValidator(_zone),
         Field(
             description=(
-                "Whose clocks count, by its IANA name. A time that the clocks skip in spring comes "
-                "after the gap; one that they show twice in autumn counts once, unless the "
-                "expression is for every hour."
+                "IANA name of the time zone. A time that is skipped in spring counts after the "
+                "gap; one that occurs twice in autumn counts once, unless the expression is for "
+                "every hour."
             )
         ),
     ] = "UTC"
     run: Annotated[
         NewRun,
-        Field(description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: the name."),
+        Field(
+            description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: the schedule's name."
+        ),
     ]
     paused: bool = False
 
@@ -92,13 +94,14 @@ class Schedule(Answer):
     timezone: str
     run: Annotated[
         dict[str, Any],
-        Field(description="As it was given; of a webhook's URL without its query string."),
+        Field(description="As stored, but a webhook's URL is without its query string."),
     ]
     paused: bool
     next_at: Annotated[datetime | None, Field(description="The next start; null while paused.")]
-    last_at: Annotated[datetime | None, Field(description="The last start, or try of one.")]
+    last_at: Annotated[datetime | None, Field(description="The last try to start a run.")]
     last_run_id: UUID | None
     last_error: Annotated[
-        Failure | None, Field(description="Why there was no run the last time; null if there was.")
+        Failure | None,
+        Field(description="Reason why the last try started no run; null if it did."),
     ]
     created_at: datetime

@@ -13,7 +13,9 @@ class Session(Answer):
     """A session: memory that several runs share."""
 
     id: str
-    user: Annotated[str | None, Field(description="Of the run that began it; it never changes.")]
+    user: Annotated[
+        str | None, Field(description="User of the session's first run; it never changes.")
+    ]
     created_at: datetime
     updated_at: datetime
 
@@ -41,7 +43,7 @@ class Erased(Answer):
     removed: Annotated[
         dict[str, int],
         Field(
-            description="How many rows, by table.",
+            description="Number of rows by table.",
             examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_events": 31}],
         ),
     ]

@@ -25,7 +25,7 @@ class WebhookSecret(Answer):
     created_at: datetime | None
     expires_at: Annotated[
         datetime | None,
-        Field(description="Until then it signs beside the newer ones; null: until the next one."),
+        Field(description="Until then it signs beside newer ones; null: until the next one."),
     ]
 
 

@@ -16,16 +16,16 @@ class MemorySection(Answer):
 
     name: SectionName
     budget: Annotated[int, Field(description="Tokens, at 4 bytes each.")]
-    tokens: Annotated[int, Field(description="What it takes now.")]
+    tokens: Annotated[int, Field(description="Tokens in use.")]
     content: str
 
 
 class MemoryReference(Answer):
     """An answer of a tool, of a sub-agent or, in a DAG, of an agent."""
 
-    reference: Annotated[str, Field(description="What `recall_memory` is called with.")]
-    name: Annotated[str, Field(description="Of the tool or agent.")]
-    seq: Annotated[int, Field(description="Of the event that has all of it.")]
+    reference: Annotated[str, Field(description="Argument of the tool `recall_memory`.")]
+    name: Annotated[str, Field(description="Name of the tool or agent.")]
+    seq: Annotated[int, Field(description="Number of the event with the whole answer.")]
     tokens: int
     failed: bool
     excerpt: Annotated[str, Field(description="At most 60 tokens of it.")]
@@ -34,7 +34,7 @@ class MemoryReference(Answer):
 class MemoryPrompt(Answer):
     """The last prompt of the run's own agent, if it got less than its whole history."""
 
-    tokens: Annotated[int, Field(description="In all, about.")]
+    tokens: Annotated[int, Field(description="Approximate total.")]
     shrunk: Annotated[int, Field(description="Answers shortened to a summary and a reference.")]
     left: Annotated[int, Field(description="Messages left out, which can be recalled.")]
 
@@ -49,8 +49,8 @@ class WorkingMemory(Answer):
     variables: Annotated[
         dict[ScopeName, dict[str, Any]], Field(description="By scope, then by name.")
     ]
-    results: Annotated[int, Field(description="How many references there are: m1, m2 and so on.")]
+    results: Annotated[int, Field(description="Number of references: m1, m2 and so on.")]
     references: Annotated[list[MemoryReference], Field(description="The newest 50, newest first.")]
     prompt: Annotated[
-        MemoryPrompt | None, Field(description="Null: it was given its whole history.")
+        MemoryPrompt | None, Field(description="Null: the prompt had the whole history.")
     ]
