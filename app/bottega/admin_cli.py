@@ -15,7 +15,7 @@ from rich.text import Text
 from bottega.terminal import console, database, run, start
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
-tenants = typer.Typer(no_args_is_help=True, help="Who shares this server.")
+tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")
 
 TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
 """Pattern of tenant names: single ``-`` only, so that a variable can name a tenant's secret."""
@@ -52,13 +52,15 @@ def _expires(text: str | None) -> datetime | timedelta | None:
 
 @keys.command("create")
 def create_key(
-    tenant: Annotated[str, typer.Option(callback=_tenant, help="Its name; made if missing.")],
-    scope: Annotated[Literal["read", "run", "admin"], typer.Option(help="What it is good for.")],
+    tenant: Annotated[
+        str, typer.Option(callback=_tenant, help="Name of the tenant, which is made if missing.")
+    ],
+    scope: Annotated[Literal["read", "run", "admin"], typer.Option(help="Scope of the key.")],
     name: Annotated[
-        str, typer.Option(callback=_name, help="What it is for, to know it by later.")
+        str, typer.Option(callback=_name, help="Purpose of the key, as lists show it.")
     ] = "made by the operator",
     expires: Annotated[
-        str | None, typer.Option(help="When it ends to be good: 90d, 12h, 30m, or an ISO date.")
+        str | None, typer.Option(help="End of its validity: 90d, 12h, 30m, or an ISO date.")
     ] = None,
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
@@ -70,7 +72,7 @@ def create_key(
         made = operator.create_key(url, tenant, name=name, scope=scope, expires=until)
         row, key = run(made)
     end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
-    console.print(f"A key of {tenant} with the scope {scope}, good {end}:", highlight=False)
+    console.print(f"A key of {tenant} with the scope {scope}, valid {end}:", highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 
@@ -134,7 +136,7 @@ def delete_tenant(
     from bottega.tenants import operator
 
     if not yes:
-        typer.confirm(f"Delete everything of {name}, for good?", abort=True, err=True)
+        typer.confirm(f"Permanently delete everything of {name}?", abort=True, err=True)
     with database(settings) as url:
         removed = run(operator.delete_tenant(url, name))
     table = Table("table", "rows removed")

@@ -98,9 +98,9 @@ def migrate() -> None:
 def demo(
     keep: Annotated[bool, typer.Option(help="Leave the server up afterwards.")] = False,
     port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
-    scenario: Annotated[ScenarioName, typer.Option(help="Which team.")] = "software",
+    scenario: Annotated[ScenarioName, typer.Option(help="The team to run.")] = "software",
     task: Annotated[
-        str | None, typer.Option(help="What the team is to do, instead of the scenario's.")
+        str | None, typer.Option(help="Task of the team, instead of the scenario's own.")
     ] = None,
 ) -> None:
     """Run a team and watch it live.
@@ -114,7 +114,7 @@ def demo(
 
     chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
     if task is not None and scenario == "learning":
-        raise InvalidInputError("the tasks of the scenario learning are its own: leave out --task")
+        raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
         _announce_model(settings)
         status = run(session.run(settings, url, chosen, keep=keep))

@@ -252,4 +252,4 @@ async def test_the_command_asks_first_and_knows_whom(database_url: str) -> None:
         command_line, "tenants", "delete", "default", DATABASE_URL=database_url
     )
     assert status == 1  # nobody is there to answer
-    assert "for good" in errors
+    assert "Permanently delete" in errors
