@@ -87,7 +87,6 @@ class _Calls:
         await self._one(index)
 
     async def _one(self, index: int) -> None:
-        """Execute one call with its hooks."""
         asked = call = self.calls[index]
         query = self.query
         hooks = query.agent.hooks
@@ -196,10 +195,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:
-    """Return true if a tool's error must end the query.
-
-    Such errors are a lost run, a bug in a hook, and errors that ended a sub-agent's query.
-    """
+    """Return true for errors that end the query: lost run, bug in a hook, failed sub-query."""
     return isinstance(tool, SubAgentWrapper) or isinstance(
         error, FencedError | HookContractError | HistoryError
     )
@@ -209,8 +205,7 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
     """Return, per call of a message, the indexes of the calls that must end before it starts.
 
     A sub-agent waits for its ancestors in the graph. A stateful one also waits for the previous
-    call to itself, so that its history grows in the order of the calls. Costs O(n²) in the number
-    of different tools, not of calls.
+    call to itself, so that its history grows in the order of the calls.
     """
     places: dict[SubAgentWrapper, list[int]] = {}
     for index, tool in enumerate(tools):
@@ -235,7 +230,6 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
 
 
 def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
-    """Return true if the graph has a path from one sub-agent to another."""
     graph, agent_id = then.agent.memory_graph, then.agent.agent_id
     return (
         graph is not None
@@ -268,7 +262,6 @@ async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel the tasks; return when all are done."""
     for task in tasks:
         task.cancel()
     while running := [task for task in tasks if not task.done()]:

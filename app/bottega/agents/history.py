@@ -49,8 +49,7 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
         start: first index to check; older messages were checked before.
 
     Raises:
-        HistoryError: a call without its answer, or an answer without its call. Only code that
-            edits the history can cause this.
+        HistoryError: a call without an answer, or an answer without a call.
     """
     open_calls: list[str] = []
     for index in range(start, len(history)):

@@ -93,7 +93,7 @@ class QueryLoop:
         return response
 
     async def _closed(self, response: AssistantResponse) -> AssistantResponse:
-        """Close the query's scope, and add the usage of its tasks to the response."""
+        """Close the query's scope; its tasks' usage counts too."""
         if self.query.scope is None:
             return response
         await self.query.scope.close()

@@ -171,10 +171,7 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """An answer to tool calls; ``content`` is the text for the model.
-
-    The loop appends one message per result, in the order of the calls.
-    """
+    """An answer to a tool call; ``content`` is the text for the model. One message per result."""
 
     role: Literal["tool"] = "tool"
     tool_results: tuple[ToolResult, ...] = ()
@@ -212,8 +209,5 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """True if a run or task with this response counts as completed.
-
-        That is a success, or partial text at ``max_iterations``.
-        """
+        """True if its run or task is completed: success, or partial text at ``max_iterations``."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))

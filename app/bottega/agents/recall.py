@@ -106,7 +106,6 @@ class Recall:
         return recalled
 
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
-        """Return the cosine of each item with ``text``."""
         # Shielded: other queries may wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         [wanted] = await self._embed([text])

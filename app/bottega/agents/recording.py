@@ -33,10 +33,7 @@ Path = tuple[tuple[int, int], ...]
 
 
 def task_id_at(root: UUID, path: Path) -> UUID:
-    """Return the id of the query at a path below ``root``; the same on every replay.
-
-    Each level of the path is a UUIDv5 of (parent, model call, index).
-    """
+    """Return the id of the query at a path: per level a UUIDv5 of (parent, model call, index)."""
     for call, index in path:
         root = uuid5(root, f"{call}:{index}")
     return root
@@ -166,16 +163,13 @@ class Recorder:
         return await execute()
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        """Record the direct predecessors' publications put into the history, in this order."""
+        """Record the predecessors' publications put into the history, in this order."""
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
         """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the sources of shared memory in an earlier attempt; ``None``: no such attempt.
-
-        The query gets the same publications again, even expired ones.
-        """
+        """Return the sources that an earlier attempt read, to read again; ``None``: no attempt."""
         return None
 
     def version_of(self, query: Query) -> int | None:

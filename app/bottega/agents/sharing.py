@@ -68,8 +68,7 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    Ignores case, full-width and look-alike letters, and characters in between: a model might read
-    such text as the mark.
+    Ignores case, variants and look-alikes of letters, and characters in between.
     """
     plain = content
     if not plain.isascii():
@@ -95,8 +94,7 @@ async def publish_answer(
 
     Args:
         before: the history before the query.
-        withheld: messages of the query to leave out: rejected drafts, and the answer itself, which
-            is published as ``content``.
+        withheld: messages of the query to leave out: rejected drafts, and the answer itself.
     """
     agent = query.agent
     graph, agent_id = agent.memory_graph, agent.agent_id

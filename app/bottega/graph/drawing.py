@@ -146,7 +146,6 @@ def _empty() -> str:
 
 
 def _description(names: Sequence[str], edges: int, versions: Mapping[int, int]) -> str:
-    """Describe the drawing as text: the order and the publications."""
     order = ", ".join(names)
     done = ", ".join(f"{names[index]} (version {v})" for index, v in versions.items())
     return f"Agents: {len(names)}, edges: {edges}. Order: {order}. Published: {done or 'none yet'}."
@@ -355,7 +354,6 @@ def _shortened(name: str) -> str:
 
 
 def _box_size(lines: Sequence[str], sources: int) -> tuple[float, float]:
-    """Return width and height of a box with this label and number of incoming edges."""
     across, above = _PADDING
     width = max(map(text_width, lines)) + 2 * across
     height = max(len(lines) * _LINE_HEIGHT, min(sources, 32) * 5.0) + 2 * above

@@ -202,10 +202,7 @@ class _Part:
         return between + (self._height(upper) + self._height(lower)) / 2
 
     def _links(self) -> dict[tuple[int, int], float]:
-        """Return the linked items of adjacent layers, each with the offset for a level line.
-
-        The offset says how much lower the right item must be.
-        """
+        """Return linked items of adjacent layers, and how much lower the right one should be."""
         links: dict[tuple[int, int], float] = {}
         for (source, _, kind), way in self.ways.items():
             if self.tracks.isdisjoint(way):

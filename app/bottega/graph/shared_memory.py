@@ -98,9 +98,7 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Let ``dst`` read the publications of ``src``.
-
-        Adds missing nodes. Replaces the policy of an existing edge.
+        """Let ``dst`` read from ``src``; add missing nodes, replace an existing edge's policy.
 
         Raises:
             CycleError: the edge would close a cycle; nothing was added.
@@ -152,11 +150,7 @@ class SharedMemoryGraph:
         return found
 
     def edge_policy(self, src: str, dst: str) -> PropagationPolicy:
-        """Return the policy of an edge.
-
-        Raises:
-            KeyError: no such edge.
-        """
+        """Return the policy of an edge; raise ``KeyError`` if there is no such edge."""
         policy: PropagationPolicy = self._graph.succ[src][dst]["policy"]
         return policy
 
@@ -268,9 +262,7 @@ class SharedMemoryGraph:
             node.put(None, self.ttl_s)
 
     def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
-        """Return the publications of the direct predecessors, in topological order. O(in-degree).
-
-        An unknown id gives ``[]``.
+        """Return the direct predecessors' publications, in topological order. O(in-degree).
 
         Args:
             only: sources to read, even if expired; ``None``: all that have not expired.

@@ -16,7 +16,6 @@ from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
 
 ANONYMOUS = "subagent"
-"""Name of an anonymous sub-agent."""
 DEFAULT_INSTRUCTIONS = (
     "You carry out one task for another agent, which reads your answer and nothing else of you. "
     "Answer with what it asked for, complete and to the point."

@@ -17,7 +17,7 @@ class SubagentLimits:
         max_depth: levels of nested tasks.
         gc_ttl: time that a finished task stays after its parent has read it.
         tenant_max_concurrent: tasks of one tenant that hold a slot; ``None``: no limit.
-        tenant_max_queued: tasks of one tenant that wait; ``None``: half of ``max_queue_size``.
+        tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
     """
 
     max_concurrent: int = 5

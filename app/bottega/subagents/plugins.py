@@ -212,11 +212,7 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
 
 
 def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
-    """Check that metadata is small enough JSON; return a deep copy.
-
-    Raises:
-        ValueError: the metadata is not JSON, or too large.
-    """
+    """Check that metadata is JSON of at most ``MAX_METADATA`` characters; return a deep copy."""
     try:
         encoded = json.dumps(value, allow_nan=False)
     except (TypeError, RecursionError) as error:

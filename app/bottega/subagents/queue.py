@@ -232,7 +232,6 @@ class TakeQueue:
         return self._tenants[tenant].taken if tenant in self._tenants else 0
 
     def holding_of(self, parent: Hashable) -> int:
-        """Count a parent's entries that are taken and not released."""
         return self._parents[parent].taken if parent in self._parents else 0
 
     def position(self, entry: Entry, now: float) -> int:
@@ -254,7 +253,6 @@ class TakeQueue:
         return ahead
 
     def _better(self, entry: Entry, now: float) -> int:
-        """Count the ready entries of the same run that go before an entry."""
         parent = self._parents[entry.parent]
         run = parent.run
         ahead = 0

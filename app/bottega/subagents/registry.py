@@ -95,8 +95,7 @@ class SubagentRegistry:
             place: (model call, index of the tool call) of the dispatch.
 
         Raises:
-            SubagentRefusedError: a limit, a budget or a breaker refuses the task; the subclass
-                says which.
+            SubagentRefusedError: a limit, a budget or a breaker refuses the task (per subclass).
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
@@ -113,10 +112,7 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, past: Past, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Rebuild a task from before a crash, as it ended or else queued.
-
-        Checks no limits and emits no event for its status.
-        """
+        """Rebuild a task from before a crash, as it ended or queued; no limits, no events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
         breakers = breaker_keys(parent, past.params)
@@ -283,10 +279,7 @@ class SubagentRegistry:
     # Ending
 
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
-        """Cancel a task and all tasks below it; return true if it had not ended. Idempotent.
-
-        The tasks below get the reason ``parent-cancelled:{reason}``.
-        """
+        """Cancel a task and, as ``parent-cancelled:{reason}``, all below; return false if over."""
         handle = self._handles.get(task_id)
         if handle is None or handle.status.is_final:
             return False
@@ -307,10 +300,7 @@ class SubagentRegistry:
             self._parents.pop(parent.parent_id, None)
 
     def discard(self, parents: Iterable[Parent]) -> None:
-        """Forget parents and their tasks.
-
-        Suspends the tasks that have not ended: they get no final state and no slot.
-        """
+        """Forget parents and their tasks; unfinished tasks are suspended without a final state."""
         for parent in parents:
             parent.ended = True
             for child in list(parent.children.values()):
@@ -370,10 +360,7 @@ class SubagentRegistry:
         self._collector.look()
 
     def collect(self) -> int:
-        """Remove finished tasks, and end orphans and overdue tasks; return the number removed.
-
-        The only operation that visits all tasks.
-        """
+        """Remove finished tasks, end orphans and overdue ones; return the number removed. O(n)."""
         return self._collector.collect()
 
     def remove(self, handle: SubagentHandle) -> None:

@@ -99,10 +99,7 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """Count the tenant's ready tasks that go before a task.
-
-        For a task that is not ready: all waiting entries of the tenant.
-        """
+        """Count the tenant's waiting tasks that go before a task; all, if the task is not ready."""
         if handle.entry is None:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())
@@ -370,10 +367,9 @@ class SubagentScheduler:
     # The pool's size
 
     def _resize(self) -> bool:
-        """Resize the pool if its load asks for it; return true if it changed.
+        """Resize the pool by its load; return true if it changed.
 
-        Call it after free slots are assigned: otherwise the end of many tasks at once would look
-        like a low load.
+        Call it after free slots are assigned, or many tasks that end at once look like a low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

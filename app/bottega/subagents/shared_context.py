@@ -149,7 +149,6 @@ class SharedContext:
         return tuple(self._folders)
 
     def list(self, folder: str) -> list[str]:
-        """Return the paths in a folder, sorted."""
         return self._folders[folder].list() if folder in self._folders else []
 
     def restore(self, path: str, content: str) -> None:

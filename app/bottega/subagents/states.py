@@ -38,8 +38,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
     """Check that a move is legal.
 
     Raises:
-        IllegalTransition: the move is illegal; so is any move from a final state, and ``old`` to
-            ``old``.
+        IllegalTransition: the move is illegal, as any move from a final state or to ``old``.
     """
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none: it is final"

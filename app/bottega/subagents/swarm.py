@@ -111,13 +111,12 @@ class Swarm:
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def files_of(self, task_id: UUID) -> VirtualFileSystem:
-        """Return the private files of a query; create an empty file system if it has none."""
+        """Return a query's private files; create them at the first call."""
         if task_id not in self._files:
             self._files[task_id] = self.context.private_files()
         return self._files[task_id]
 
     def forget_files(self, task_id: UUID) -> None:
-        """Delete the private files of a finished query."""
         if files := self._files.pop(task_id, None):
             files.clear()
 
@@ -183,7 +182,6 @@ class Swarm:
 
 
 def context_of(parent: Parent) -> PluginContext:
-    """Return the plugins' view of a dispatching query."""
     return PluginContext(
         run_id=parent.run_id,
         tenant_id=parent.tenant_id,

@@ -85,18 +85,13 @@ class AsyncSubagents:
         self.limits = limits
 
     def scope(self) -> tuple[CurrentCall, QueryScope]:
-        """Return the running tool call and the scope of its query.
-
-        Raises:
-            InvalidInputError: no tool call of an agent is running.
-        """
+        """Return the running tool call and the scope of its query."""
         call = current_call.get()
         if call is None:
             raise InvalidInputError("this tool works only within an agent's query")
         return call, scope_of(call.query, self.registry)
 
     def workspace(self) -> Workspace:
-        """Return the files of the query of the running tool call."""
         return self.scope()[1].workspace
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
