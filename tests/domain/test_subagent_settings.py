@@ -56,5 +56,5 @@ def test_what_does_not_fit_together_is_refused(
     lower: str, upper: str, given: dict[str, float]
 ) -> None:
     lower, upper = (f"BOTTEGA_SUBAGENT_{name.upper()}" for name in (lower, upper))
-    with pytest.raises(ValidationError, match=f"{lower} is [0-9.]+, which is more than {upper}"):
+    with pytest.raises(ValidationError, match=f"{lower} is [0-9.]+, more than {upper}"):
         Settings(_env_file=None, **given)  # type: ignore[arg-type]

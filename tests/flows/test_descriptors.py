@@ -135,5 +135,5 @@ def test_a_trusted_proxy_is_an_address_or_a_network() -> None:
         "10.0.0.0/8",
         "::1",
     ]
-    with pytest.raises(ValidationError, match="no address or CIDR"):
+    with pytest.raises(ValidationError, match="not an address or CIDR"):
         Settings(_env_file=None, trusted_proxies="proxy.example")

@@ -55,7 +55,7 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         SecretStr | None,
         Field(
             validation_alias="DATABASE_URL",
-            description="PostgreSQL of your own (URL or key=value form). Unset: embedded.",
+            description="URL or key=value form of your own PostgreSQL. Unset: the embedded one.",
         ),
     ] = None
     openai_api_key: Annotated[
@@ -68,85 +68,97 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     ] = None
     data_dir: Annotated[
         Path | None,
-        Field(description="Folder of the embedded database. Unset: the platform's own place."),
+        Field(description="Folder of the embedded database. Unset: the platform's data folder."),
     ] = None
-    host: Annotated[str, Field(description="Address the API listens on.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="Port of the API; 0 picks one.")] = 8400
+    host: Annotated[str, Field(description="Address that the API listens on.")] = "127.0.0.1"
+    port: Annotated[
+        int, Field(ge=0, le=65535, description="Port of the API; 0 picks a free one.")
+    ] = 8400
     bootstrap_key: Annotated[
         SecretStr | None,
-        Field(description="Key that `bottega migrate` stores: admin of the tenant default."),
+        Field(description="Admin key of the tenant default; `bottega migrate` stores it."),
     ] = None
-    model: Annotated[str, Field(description="Model of agents that name none.")] = "gpt-5-mini"
+    model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
     model_api: Annotated[
         Literal["chat_completions", "responses"],
-        Field(description="Which API of the model's server agents speak that do not say."),
+        Field(description="Default API of agents' models."),
     ] = "chat_completions"
     model_timeout_s: Annotated[
-        float, Field(gt=0, description="Longest silence on a model's stream, in seconds.")
+        float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
     ] = 120.0
     model_patience_s: Annotated[
         float,
         Field(
             ge=0,
             le=604800,
-            description="Seconds that a run waits for a model that is down, from a call's first "
-            "failure; 0: not at all. Agents may have their own.",
+            description="Seconds from a call's first failure for which a run waits for a model "
+            "that is down; 0: no wait. Agents may set their own.",
         ),
     ] = 600.0
     demo_latency_ms: Annotated[
-        float, Field(ge=0, le=60_000, description="How long the demo model takes to answer.")
+        float, Field(ge=0, le=60_000, description="Milliseconds before the demo model answers.")
     ] = 250.0
     worker_concurrency: Annotated[
-        int, Field(ge=2, le=1000, description="Runs that one worker process executes at a time.")
+        int, Field(ge=2, le=1000, description="Concurrent runs of one worker process.")
     ] = 50
     takeover_s: Annotated[
         float,
-        Field(ge=1, le=300, description="Seconds until a dead worker's runs are taken up."),
+        Field(
+            ge=1,
+            le=300,
+            description="Seconds until another worker takes over a dead worker's runs.",
+        ),
     ] = 15.0
     drain_grace_s: Annotated[
         float,
-        Field(ge=0, le=600, description="Seconds that runs get to end when a worker stops."),
+        Field(ge=0, le=600, description="Seconds for runs to end when their worker stops."),
     ] = 5.0
     max_crashes: Annotated[
-        int, Field(ge=1, le=100, description="A run whose worker died so often ends as failed.")
+        int, Field(ge=1, le=100, description="Crashes of its workers after which a run fails.")
     ] = 5
     run_timeout_s: Annotated[
         float, Field(gt=0, le=604800, description="Default time limit of a run, in seconds.")
     ] = 3600.0
     queue_timeout_s: Annotated[
         float,
-        Field(gt=0, le=604800, description="How long a run may wait for a worker, in seconds."),
+        Field(
+            gt=0, le=604800, description="Longest time that a run waits for a worker, in seconds."
+        ),
     ] = 86_400.0
     webhook_secret: Annotated[
         SecretStr | None,
         Field(
             description=(
-                "Signs the default tenant's webhooks until it makes a secret of its own: whsec_ "
-                "and base64 of 24 to 64 bytes."
+                "Signs the default tenant's webhooks until it creates its own secret: "
+                "whsec_ and base64 of 24 to 64 bytes."
             )
         ),
     ] = None
     heartbeat_s: Annotated[
         float,
-        Field(gt=0, le=300, description="Longest silence on a stream of events, in seconds."),
+        Field(gt=0, le=300, description="Longest silence on an event stream, in seconds."),
     ] = 15.0
     slow_reader_s: Annotated[
         float,
-        Field(gt=0, le=300, description="Who reads nothing of an answer for so long is dropped."),
+        Field(
+            gt=0,
+            le=300,
+            description="Seconds after which a client that reads nothing is disconnected.",
+        ),
     ] = 10.0
     concurrent_runs: Annotated[
         int,
-        Field(ge=1, le=10_000, description="Runs of a tenant under way at a time; others wait."),
+        Field(ge=1, le=10_000, description="Concurrent runs of a tenant; others wait."),
     ] = 100
     queued_runs: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Runs of a tenant that may wait beyond those."),
+        Field(ge=1, le=1_000_000, description="Waiting runs of a tenant."),
     ] = 10_000
     tokens_per_day: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Tokens of a tenant's runs per day (UTC). Unset: no limit.",
+            description="Tokens per day (UTC) of a tenant's runs. Unset: no limit.",
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -154,14 +166,18 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     ] = 1_048_576
     request_timeout_s: Annotated[
         float,
-        Field(gt=0, le=3600, description="Time for a request's head to arrive, and for its body."),
+        Field(
+            gt=0,
+            le=3600,
+            description="Seconds for a request's head to arrive, and again for its body.",
+        ),
     ] = 20.0
     max_connections: Annotated[
         int,
         Field(
             ge=1,
-            description="Connections of all clients at a time; at most half of the file "
-            "descriptors (ulimit -Hn). A quarter of them for each address.",
+            description="Concurrent connections of all clients; at most half of the file "
+            "descriptors (ulimit -Hn). Each address may have a quarter of them.",
         ),
     ] = 10_000
     trusted_proxies: Annotated[
@@ -169,23 +185,23 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         NoDecode,
         Field(
             default_factory=list,
-            description="Addresses, CIDRs that may have more than a quarter of the connections.",
+            description="Addresses and CIDRs that may have more than a quarter of the connections.",
         ),
     ]
     requests_per_s: Annotated[
         float,
         Field(
             gt=0,
-            description="Requests of a tenant with keys per second, to each API process; "
-            "what two seconds are worth may come at once.",
+            description="Requests per second of a tenant with keys, to each API process. A burst "
+            "may have two seconds' worth.",
         ),
     ] = 100.0
     max_streams: Annotated[
         int,
         Field(
             ge=1,
-            description="Streams, and requests that wait for a run, of a tenant with keys at a "
-            "time, of each API process.",
+            description="Concurrent streams and requests that wait for a run, of a tenant with "
+            "keys, in each API process.",
         ),
     ] = 1000
     cors_origins: Annotated[
@@ -193,7 +209,7 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         NoDecode,
         Field(
             default_factory=list,
-            description="Origins whose web pages may use the API: https://app.example.com",
+            description="Origins whose web pages may use the API, such as https://app.example.com",
         ),
     ]
     egress_allow: Annotated[
@@ -201,11 +217,13 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         NoDecode,
         Field(
             default_factory=list,
-            description="Hosts, addresses, CIDRs that tools may reach though not public.",
+            description="Hosts, addresses and CIDRs that tools may reach although they are not "
+            "public.",
         ),
     ]
     log_level: Annotated[
-        str, Field(pattern="^(debug|info|warning|error)$", description="Least level logged.")
+        str,
+        Field(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged."),
     ] = "info"
 
     @field_validator("egress_allow", "cors_origins", "trusted_proxies", mode="before")
@@ -233,7 +251,7 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
             try:
                 ipaddress.ip_network(entry)
             except ValueError as error:
-                raise ValueError(f"no address or CIDR: {error}") from None
+                raise ValueError(f"not an address or CIDR: {error}") from None
         return entries
 
     @field_validator("cors_origins")
@@ -242,7 +260,7 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         for origin in origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"'{origin}' is no origin: write it as browsers do, scheme://host or "
+                    f"'{origin}' is not an origin: write scheme://host or "
                     "scheme://host:port, in lower case; '*' is not allowed"
                 )
         return origins

@@ -20,64 +20,67 @@ class EpisodeSettings(BaseSettings):
     """A group of :class:`bottega.settings.Settings`."""
 
     memory_candidates: Annotated[
-        int, Field(ge=1, le=1000, description="Episodes that are scored for a query, at least.")
+        int,
+        Field(ge=1, le=1000, description="Least number of episodes that are scored for a query."),
     ] = 20
     memory_vector_deadline_ms: Annotated[
         float,
         Field(
             ge=0,
             le=60_000,
-            description="Longest wait for a query's vector, in ms; after it words alone count. A "
-            "run's start waits 2 s for all of its memory.",
+            description="Longest wait for a query's vector, in ms; after it only words are "
+            "searched. A run's start waits 2 s for all of its memory.",
         ),
     ] = 300.0
     # Weights of the terms of a hit's score; their sum need not be 1.
     memory_similarity: Annotated[
-        _Weight, Field(description="Weight of how near an episode is to the query.")
+        _Weight, Field(description="Weight of an episode's similarity to the query.")
     ] = 0.5
     memory_recency: Annotated[
-        _Weight, Field(description="Weight of how recent it is: exp(-days / recency days).")
+        _Weight, Field(description="Weight of recency: exp(-days / recency days).")
     ] = 0.2
-    memory_success: Annotated[_Weight, Field(description="Weight of its having succeeded.")] = 0.15
+    memory_success: Annotated[_Weight, Field(description="Weight of success.")] = 0.15
     memory_accesses: Annotated[
-        _Weight, Field(description="Weight of how often it is read: min(ln(1 + n) / 10, 1).")
+        _Weight, Field(description="Weight of the number of reads: min(ln(1 + n) / 10, 1).")
     ] = 0.1
     memory_domain: Annotated[
-        _Weight, Field(description="Weight of its being of the domain of the task at hand.")
+        _Weight, Field(description="Weight of the same domain as the task.")
     ] = 0.05
     memory_recency_days: Annotated[
-        float, Field(gt=0, le=36_500, description="Age at which recency has fallen to 1/e.")
+        float, Field(gt=0, le=36_500, description="Days in which recency falls to 1/e.")
     ] = 30.0
     memory_normalisation: Annotated[
         Normalisation,
         Field(
-            description="How cosines and ranks of words become a similarity from 0 to 1; raw: the "
-            "plain cosine."
+            description="Method that turns cosines and word ranks into a similarity from 0 to 1; "
+            "raw: the plain cosine."
         ),
     ] = ScoringOptions().normalisation
     memory_normalise_recency: Annotated[
-        bool, Field(description="Whether recency goes from 0 to 1 among a query's candidates.")
+        bool, Field(description="Rescale recency to 0 to 1 among a query's candidates.")
     ] = ScoringOptions().normalise_recency
     memory_active_days: Annotated[
-        _Days, Field(description="Age from which an episode is mature: those alike become one.")
+        _Days,
+        Field(description="Days until an episode is mature; similar mature ones are consolidated."),
     ] = 30.0
     memory_mature_days: Annotated[
-        _Days, Field(description="Age from which it is aged: its trace moves to the object store.")
+        _Days,
+        Field(description="Days until an episode is aged; its trace moves to the object store."),
     ] = 180.0
     memory_aged_days: Annotated[
-        _Days, Field(description="Age from which it is archived: read by its id only.")
+        _Days, Field(description="Days until an episode is archived; then it is read only by id.")
     ] = 365.0
     memory_deleted_days: Annotated[
-        _Days, Field(description="How long one that was deleted is kept before it goes for good.")
+        _Days, Field(description="Days that a deleted episode is kept before it is erased.")
     ] = 30.0
     memory_aged_cosine: Annotated[
-        _Cosine, Field(description="How near an aged episode must be to be found.")
+        _Cosine, Field(description="Least cosine at which an aged episode is found.")
     ] = 0.8
     memory_consolidate_cosine: Annotated[
-        _Cosine, Field(description="How near episodes must be, each to each, to become one.")
+        _Cosine, Field(description="Least cosine of any two consolidated episodes.")
     ] = 0.95
     memory_consolidate_days: Annotated[
-        _Days, Field(description="Within how many days those that become one have ended.")
+        _Days, Field(description="Days within which consolidated episodes have ended.")
     ] = 7.0
 
     memory_tend_every_s: Annotated[
@@ -85,8 +88,8 @@ class EpisodeSettings(BaseSettings):
         Field(
             ge=1,
             le=10 * 86_400,
-            description="How often a tenant's episodes are looked after: what is old moves on, "
-            "what is alike becomes one, what was deleted goes.",
+            description="Seconds between two maintenances of a tenant's episodes: ageing, "
+            "consolidation, erasure of deleted ones.",
         ),
     ] = 3600.0
 

@@ -22,46 +22,51 @@ class LearningSettings(BaseSettings):
         Field(
             min_length=1,
             max_length=200,
-            description="Model that analyses goals and reflects on runs. Unset: rules do, and no "
-            "run makes a call more.",
+            description="Model that analyses goals and reflects on runs. Unset: rules do, "
+            "without model calls.",
         ),
     ] = None
     memory_cron: Annotated[
         str,
-        Field(description="When memory is looked through (cron, in UTC); a missed time counts."),
+        Field(
+            description="Schedule of memory maintenance (cron, in UTC); a missed time is made up."
+        ),
     ] = "0 3 * * *"
     learning_trial_share: Annotated[
         _Share,
-        Field(description="Share of the runs a candidate applies to that are given it."),
+        Field(description="Share of applicable runs that are given a candidate."),
     ] = _ByDefault.trial_share
     learning_withheld_share: Annotated[
         _Share,
-        Field(description="Share of the runs a validated pattern applies to that are not."),
+        Field(description="Share of applicable runs from which a validated pattern is withheld."),
     ] = _ByDefault.withheld_share
     learning_min_applications: Annotated[
-        int, Field(ge=1, le=1000, description="Applications below which nothing is said.")
+        int, Field(ge=1, le=1000, description="Least number of applications for a verdict.")
     ] = _ByDefault.min_applications
     learning_min_rate: Annotated[
-        _Share, Field(description="Share of its applications that must have gone well.")
+        _Share, Field(description="Least success rate of a pattern's applications.")
     ] = _ByDefault.min_rate
     learning_significance: Annotated[
-        float, Field(gt=0, lt=1, description="p-value that the verdict asks for.")
+        float, Field(gt=0, lt=1, description="p-value that a positive verdict requires.")
     ] = _ByDefault.significance
     learning_min_confidence: Annotated[
-        _Share, Field(description="Confidence that the verdict asks for.")
+        _Share, Field(description="Confidence that a positive verdict requires.")
     ] = _ByDefault.min_confidence
     learning_promotion_e: Annotated[
         float, Field(ge=1, le=1e9, description="e-value from which a candidate is promoted.")
     ] = _ByDefault.promotion_e
     learning_fdr: Annotated[
         float,
-        Field(gt=0, lt=1, description="False discovery rate of the set that a report names."),
+        Field(gt=0, lt=1, description="False discovery rate of the set of patterns in a report."),
     ] = _ByDefault.fdr
     learning_fdr_required: Annotated[
-        bool, Field(description="Whether only patterns of that set are promoted.")
+        bool, Field(description="Promote only patterns of that set.")
     ] = _ByDefault.fdr_required
     learning_evidence_days: Annotated[
-        float, Field(gt=0, le=36_500, description="How far back the verdict looks.")
+        float,
+        Field(
+            gt=0, le=36_500, description="Age of the oldest evidence that a verdict uses, in days."
+        ),
     ] = _ByDefault.evidence_days
     learning_decline_p: Annotated[
         float, Field(gt=0, lt=1, description="p-value below which a pattern is reviewed.")

@@ -12,15 +12,15 @@ class MemorySettings(BaseSettings):
     memory: Annotated[
         Literal["off", "read", "full"],
         Field(
-            description="What runs may do with memory: nothing, be given what earlier runs taught, "
-            "or add to it too. Runs and agents may ask for less."
+            description="Use of memory by runs. off: none; read: retrieve from earlier runs; "
+            "full: also learn. Runs and agents may set less."
         ),
     ] = "full"
     shared_memory: Annotated[
         bool,
         Field(
-            description="Whether agents with memory_scope tenant are given episodes of all "
-            "sessions, never those of another user. Off: they are given what user gives."
+            description="Let agents with memory_scope tenant retrieve episodes of all sessions, "
+            "but not of another user. Off: they retrieve as with memory_scope user."
         ),
     ] = False
     memory_prompt_tokens: Annotated[
@@ -28,7 +28,8 @@ class MemorySettings(BaseSettings):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="Tokens (of 4 bytes) of a root agent's prompt; beyond, old results shrink.",
+            description="Tokens (of 4 bytes) of a root agent's prompt above which old results "
+            "are shortened.",
         ),
     ] = 20_000
     memory_inline_bytes: Annotated[
@@ -36,13 +37,13 @@ class MemorySettings(BaseSettings):
         Field(
             ge=1024,
             le=1_000_000,
-            description="Traces and texts of an episode beyond this move to the object store.",
+            description="Bytes above which an episode's traces and texts move to the object store.",
         ),
     ] = 16_384
     objects_url: Annotated[
         str | None,
         Field(
-            description="Object store of long bodies: s3://bucket/prefix, gs://…, az://…, "
+            description="Object store of large bodies: s3://bucket/prefix, gs://…, az://…, "
             "file:///folder. Unset: a folder in the data folder."
         ),
     ] = None
@@ -50,7 +51,8 @@ class MemorySettings(BaseSettings):
         SecretStr | None,
         Field(
             validation_alias="REDIS_URL",
-            description="Redis that keeps hot episodes for all processes. Unset: each by itself.",
+            description="Redis that caches hot episodes for all processes. Unset: one cache per "
+            "process.",
         ),
     ] = None
     embedding_model: Annotated[
@@ -59,7 +61,7 @@ class MemorySettings(BaseSettings):
             min_length=1,
             max_length=200,
             description="Model that makes vectors of episodes and queries. Unset: the built-in "
-            "embedder, which knows spelling, not meaning.",
+            "embedder, which compares spelling, not meaning.",
         ),
     ] = None
     embedding_base_url: Annotated[

@@ -19,63 +19,61 @@ class SubagentSettings(BaseSettings):
 
     # An agent's own limits may lower the limits of one parent.
     subagent_max_concurrent: Annotated[
-        _Count, Field(description="Tasks of one parent that run at a time; others wait.")
+        _Count, Field(description="Concurrent tasks of one parent; others wait.")
     ] = 5
-    subagent_max_queued: Annotated[
-        _Count, Field(description="Tasks of one parent that may wait beyond those.")
-    ] = 20
+    subagent_max_queued: Annotated[_Count, Field(description="Waiting tasks of one parent.")] = 20
     subagent_max_total_tokens: Annotated[
         int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
     ] = 500_000
     subagent_max_concurrent_global: Annotated[
-        _Count, Field(description="Tasks of a worker process that run at a time.")
+        _Count, Field(description="Concurrent tasks of a worker process.")
     ] = 50
     subagent_max_queue_size: Annotated[
-        _Count, Field(description="Tasks of a worker process that may wait.")
+        _Count, Field(description="Waiting tasks of a worker process.")
     ] = 100
     subagent_max_depth: Annotated[
-        int, Field(ge=1, le=20, description="How many tasks may stand one below the other.")
+        int, Field(ge=1, le=20, description="Largest depth of nested tasks.")
     ] = 3
     subagent_default_timeout: Annotated[
-        _Seconds, Field(description="Seconds that a task may run which asks for no other time.")
+        _Seconds, Field(description="Default time limit of a task, in seconds.")
     ] = 300.0
     subagent_max_timeout: Annotated[
-        _Seconds, Field(description="Seconds that a task may run at most.")
+        _Seconds, Field(description="Largest time limit of a task, in seconds.")
     ] = 600.0
     subagent_max_steps_per_subagent: Annotated[
-        int, Field(ge=1, le=1000, description="Model calls of one task, at most.")
+        int, Field(ge=1, le=1000, description="Largest number of model calls of one task.")
     ] = 20
     subagent_gc_ttl: Annotated[
         float, Field(ge=0, le=86_400, description="Seconds that a finished, read task is kept.")
     ] = 60.0
     subagent_gc_interval: Annotated[
-        _Seconds, Field(description="Seconds between two looks for tasks to be forgotten.")
+        _Seconds, Field(description="Seconds between two searches for tasks to remove.")
     ] = 30.0
     subagent_tenant_max_concurrent: Annotated[
         _Count | None,
-        Field(description="Tasks of a tenant per worker that run at a time. Unset: the pool's."),
+        Field(description="Concurrent tasks of a tenant per worker. Unset: the pool's limit."),
     ] = None
     subagent_tenant_max_queued: Annotated[
         _Count | None,
-        Field(description="Tasks of a tenant per worker that may wait. Unset: half the queue."),
+        Field(description="Waiting tasks of a tenant per worker. Unset: half the queue."),
     ] = None
     subagent_min_workers: Annotated[
-        _Count, Field(description="Slots for tasks in a worker process, at least.")
+        _Count, Field(description="Least number of task slots in a worker process.")
     ] = 50
     subagent_max_workers: Annotated[
-        _Count, Field(description="Slots for tasks in a worker process, at most.")
+        _Count, Field(description="Largest number of task slots in a worker process.")
     ] = 50
     subagent_scale_up_threshold: Annotated[
-        _Share, Field(description="With a larger share of its slots busy, the pool grows.")
+        _Share, Field(description="Share of busy slots above which the pool grows.")
     ] = 0.8
     subagent_scale_down_threshold: Annotated[
-        _Share, Field(description="With a smaller share of its slots busy, the pool shrinks.")
+        _Share, Field(description="Share of busy slots below which the pool shrinks.")
     ] = 0.3
     subagent_resize_cooldown: Annotated[
-        _Seconds, Field(description="Seconds between two resizes of the pool, at least.")
+        _Seconds, Field(description="Least time between two resizes of the pool, in seconds.")
     ] = 10.0
     subagent_ageing_interval: Annotated[
-        _Seconds, Field(description="Seconds in which a waiting task gains one priority.")
+        _Seconds, Field(description="Seconds after which a waiting task's priority rises by one.")
     ] = 5.0
     subagent_failure_threshold: Annotated[
         _Count,
@@ -85,7 +83,7 @@ class SubagentSettings(BaseSettings):
         ),
     ] = 5
     subagent_monitor_window: Annotated[
-        _Seconds, Field(description="Seconds within which those tasks count.")
+        _Seconds, Field(description="Seconds within which those tasks are counted.")
     ] = 60.0
     subagent_reset_timeout: Annotated[
         _Seconds, Field(description="Seconds until an open breaker lets one task through.")
@@ -99,8 +97,8 @@ class SubagentSettings(BaseSettings):
         ):
             if getattr(self, least) > getattr(self, most):
                 raise ValueError(
-                    f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, which is more than "
-                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it, or raise that"
+                    f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, more than "
+                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it or raise that"
                 )
         return self
 
