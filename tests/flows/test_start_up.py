@@ -35,7 +35,7 @@ async def test_a_pooler_that_ignores_start_up_parameters_is_refused(
     login_only = ("user", "database").__contains__
     async with ignoring(database_url, lambda name: not login_only(name)) as url:
         error = await refused(*arguments, DATABASE_URL=url)
-    assert "acts as the role postgres, and should act as bottega_app" in error
+    assert "its role is postgres instead of bottega_app" in error
 
 
 async def test_a_pooler_that_ignores_the_limits_of_tenants_is_refused(database_url: str) -> None:
@@ -46,7 +46,7 @@ async def test_a_pooler_that_ignores_the_limits_of_tenants_is_refused(database_u
 
 async def test_the_operator_s_commands_are_refused_there_too(database_url: str) -> None:
     async with ignoring(database_url, "role".__eq__) as url:
-        with pytest.raises(Exception, match="should act as bottega_system"):
+        with pytest.raises(Exception, match="instead of bottega_system"):
             await operator.list_keys(url)
 
 
@@ -61,9 +61,9 @@ async def test_a_later_session_without_its_start_up_parameters_is_not_used(
     ):
         async with database.pool.acquire():
             ignored = True
-            with pytest.raises(Exception, match="should act as bottega_app"):
+            with pytest.raises(Exception, match="instead of bottega_app"):
                 await database.pool.fetchval("SELECT 1")
-        with pytest.raises(Exception, match="should act as bottega_app"):
+        with pytest.raises(Exception, match="instead of bottega_app"):
             async with database.begin(DEFAULT_TENANT):
                 pass
 

@@ -137,7 +137,7 @@ async def test_the_dimension_stays_what_it_was(model: FakeModel, embedder: OpenA
     model.script_vectors(vectors([1.0, 0.0]), vectors([1.0, 0.0, 0.0]))
     await embedder.embed(["a"])
 
-    with pytest.raises(ModelError, match="of 3 numbers, after some of 2"):
+    with pytest.raises(ModelError, match="of 3 numbers, after vectors of 2"):
         await embedder.embed(["b"])
 
 

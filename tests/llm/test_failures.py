@@ -129,7 +129,7 @@ async def test_patience_ends_with_a_last_try_and_after_a_bounded_number_of_them(
     assert (caught.value.code, caught.value.last_code) == (
         "model_unavailable", "model_rate_limited",
     )  # fmt: skip
-    assert "gets more requests than it allows" in caught.value.detail
+    assert "received more requests than it allows" in caught.value.detail
     assert asking.time == pytest.approx(600.0)
     assert asking.slept[-1] <= 15.0
     assert len(asking.slept) == len(asking.failed) <= 48

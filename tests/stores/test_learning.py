@@ -145,7 +145,7 @@ async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
         )
         assert row["status"] == ("pending" if number < MOST_TRIES else "failed")
         assert row["tries"] == number
-        assert "out of order" in row["error"] or "503" in row["error"]
+        assert "is down" in row["error"] or "503" in row["error"]
         pauses.append(row["s"])
         assert await reflections(owner) == {}
         await make_due(owner)

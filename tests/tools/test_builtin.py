@@ -158,7 +158,7 @@ async def test_a_redirect_is_told_and_judged_like_any_address(
 async def test_addresses_inside_are_an_error_the_model_can_read() -> None:
     tool = made("http_get")
     assert "not a public address (loopback)" in await error_of(tool, url="http://127.0.0.1/")
-    assert "only URLs of the form" in await error_of(tool, url="file:///etc/passwd")
+    assert "must have the form" in await error_of(tool, url="file:///etc/passwd")
 
 
 # read_shared_memory

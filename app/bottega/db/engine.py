@@ -222,13 +222,13 @@ async def connect(
         ) from None
     except asyncpg.InsufficientPrivilegeError:
         raise UnavailableError(
-            f"this login may not act as the role {role}: give it to the login in DATABASE_URL "
+            f"this login may not act as the role {role}: grant it to the login in DATABASE_URL "
             f"(GRANT {role} TO …), or use the login that migrated the database",
             code="database_unavailable",
         ) from None
     except (ValueError, asyncpg.InterfaceError) as error:
         raise InvalidInputError(
-            f"DATABASE_URL is not understood ({type(error).__name__}): check its port and options"
+            f"DATABASE_URL is not valid ({type(error).__name__}): check its port and options"
         ) from None
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise UnavailableError(
@@ -265,11 +265,11 @@ async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str
             raise
         kept = f" with the settings {', '.join(settings)}" if settings else ""
         raise UnavailableError(
-            f"a session in DATABASE_URL did not take its start-up parameters: it acts as the role "
-            f"{error.args[0]}, and should act as {role}{kept}. "
-            "Something on the way ignores them, such as PgBouncer with ignore_startup_parameters. "
+            f"a session of DATABASE_URL ignored its start-up parameters: its role is "
+            f"{error.args[0]} instead of {role}{kept}. "
+            "A proxy may drop them, such as PgBouncer with ignore_startup_parameters. "
             "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
-            "itself",
+            "directly",
             code="startup_parameters_ignored",
         ) from None
 

@@ -46,8 +46,8 @@ def normalised(content: dict[str, Any]) -> dict[str, Any]:
     added = [{"agent": name, "ttl_s": None} for name in ends if name not in known]
     if len(names) + len(added) > MOST_NODES:
         raise InvalidInputError(
-            f"the graph has {len(names) + len(added)} nodes with those that only edges name, and "
-            f"{MOST_NODES} at most: leave some out",
+            f"the graph has {len(names) + len(added)} nodes, with those that only edges name; "
+            f"the maximum is {MOST_NODES}: leave some out",
             pointer="/edges",
         )
     to_graph(content)

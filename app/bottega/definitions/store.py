@@ -82,7 +82,7 @@ async def create(
     )
     if version is None:
         raise ConflictError(
-            f"{kind.noun} '{name}' exists already: PUT makes a new version of it", code="exists"
+            f"{kind.noun} '{name}' already exists: PUT stores a new version", code="exists"
         )
     if version == 1:
         await _refuse_excess(connection, kind, tenant_id)
@@ -195,7 +195,7 @@ async def _explain_none(
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
         f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
-        "read it again and repeat the change on what you find"
+        "read it again and repeat the change"
     )
 
 
@@ -297,8 +297,8 @@ async def _store_version(
 ) -> Definition:
     if number > MOST_VERSIONS:
         raise ConflictError(
-            f"{kind.noun} '{name}' has {MOST_VERSIONS} versions, and no more can be kept: store it "
-            "under another name",
+            f"{kind.noun} '{name}' has {MOST_VERSIONS} versions, the maximum: store it under "
+            "another name",
             code="too_many",
         )
     created_at = await connection.scalar(
@@ -315,8 +315,7 @@ async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUI
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
-            f"there are {MOST_NAMES} names of {kind.noun}s already, and no more can be kept: use "
-            "those again that were deleted",
+            f"there are {MOST_NAMES} names of {kind.noun}s, the maximum: use deleted names again",
             code="too_many",
         )
 

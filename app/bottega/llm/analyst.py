@@ -111,7 +111,7 @@ class ModelAnalyst:
             first = error.errors(include_url=False, include_input=False)[0]
             where = "/".join(map(str, first["loc"]))
             raise ModelError(
-                f"the model {self._model} did not answer in the form that it was asked for "
+                f"the model {self._model} did not answer in the required form "
                 f"({where or 'whole'}: {first['msg']})",
                 code="model_bad_response",
             ) from None

@@ -78,13 +78,13 @@ class AnswerBuilder(ABC):
     def add(self, event: Any) -> str:
         """Take one decoded event, or the complete answer of a server that does not stream."""
         if not isinstance(event, dict):
-            raise self._report.broken("a chunk was no JSON object")
+            raise self._report.broken("a chunk was not a JSON object")
         if event.get("error") or "error" in (event.get("object"), event.get("type")):
             raise self._report.failed_in_stream(event)
         try:
             return self._add(event)
         except (AttributeError, TypeError, LookupError):
-            raise self._report.broken("a chunk had a shape that was not expected") from None
+            raise self._report.broken("a chunk had an unexpected form") from None
 
     def finish(self, now: datetime, new_id: Callable[[], str]) -> AssistantMessage:
         """Build the message.
@@ -97,20 +97,22 @@ class AnswerBuilder(ABC):
         """
         reason = self._finish_reason
         if reason is None:
-            raise self._report.broken("the stream ended without saying why")
+            raise self._report.broken("the stream ended without a finish reason")
         if reason in _BROKEN:
-            raise self._report.broken("it says it stopped for an error")
+            raise self._report.broken("the finish reason is an error")
         text = "".join(self._text)
         self._refuse_excess(text)
         calls = self._tool_calls(new_id)
         if reason == "tool_calls" and not text and not calls:
-            raise self._report.broken("tool calls were announced, but none came")
+            raise self._report.broken("tool calls were announced, but none arrived")
         metadata: dict[str, Any] = {"finish_reason": reason}
         if self._refused:
             metadata["refusal"] = True
         state = self._state(calls)
         if len(encode_json(state)) > MAX_CHARACTERS:
-            raise self._report.no_completion(f"more than {MAX_CHARACTERS} bytes beside its text")
+            raise self._report.no_completion(
+                f"more than {MAX_CHARACTERS} bytes of reasoning and other fields"
+            )
         return AssistantMessage(
             content=text,
             tool_calls=calls,
@@ -191,7 +193,7 @@ class AnswerBuilder(ABC):
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise self._report.broken("a chunk was no JSON") from None
+            raise self._report.broken("a chunk was not JSON") from None
 
 
 def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:

@@ -112,8 +112,8 @@ class Door:
             )
         except OpenAIError:
             raise InvalidInputError(
-                "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; a "
-                f"server that wants none takes any text, such as '{NO_KEY}'",
+                "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; if the "
+                f"server needs none, use any text, such as '{NO_KEY}'",
                 code="model_unauthorized",
             ) from None
 
@@ -131,7 +131,7 @@ def _checked_key(api_key: str | None) -> str | None:
     key = api_key.strip() if api_key is not None else None
     if key and not (key.isascii() and key.isprintable()):
         raise InvalidInputError(
-            "the API key holds characters that no key has; copy it again",
+            "the API key contains invalid characters; copy it again",
             code="model_unauthorized",
         )
     return key
@@ -140,9 +140,7 @@ def _checked_key(api_key: str | None) -> str | None:
 def _address(url: httpx2.URL) -> str:
     """Return the URL without credentials and query."""
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidInputError(
-            "OPENAI_BASE_URL is no http(s) address; it looks like https://host/v1"
-        )
+        raise InvalidInputError("OPENAI_BASE_URL must be an http(s) URL such as https://host/v1")
     port = f":{url.port}" if url.port else ""
     host = f"[{url.host}]" if ":" in url.host else url.host
     return f"{url.scheme}://{host}{port}{url.path.rstrip('/')}"

@@ -59,14 +59,14 @@ _ADVICE = {
     "model_forbidden": "does not allow this key to do that; check its permissions",
     "model_not_found": "does not know this model or address; check the model's name and "
     "OPENAI_BASE_URL (most end in /v1)",
-    "model_bad_request": "cannot carry out the request as it is",
+    "model_bad_request": "rejected the request",
     "model_context_too_long": "got more text than the model can read; shorten the conversation",
-    "model_filtered": "withheld the answer by its content filter; rephrase the request",
+    "model_filtered": "blocked the answer by its content filter; rephrase the request",
     "model_quota_exhausted": "has no quota left for this key; check plan and billing",
-    "model_rate_limited": "gets more requests than it allows; lower the concurrency",
+    "model_rate_limited": "received more requests than it allows; lower the concurrency",
     "model_timeout": "took too long",
-    "model_unavailable": "is out of order or overloaded",
-    "model_bad_response": "answered with something that is no answer of a model; check "
+    "model_unavailable": "is down or overloaded",
+    "model_bad_response": "sent a response that is not a model's answer; check "
     "OPENAI_BASE_URL (most end in /v1)",
 }
 
@@ -128,7 +128,7 @@ class Reporter:
     def interrupted(self, error: BaseException) -> ModelError:
         """Make the error of a connection that failed during the answer."""
         if is_timeout(error):
-            return self._error("model_timeout", "silence in the middle of its answer", None)
+            return self._error("model_timeout", "no data during its answer", None)
         return self.broken(f"the connection failed ({_kind(error)})")
 
     def no_completion(self, what: str) -> ModelError:

@@ -138,7 +138,7 @@ class OpenAIEmbedder:
         if unknown and len(self._under_way) >= _MOST_WAITING:
             # A caller that was cancelled leaves its call behind: limit the calls of a hung server.
             raise ModelError(
-                f"{len(self._under_way)} texts wait for the model '{self.model}' already",
+                f"{len(self._under_way)} texts wait for the model '{self.model}', the maximum",
                 code="model_unavailable",
                 retryable=True,
             )
@@ -234,14 +234,14 @@ class OpenAIEmbedder:
         dimension = vectors.shape[1]
         if dimension > LARGEST_DIMENSION:
             return ModelError(
-                f"the model '{self.model}' makes vectors of {dimension} numbers, and "
-                f"{LARGEST_DIMENSION} are the most that can be searched: choose another model in "
+                f"the model '{self.model}' makes vectors of {dimension} numbers, but only "
+                f"{LARGEST_DIMENSION} can be searched: choose another model in "
                 "BOTTEGA_EMBEDDING_MODEL, or one that takes `dimensions`",
                 code="model_bad_response",
             )
         if self._learned and dimension != self._dimension:
             return self._report.no_completion(
-                f"vectors of {dimension} numbers, after some of {self._dimension}"
+                f"vectors of {dimension} numbers, after vectors of {self._dimension}"
             )
         self._dimension, self._learned = dimension, True
         return vectors
@@ -264,7 +264,7 @@ def read_vectors(body: bytes, count: int) -> Vectors:
         raise ValueError(f"{len(data)} vectors for {count} texts")
     places = [item.get("index", place) for place, item in enumerate(data)]
     if any(type(place) is not int for place in places) or sorted(places) != list(range(count)):
-        raise ValueError("vectors whose indices are not those of the texts")
+        raise ValueError("vectors with wrong indices")
     rows = [np.empty(0, np.float64)] * count
     for place, item in zip(places, data, strict=True):
         rows[place] = _numbers(item.get("embedding"))
@@ -284,11 +284,11 @@ def _numbers(embedding: Any) -> NDArray[np.float64]:
         data = b64decode(embedding, validate=True)
         return np.frombuffer(data, np.dtype("<f4")).astype(np.float64)
     if not isinstance(embedding, list) or any(type(n) not in (int, float) for n in embedding):
-        raise ValueError("a vector that is no list of numbers")
+        raise ValueError("a vector that is not a list of numbers")
     try:
         return np.array(embedding, np.float64)
     except OverflowError:
-        raise ValueError("a vector with a number beyond all bounds") from None
+        raise ValueError("a vector with a number that is too large") from None
 
 
 async def _whole(response: httpx2.Response) -> bytes:

@@ -81,7 +81,7 @@ async def create(
     live = select(func.count()).where(_keys.tenant_id == tenant_id, _keys.revoked_at.is_(None))
     if (await tx.scalar(live) or 0) >= MOST_KEYS:
         raise ConflictError(
-            f"a tenant has {MOST_KEYS} keys at most: revoke those that nobody uses",
+            f"a tenant can have at most {MOST_KEYS} keys: revoke unused ones",
             code="too_many_keys",
         )
     prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"

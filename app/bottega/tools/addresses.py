@@ -108,7 +108,7 @@ def host_address(host: str) -> Address | None:
     if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
         raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
     if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
-        raise InvalidInputError(f"'{host[:100]}' is no host name")
+        raise InvalidInputError(f"'{host[:100]}' is not a valid host name")
     return None
 
 
@@ -140,12 +140,12 @@ class AllowList:
                 continue
             except ValueError as error:
                 if "/" in text:
-                    raise InvalidInputError(f"'{entry}' is no CIDR block: {error}") from None
+                    raise InvalidInputError(f"'{entry}' is not a CIDR block: {error}") from None
             try:
                 host_address(text)
             except InvalidInputError:
                 raise InvalidInputError(
-                    f"'{entry}' is no host, address or CIDR block such as 10.1.0.0/16"
+                    f"'{entry}' is not a host, address or CIDR block such as 10.1.0.0/16"
                 ) from None
             names.add(text.removesuffix("."))
         return cls(frozenset(names), tuple(networks))

@@ -77,15 +77,15 @@ def checked_url(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url[: _LONGEST_URL + 1])
     except httpx2.InvalidURL as error:
-        raise EgressRefusedError(f"this is no URL: {error}") from None
+        raise EgressRefusedError(f"this is not a valid URL: {error}") from None
     if len(url) > _LONGEST_URL:
         raise EgressRefusedError(f"the URL is longer than {_LONGEST_URL} characters")
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise EgressRefusedError("only URLs of the form http(s)://host/path can be requested")
+        raise EgressRefusedError("the URL must have the form http(s)://host/path")
     if parsed.userinfo:
         raise EgressRefusedError("a URL must not hold a user name or password")
     if parsed.port is not None and not 0 < parsed.port < 65536:
-        raise EgressRefusedError(f"{parsed.port} is no port")
+        raise EgressRefusedError(f"{parsed.port} is not a valid port")
     address_in(parsed.raw_host.decode("ascii"))
     return parsed.copy_with(fragment=None)
 
@@ -240,7 +240,7 @@ def _explained(error: Exception, host: str, timeout_s: float) -> EgressError:
     if (tls := _tls_reason(error)) is not None:
         return EgressError(f"no secure connection to {host}: {tls}", code="egress_tls")
     if isinstance(error, httpcore2.RemoteProtocolError):
-        return EgressError(f"what {host} answered is no valid HTTP", code="egress_bad_answer")
+        return EgressError(f"the answer of {host} is not valid HTTP", code="egress_bad_answer")
     if isinstance(error, httpx2.DecodingError):
         return EgressError(
             f"the answer of {host} has an encoding that cannot be read", code="egress_bad_answer"

@@ -62,8 +62,8 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
     reason = why_refused(address)
     if reason is not None and not allowed.has_address(address):
         raise EgressRefusedError(
-            f"{host} is not a public address ({reason}), and no other may be requested unless "
-            "the operator of this server allows it in BOTTEGA_EGRESS_ALLOW"
+            f"{host} is not a public address ({reason}): only the operator of this server can "
+            "allow it, in BOTTEGA_EGRESS_ALLOW"
         )
 
 

@@ -37,12 +37,12 @@ def check_header(name: str, value: str) -> None:
         InvalidInputError: names the field, never its value.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidInputError(f"{name[:100]!r} is no name of a header")
+        raise InvalidInputError(f"{name[:100]!r} is not a valid header name")
     if name.lower() in _OURS or name.lower().startswith("proxy-"):
         raise InvalidInputError(f"the header {name} cannot be set")
     if len(value) > _LONGEST_VALUE or not _VALUE.fullmatch(value):
         raise InvalidInputError(
-            f"the value of the header {name} must be printable ASCII, without line breaks and "
+            f"the value of the header {name} must be printable ASCII without "
             f"blanks at its ends, of at most {_LONGEST_VALUE} characters"
         )
 

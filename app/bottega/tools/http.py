@@ -45,7 +45,7 @@ _IN_QUERY = ("GET", "DELETE")
 
 
 class SecretHeader(BaseModel):
-    """The value of a header, by reference: only the operator's settings hold it."""
+    """Reference to a header's value in the operator's settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,8 +53,8 @@ class SecretHeader(BaseModel):
         str,
         StringConstraints(pattern=r"^[A-Z](_?[A-Z0-9])*$", max_length=64),
         Field(
-            description="`NAME` is read from BOTTEGA_SECRET_NAME (of a tenant but `default`: "
-            "BOTTEGA_SECRET_TENANT__NAME) and sent as it is."
+            description="`NAME` is read from BOTTEGA_SECRET_NAME (other tenants than `default`: "
+            "BOTTEGA_SECRET_TENANT__NAME) and sent unchanged."
         ),
     ]
 
@@ -62,8 +62,8 @@ class SecretHeader(BaseModel):
 class HttpToolDefinition(BaseModel):
     """A tool that sends an HTTP request.
 
-    Arguments go where the URL has their placeholder; the others to the query (GET, DELETE) or,
-    as a JSON object, to the body.
+    Arguments replace their placeholders in the URL. Others go to the query (GET, DELETE) or, as a
+    JSON object, to the body.
     """
 
     model_config = ConfigDict(
@@ -79,12 +79,12 @@ class HttpToolDefinition(BaseModel):
     name: Annotated[
         str,
         StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"),
-        Field(description="What the model calls it."),
+        Field(description="Name of the tool, for the model."),
     ]
     description: Annotated[
         str,
         StringConstraints(min_length=1, max_length=2000),
-        Field(description="What it is good for: the model reads this."),
+        Field(description="Purpose of the tool, for the model."),
     ]
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     url: Annotated[
@@ -111,8 +111,7 @@ class HttpToolDefinition(BaseModel):
     idempotent: Annotated[
         bool | None,
         Field(
-            description="Whether a call that a crash interrupted may simply be made again; null: "
-            "GET, PUT and DELETE may."
+            description="Repeat a call that a crash interrupted; null: only GET, PUT and DELETE."
         ),
     ] = None
 
@@ -149,11 +148,11 @@ class HttpToolDefinition(BaseModel):
     def _fit_together(self) -> Self:
         template, schema = UrlTemplate.parse(self.url), _schema(self.parameters)
         if unknown := sorted(template.names - schema.names):
-            raise ValueError(f"the URL has placeholders that are no parameters: {unknown}")
+            raise ValueError(f"the URL has placeholders without a parameter: {unknown}")
         if optional := sorted(template.path_names - schema.required):
             raise ValueError(f"parameters in the URL's path must be required: {optional}")
         if self.method in _IN_QUERY and (fixed := (schema.names - template.names) & template.keys):
-            raise ValueError(f"parameters that the URL's query fixes already: {sorted(fixed)}")
+            raise ValueError(f"the URL's query already sets these parameters: {sorted(fixed)}")
         return self
 
     @property

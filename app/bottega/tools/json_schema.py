@@ -125,7 +125,7 @@ def _check_form(schema: Any) -> None:
     try:
         _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
     except jsonschema.SchemaError as error:
-        raise InvalidInputError(f"this is no JSON Schema: {_told(error)}") from None
+        raise InvalidInputError(f"this is not a valid JSON Schema: {_told(error)}") from None
 
 
 def _told(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
@@ -184,7 +184,7 @@ class _Inlined:
     def _spend(self, values: int) -> None:
         self._left -= values
         if self._left < 0 or len(self._open) > MAX_DEPTH:
-            raise InvalidInputError("the schema is too large once its $refs are followed")
+            raise InvalidInputError("the schema is too large with its $refs resolved")
 
     def _target(self, reference: str) -> Schema:
         if not reference.startswith("#/"):
@@ -192,7 +192,7 @@ class _Inlined:
         steps = unquote(reference[2:]).split("/")
         path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
         if path in self._open:
-            raise InvalidInputError(f"$ref '{reference[:100]}' leads back to itself")
+            raise InvalidInputError(f"$ref '{reference[:100]}' refers to itself")
         if path not in self._known:
             self._known[path] = self._found(path)
         self._open.append(path)
@@ -206,7 +206,7 @@ class _Inlined:
         for name in path:
             place = place.get(name) if isinstance(place, dict) else None
         if not isinstance(place, dict | bool):
-            raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' leads to no schema")
+            raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' does not point to a schema")
         _check_form(place)
         return place
 

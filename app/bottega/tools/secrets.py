@@ -75,7 +75,7 @@ def _long_enough(key: str, value: str) -> str:
     scheme, _, credential = value.rpartition(" ")
     if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …
         raise InvalidInputError(
-            f"{key} is shorter than {SHORTEST} characters: so short a text is a part of many "
-            "others, and cannot be kept out of logs and answers. Take a longer secret"
+            f"{key} is shorter than {SHORTEST} characters, too short to be redacted from logs and "
+            "answers: use a longer secret"
         )
     return value

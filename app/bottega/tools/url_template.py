@@ -100,8 +100,8 @@ def _pieces(text: str, allowed: re.Pattern[str]) -> Pieces:
     for fixed in pieces[::2]:
         if not allowed.fullmatch(fixed):
             raise InvalidInputError(
-                f"'{fixed[:60]}' in the URL is neither a placeholder such as {{name}} nor text "
-                "that a URL can hold: percent-encode it"
+                f"'{fixed[:60]}' in the URL is not a placeholder such as {{name}}, and is "
+                "not valid in a URL: percent-encode it"
             )
     return pieces
 
@@ -159,4 +159,4 @@ def _quoted(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError:
-        raise InvalidInputError("lone surrogates (U+D800 to U+DFFF) are no text") from None
+        raise InvalidInputError("lone surrogates (U+D800 to U+DFFF) are not text") from None
