@@ -207,7 +207,7 @@ class SubagentHandle:
     breakers: tuple[BreakerKey, ...] = ()
     held_by: set[BreakerKey] = field(default_factory=set)
     suspended: bool = False
-    # The scheduler's
+    # Set by the scheduler
     entry: Entry | None = None
     timer: asyncio.TimerHandle | None = None
     running: "asyncio.Task[None] | None" = None

@@ -98,7 +98,7 @@ class Swarm:
         self.task_root = task_root or self.run_id
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
-        self._closed: WeakSet[Parent] = WeakSet()  # as long as the registry holds tasks of them
+        self._closed: WeakSet[Parent] = WeakSet()  # kept while the registry has their tasks
         self._told: set[asyncio.Task[None]] = set()
 
     @property
