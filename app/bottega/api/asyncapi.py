@@ -73,8 +73,7 @@ class LiveText(Answer):
     call: int
     attempt: int
     offset: Annotated[
-        int,
-        Field(description="Characters before this text, which replaces everything from there on."),
+        int, Field(description=("Place in characters; it replaces the text from there."))
     ]
     text: str
 

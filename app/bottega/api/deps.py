@@ -85,10 +85,7 @@ async def _transaction(
 
 
 Transaction = Annotated[AsyncConnection, Depends(_transaction, scope="function")]
-"""Transaction of the tenant. It commits *before* the response is sent.
-
-A failed commit is an error response. (FastAPI's default scope commits after the response.)
-"""
+"""Transaction of the tenant, committed *before* the response is sent (FastAPI's default: after)."""
 
 
 async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:

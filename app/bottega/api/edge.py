@@ -172,7 +172,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > MAX_URL_BYTES:
-            detail = f"the URL is longer than the {MAX_URL_BYTES} bytes that this server takes"
+            detail = f"the URL is longer than this server's limit of {MAX_URL_BYTES} bytes"
             self._stop_parsing(problem_response(414, "url_too_long", detail))
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -78,7 +78,7 @@ class EpisodeQuery(PageQuery):
     task_type: Known | None = None
     outcome: Annotated[
         OutcomeName | None,
-        Query(description="Outcome from feedback if there is any, else the run's own."),
+        Query(description="From feedback, else from the run."),
     ] = None
     user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
@@ -246,9 +246,7 @@ async def get(
     service: ServiceDep,
     tenant: Tenant,
     episode_id: EpisodeId,
-    body: Annotated[
-        bool, Query(description="Include the parts that are stored separately.")
-    ] = True,
+    body: Annotated[bool, Query(description="With separately stored parts.")] = True,
 ) -> Any:
     return shown(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
 

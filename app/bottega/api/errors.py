@@ -190,12 +190,11 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         detail = "there is nothing at this path: /docs lists all paths"
     elif error.status_code == 400 and error.detail == "There was an error parsing the body":
         detail = (
-            "the body is not JSON in UTF-8, is nested too deeply, or has a number of too many "
-            "digits"
+            "the body is not JSON in UTF-8, is nested too deeply, or has a number that is too long"
         )
         return problem_response(400, "bad_json", detail)
     elif error.status_code == 413:
-        detail = "the body is larger than this server takes"
+        detail = "the body is longer than this server's limit"
     else:
         detail = str(error.detail)
     code = _CODES.get(error.status_code, "http_error")

@@ -20,10 +20,7 @@ from bottega.clock import monotonic
 from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 
 TURN = "bottega.turn"
-"""Scope extension of a WebSocket: ``await turn()`` waits until the rate limit allows a request.
-
-Missing where there is no limit.
-"""
+"""Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 

@@ -15,7 +15,7 @@ from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
-ReportId = Annotated[UUID, Path(description="The id of the report's job.")]
+ReportId = Annotated[UUID, Path(description="The report's id.")]
 
 
 @router.post(

@@ -112,7 +112,7 @@ async def context(
         "From a stored episode, or from one of another system, which is stored too. Its insights "
         "become candidates of the lowest trust, which runs get on trial. If the episode names a "
         "user or a session, its insights stay with it, since runs of all users share patterns. "
-        "A repetition changes nothing, but stores an `episode` in the body again."
+        "A repetition changes nothing, except that an `episode` in the body is stored again."
     ),
     response_model=Learnt,
     responses={

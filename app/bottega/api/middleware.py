@@ -16,10 +16,9 @@ from bottega.api.errors import problem_response
 
 
 class RefuseLongBody:
-    """Middleware that answers 413 to a body over the limit.
+    """Middleware that answers 413 to a body over the limit (FastAPI's own limit: plain text).
 
-    It checks the declared length, then counts the received bytes. (FastAPI's own limit answers in
-    plain text.)
+    It checks the declared length, then counts the received bytes.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -47,7 +46,7 @@ class RefuseLongBody:
         await self.app(scope, counted, send)
 
     def _refusal(self) -> ASGIApp:
-        detail = f"the body is longer than the {self.max_bytes} bytes that this server takes"
+        detail = f"the body is longer than this server's limit of {self.max_bytes} bytes"
         return problem_response(413, "body_too_large", detail)
 
 

@@ -54,9 +54,7 @@ class Info(Answer):
     openapi_url: str = "/openapi.json"
 
 
-@router.get(
-    "/", operation_id="get_root", summary="Read the service's name and version", response_model=Root
-)
+@router.get("/", operation_id="get_root", summary="Read name and version", response_model=Root)
 async def root() -> Root:
     return Root(version=bottega.__version__)
 

@@ -33,9 +33,9 @@ CLOCK_SKEW = timedelta(minutes=5)
     operation_id="record_pattern_application",
     summary="Report an application of a pattern",
     description=(
-        "For applications outside this server; runs record theirs themselves. Each counts "
-        "against the success rate of such tasks without the pattern (`baseline_rate`): give that "
-        "before you know the outcome."
+        "For applications elsewhere; runs record theirs themselves. It counts against the "
+        "success rate without the pattern (`baseline_rate`): give that before you know the "
+        "outcome."
     ),
     response_model=ApplicationRecorded,
     responses=problems(400, 404, 409, 413, 415),
@@ -99,9 +99,9 @@ def _applied(
     operation_id="validate_pattern",
     summary="Validate a pattern by its applications",
     description=(
-        "Sets the pattern's state by its applications of the last 90 days, unless the operator "
-        "chose otherwise. A candidate is promoted only if its e-value allows it. The nightly "
-        "maintenance does the same for all patterns."
+        "Sets the pattern's state by its applications of the last 90 days (an operator's "
+        "setting). A promotion needs the e-value, too. The nightly maintenance validates all "
+        "patterns."
     ),
     response_model=Validation,
     responses=problems(404),

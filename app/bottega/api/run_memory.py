@@ -56,10 +56,9 @@ async def give_feedback(
     operation_id="get_run_working_memory",
     summary="Read a run's working memory",
     description=(
-        "Computed from the run's log, during the run and after it: the definition and the task "
-        "of its own agent, its progress, and the answers of its tools and sub-agents (in a DAG, "
-        "its agents). Each section keeps within its budget of tokens; references lead to the "
-        "whole answers."
+        "Computed from the run's log, during the run and after it: the definition, task and "
+        "progress of its own agent, and the answers of its tools and sub-agents (in a DAG, its "
+        "agents). Each section keeps within its budget of tokens; all answers have references."
     ),
     response_model=WorkingMemory,
     responses=problems(404),

@@ -68,8 +68,7 @@ class RunQuery(ViewQuery):
             max_length=5,
             description=(
                 "`key:value`, up to five times: only runs with all of these in their metadata. A "
-                "value matches a text, or the number, `true`, `false` or `null` of that "
-                "spelling."
+                "value may be a text, or a number, `true`, `false` or `null`."
             ),
         ),
     ]
@@ -95,9 +94,7 @@ async def check_webhook(
     *,
     pointer: str = "/webhook_url",
 ) -> None:
-    """Refuse a webhook that could never be sent.
-
-    The addresses of its host are checked when it is sent.
+    """Refuse a webhook that could never be sent; its host's addresses are checked when it is.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.

@@ -20,7 +20,7 @@ ByPriority = Annotated[
 ]
 Parked = Annotated[
     int,
-    Field(description="Started tasks without a slot: they wait for other tasks, or for a slot."),
+    Field(description="Started tasks without a slot: they wait for tasks, or for one."),
 ]
 
 
@@ -59,7 +59,7 @@ class Breaker(Answer):
     failures: int
     retry_after_ms: Annotated[
         int | None,
-        Field(description="Only of an open breaker: time until one task is let through."),
+        Field(description="Of an open breaker: time until one task is let through."),
     ] = None
 
 
@@ -80,9 +80,7 @@ class Worker(Answer):
 
     id: UUID
     started_at: datetime
-    seen_at: Annotated[
-        datetime, Field(description="Last heartbeat; there is one every two seconds.")
-    ]
+    seen_at: Annotated[datetime, Field(description="Last heartbeat; one is due every two seconds.")]
     pool: Pool
     tenant: OwnTasks
 

@@ -58,10 +58,10 @@ async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
     operation_id="delete_session",
     summary="Delete a session, its runs and all their data",
     description=(
-        "Deletes its memory, and of each run the log, tasks, publications, webhook and stored "
+        "Deletes its memory, and each run's log, tasks, publications, webhook and stored "
         "responses. A run that is not over is cut off within a second and writes nothing more; "
-        "its streams end (a WebSocket with 4010). A run that names the session again begins a "
-        "new one."
+        "its streams end (a WebSocket with 4010). Its id may be used "
+        "again."
     ),
     response_model=Erased,
     responses=problems(404),

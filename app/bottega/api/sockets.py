@@ -24,7 +24,7 @@ from bottega.tenants.ratelimit import Rate, decide
 SEND = "bottega.send"
 """Scope extension: ``await send(texts)`` sends UTF-8 texts, a frame each."""
 MAY_PING = "bottega.may_ping"
-"""Scope extension: ``may_ping()`` counts a frame of the client as a ping.
+"""Scope extension: ``may_ping()`` counts a client's frame as a ping.
 
 It returns false beyond the limit; then nothing more is read from the client.
 """
@@ -40,8 +40,7 @@ _NO_HANDSHAKE = "bad_handshake", "this is not a valid WebSocket handshake"
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """WebSocket protocol with ``drop(code, reason)``, ``send(texts)`` and ``may_ping()`` in the
-    scope."""
+    """WebSocket protocol with ``drop()``, ``send()`` and ``may_ping()`` in the scope."""
 
     _paid_at = 0.0
     _deaf = False
@@ -66,8 +65,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # uvicorn takes a refusal for no answer and logs an error. Prevent that, also where
-            # the client has gone.
+            # uvicorn takes a refusal, or a client that has gone, for a missing answer, and would
+            # log an error.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 
@@ -154,10 +153,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if its client does not read.
-
-        The application sends a close frame to clients that read.
-        """
+        """Abort the connection if its client does not read; the application closes the others."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:

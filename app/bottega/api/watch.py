@@ -26,9 +26,7 @@ class WatchQuery(BaseModel):
     ] = 0
     agents: Annotated[
         Annotated[str, StringConstraints(pattern=_NAMES, max_length=4000)] | None,
-        Query(
-            description=f"Only events of these agents: names separated by commas, at most {_MOST}."
-        ),
+        Query(description=f"Only events of these agents: names with commas, at most {_MOST}."),
     ] = None
     types: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None,

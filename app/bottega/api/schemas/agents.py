@@ -156,7 +156,7 @@ class SemanticRecall(Body):
 
 
 class ToolRule(Body):
-    """A tool that the model must call before its answer counts."""
+    """A rule: the model must call a tool before its answer counts."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
@@ -224,7 +224,7 @@ class AgentContent(Body):
         list[ToolRule],
         Field(
             max_length=50,
-            description="Rules for answers; one that breaks a rule goes back to the model.",
+            description="An answer that breaks a rule goes back to the model.",
         ),
     ] = Field(default_factory=list)
     exit_on_success: Annotated[
@@ -323,7 +323,7 @@ class AgentSummary(Answer):
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
     metadata: Metadata
-    created_at: Annotated[datetime, Field(description="When this version was stored.")]
+    created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 
 
 class Agent(AgentSummary):

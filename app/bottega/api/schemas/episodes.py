@@ -264,9 +264,7 @@ class SimilarFailures(EpisodeReader):
 class EpisodeOrigin(Answer):
     """The source of an episode."""
 
-    principal: Annotated[str | None, Field(description="Caller that started or imported it.")] = (
-        None
-    )
+    principal: Annotated[str | None, Field(description="Caller that ran or imported it.")] = None
     run: UUID | None = None
     tool: str | None = None
 

@@ -10,7 +10,7 @@ from bottega.definitions.graphs import MOST_NODES
 
 Seconds = Annotated[
     float,
-    Field(gt=0, le=31_536_000, description="Seconds after which a publication is no longer read."),
+    Field(gt=0, le=31_536_000, description="Seconds until a publication expires."),
 ]
 
 
@@ -81,7 +81,7 @@ class GraphSummary(Answer):
     name: str
     version: int
     ttl_s: float | None
-    created_at: Annotated[datetime, Field(description="When this version was stored.")]
+    created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 
 
 class Graph(GraphSummary):

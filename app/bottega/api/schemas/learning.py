@@ -61,9 +61,8 @@ class RunApplication(Answer):
         Literal["used", "trial", "withheld", "control", "reported"],
         Field(
             description=(
-                "`used`: validated, given. `trial`: candidate, given. `withheld`: validated, "
-                "withheld at random. `control`: candidate, withheld at random. `reported`: "
-                "reported by a client."
+                "`used`: validated, given. `trial`: candidate, given. `withheld`: validated, not "
+                "given. `control`: candidate, not given. `reported`: by a client."
             )
         ),
     ]
@@ -90,15 +89,11 @@ class RunLearning(Answer):
     ]
     tries: Annotated[int, Field(description="Tries since learning was last requested.")]
     error: Annotated[str | None, Field(description="Error of the last try.")]
-    next_at: Annotated[
-        datetime | None, Field(description="Time of the next try; null: there is none.")
-    ]
+    next_at: Annotated[datetime | None, Field(description="Time of the next try, if any.")]
     updated_at: datetime | None
     by: Annotated[
         str | None,
-        Field(
-            description="Author of the reflection: `rules`, or a model; null: there is none yet."
-        ),
+        Field(description="Author of the reflection: `rules`, or a model; null: none yet."),
     ]
     insights: list[Any]
     patterns: Annotated[list[Any], Field(description="Successful behaviour of the run.")]

@@ -58,9 +58,7 @@ class ContextQuery(EpisodeReader):
         EpisodeFailure | None,
         Field(description="An error; only patterns about failures are found then."),
     ] = None
-    k: Annotated[
-        int, Field(ge=1, le=50, description="Maximum number of results of each kind."), WHOLE
-    ] = 5
+    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of each kind."), WHOLE] = 5
 
 
 class KnownPattern(Answer):
@@ -71,9 +69,7 @@ class KnownPattern(Answer):
     name: str
     category: str
     state: str
-    trust: Annotated[
-        int, Field(description="3: own runs; 2: own runs that read outside content; 1: a client.")
-    ]
+    trust: Annotated[int, Field(description="3: own runs; 2: read outside content; 1: a client.")]
     summary: str
     uses: Annotated[list[str], Field(description="Tools and agents that the pattern names.")]
     confidence: float
@@ -86,22 +82,16 @@ class MatchedPattern(Answer):
 
     pattern: KnownPattern
     score: float
-    quality: Annotated[
-        float, Field(description="Share of the task's known features that the pattern tests.")
-    ]
+    quality: Annotated[float, Field(description="Share of the task's features that it tests.")]
 
 
 class Insight(Answer):
     """An insight from episodes of a domain."""
 
     text: str
-    times: Annotated[
-        int, Field(description="Number of such episodes among the domain's latest 200.")
-    ]
+    times: Annotated[int, Field(description="Count among the domain's latest 200.")]
     trust: Annotated[int, Field(description="Highest trust of these episodes.")]
-    episodes: Annotated[
-        list[UUID], Field(description="The latest of these episodes, five at most.")
-    ]
+    episodes: Annotated[list[UUID], Field(description="The latest five.")]
     at: Annotated[datetime, Field(description="End of the latest of these episodes.")]
 
 
@@ -123,12 +113,8 @@ class ContextFound(Answer):
     ]
     patterns: Annotated[list[MatchedPattern], Field(description="Validated ones, best first.")]
     episodes: Annotated[list[EpisodeHit], Field(description="Similar episodes, best first.")]
-    by_meaning: Annotated[
-        bool, Field(description="True if the task was embedded; else only words counted.")
-    ]
-    knowledge: Annotated[
-        Knowledge, Field(description="Knowledge of the task's domain; empty without one.")
-    ]
+    by_meaning: Annotated[bool, Field(description="False: not embedded, so only words counted.")]
+    knowledge: Annotated[Knowledge, Field(description="About its domain; empty without one.")]
 
 
 class NewLesson(Body):
@@ -201,7 +187,7 @@ class Learnt(Answer):
     episode_id: UUID
     reflection: Annotated[
         dict[str, Any],
-        Field(description="The stored reflection of the episode; the first one stays."),
+        Field(description="The stored reflection; the first one stays."),
     ]
     candidates: Annotated[
         list[KnownPattern],

@@ -23,9 +23,7 @@ class MessageCall(Answer):
 class Message(Answer):
     """A message of a conversation, from the run's log."""
 
-    seq: Annotated[
-        int, Field(description="Number of its event; all messages of an input share one.")
-    ]
+    seq: Annotated[int, Field(description="Number of its event; one for all messages of an input.")]
     at: datetime
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
@@ -37,7 +35,7 @@ class Message(Answer):
     tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
     name: Annotated[str | None, Field(description="Name of the tool.")] = None
     status: Annotated[
-        Literal["success", "error"] | None, Field(description="Status of the tool call.")
+        Literal["success", "error"] | None, Field(description="The tool's status.")
     ] = None
     source: str | None = None
     version: int | None = None

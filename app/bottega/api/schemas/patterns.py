@@ -187,7 +187,7 @@ class PatternRelations(Body):
     generalizes: Ids = Field(default_factory=list)
     contradicts: Annotated[
         Ids,
-        Field(description="Patterns never given together with it; either may name the other."),
+        Field(description="Never given together with it; either may name the other."),
     ] = Field(default_factory=list)
     complements: Ids = Field(default_factory=list)
 
@@ -342,6 +342,4 @@ class Deprecation(Body):
 class PatternsToMerge(Body):
     """Equivalent patterns to merge."""
 
-    ids: Annotated[
-        list[Id], Field(min_length=2, max_length=20, description="Patterns of one category.")
-    ]
+    ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="All of one category.")]

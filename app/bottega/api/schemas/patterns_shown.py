@@ -41,15 +41,10 @@ class PatternBaseline(Answer):
 class PatternEvidence(Answer):
     """The evidence for and against a pattern."""
 
-    mined_from: Annotated[
-        list[UUID],
-        Field(description="Episodes that it was found in; they are no evidence for it."),
-    ]
-    supporting: Annotated[list[UUID], Field(description="Latest episodes that went well with it.")]
+    mined_from: Annotated[list[UUID], Field(description="Source episodes; no evidence for it.")]
+    supporting: Annotated[list[UUID], Field(description="The latest that went well with it.")]
     contrary: Annotated[list[UUID], Field(description="Latest episodes that did not.")]
-    applications: Annotated[
-        int, Field(description="Applications of this version in the time that counts.")
-    ]
+    applications: Annotated[int, Field(description="Of this version, in the time that counts.")]
     success_rate: float | None
     time_saved_s: float | None
     tokens_saved: float | None

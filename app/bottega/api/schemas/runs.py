@@ -141,9 +141,7 @@ class NewRun(Body):
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
         if self.mode == "dag" and (self.graph is None or self.agent is not None):
-            raise PydanticCustomError(
-                "mode", "mode 'dag' needs a graph, and no agent: the graph's agents run"
-            )
+            raise PydanticCustomError("mode", "mode 'dag' needs a graph, and takes no agent")
         if self.mode == "orchestrated" and self.agent is None:
             raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
         return self
@@ -171,7 +169,7 @@ class Retry(Body):
         Literal["start", "last_step"],
         Field(
             alias="from",
-            description="`start`: from the beginning; `last_step`: after the last successful step.",
+            description="`last_step` keeps the successful steps.",
         ),
     ] = "start"
 
@@ -195,7 +193,7 @@ class Attempt(Answer):
     number: int
     cause: Annotated[
         Literal["start", "crash", "drain"],
-        Field(description="Why it began: the first start, or how the previous attempt ended."),
+        Field(description="The first start, or the end of the previous attempt."),
     ]
     started_at: datetime
     ended_at: datetime | None
@@ -209,13 +207,13 @@ class Failure(Answer):
 
 
 class Webhook(Answer):
-    """The webhook delivery about the run's end."""
+    """The delivery of the run's webhook."""
 
     url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
     status: Literal["pending", "delivered", "failed"]
     tries: int
     answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
-    error: Annotated[str | None, Field(description="Why the last try failed.")]
+    error: Annotated[str | None, Field(description="Error of the last try.")]
     next_at: Annotated[datetime | None, Field(description="Time of the next try, if there is one.")]
     ended_at: datetime | None
 
@@ -226,9 +224,7 @@ class Usage(Answer):
     input: int
     output: int
     cached: Annotated[int, Field(description="Part of the input that the server had in its cache.")]
-    reasoning: Annotated[
-        int, Field(description="Part of the output that the model spent on reasoning.")
-    ]
+    reasoning: Annotated[int, Field(description="Part of the output that was reasoning.")]
     estimated: Annotated[
         bool,
         Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),

@@ -65,9 +65,7 @@ class NewSchedule(Body):
     ] = "UTC"
     run: Annotated[
         NewRun,
-        Field(
-            description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: the schedule's name."
-        ),
+        Field(description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: this name."),
     ]
     paused: bool = False
 
@@ -102,6 +100,6 @@ class Schedule(Answer):
     last_run_id: UUID | None
     last_error: Annotated[
         Failure | None,
-        Field(description="Reason why the last try started no run; null if it did."),
+        Field(description="Error of the last try; null: it started a run."),
     ]
     created_at: datetime

@@ -13,9 +13,7 @@ class Session(Answer):
     """A session: memory that several runs share."""
 
     id: str
-    user: Annotated[
-        str | None, Field(description="User of the session's first run; it never changes.")
-    ]
+    user: Annotated[str | None, Field(description="User of its first run; it never changes.")]
     created_at: datetime
     updated_at: datetime
 
