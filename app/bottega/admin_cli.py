@@ -53,7 +53,7 @@ def _expires(text: str | None) -> datetime | timedelta | None:
 @keys.command("create")
 def create_key(
     tenant: Annotated[
-        str, typer.Option(callback=_tenant, help="Name of the tenant, which is made if missing.")
+        str, typer.Option(callback=_tenant, help="Its name; it is created if missing.")
     ],
     scope: Annotated[Literal["read", "run", "admin"], typer.Option(help="Scope of the key.")],
     name: Annotated[

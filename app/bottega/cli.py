@@ -106,8 +106,8 @@ def demo(
     """Run a team and watch it live.
 
     software: requirements → designer → implementer, whose answers flow along a graph.
-    research: a lead that dispatches many tasks, which run side by side.
-    learning: a family of thirty tasks, in which a pattern is found, put to the test, and used.
+    research: a lead that dispatches many tasks, which run in parallel.
+    learning: thirty similar tasks, in which a pattern is found, validated and used.
     """
     settings = start(port=port)
     from bottega.demo import session

@@ -171,7 +171,7 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
-            "stop what holds it, or choose another with --port or BOTTEGA_PORT",
+            "stop the process that uses it, or choose another with --port or BOTTEGA_PORT",
             code="port_taken",
         ) from error
 

@@ -58,4 +58,4 @@ def store_bootstrap_key(settings: Settings, url: str) -> None:
 
     key = settings.bootstrap_key.get_secret_value()
     if asyncio.run(operator.store_bootstrap_key(url, key)):
-        console.print("BOTTEGA_BOOTSTRAP_KEY is stored: an admin key of the tenant 'default'.")
+        console.print("Stored BOTTEGA_BOOTSTRAP_KEY as an admin key of the tenant 'default'.")
