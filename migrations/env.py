@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 import bottega.db.tables  # noqa: F401  (fills the metadata)
 from bottega.db.base import metadata
 from bottega.db.engine import connect, normalise_url
-from bottega.db.migrate import LOCK_KEY, include_object
+from bottega.db.migrate import LOCK_KEY, include_object, replace_changed, require_known
 
 
 def run(connection: Connection) -> None:
@@ -29,7 +29,10 @@ def run(connection: Connection) -> None:
         # Two processes that start at once must not both migrate: the second waits, and then
         # finds everything done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+        for revision in context.get_context().get_current_heads():
+            require_known(revision)
         context.run_migrations()
+        replace_changed(connection)
 
 
 async def main() -> None:

@@ -1,9 +1,11 @@
-"""The schema: migrated up and down, in agreement with the tables in code."""
+"""The schema: migrated, in agreement with the tables in code, its functions as in their files."""
 
 import asyncio
 import os
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
@@ -15,54 +17,157 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
 from pgqueuer.adapters.persistence.queries import Queries
 
-from bottega.db import migrate
+from bottega.db import migrate, sql_files
 from bottega.db.base import metadata
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
 from bottega.runs.queue import ENGINE
+from tests.conftest import at
+
+CATALOGUE = {
+    "functions": """
+        SELECT p.oid::regprocedure::text, pg_get_functiondef(p.oid), pg_get_userbyid(p.proowner),
+               p.proacl::text
+        FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace AND NOT EXISTS (
+            SELECT FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e') ORDER BY 1""",
+    "tables": """
+        SELECT c.oid::regclass::text, c.relacl::text, c.relrowsecurity, c.relforcerowsecurity
+        FROM pg_class c WHERE c.relnamespace IN ('public'::regnamespace, 'pgqueuer'::regnamespace)
+        ORDER BY 1""",
+    "policies": "SELECT * FROM pg_policies ORDER BY tablename, policyname",
+    "triggers": """
+        SELECT tgrelid::regclass::text, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
+        WHERE NOT tgisinternal ORDER BY 1, 2""",
+    "schemas": "SELECT nspname, nspacl::text FROM pg_namespace ORDER BY 1",
+    "files": "SELECT * FROM sql_files ORDER BY name",
+}
 
 
-async def objects(url: str) -> dict[str, list[str]]:
-    """Everything of ours in the database, by kind."""
+async def catalogue(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the functions, privileges, policies and triggers of a database."""
     connection = await asyncpg.connect(url)
-    found = {}
-    ours = "n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')"
-    for kind, column, table, schema in (
-        ("tables", "relname", "pg_class", "relnamespace"),
-        ("functions", "proname", "pg_proc", "pronamespace"),
-        ("types", "typname", "pg_type", "typnamespace"),
-    ):
-        rows = await connection.fetch(
-            f"SELECT o.{column} AS name FROM pg_catalog.{table} o "
-            f"JOIN pg_catalog.pg_namespace n ON n.oid = o.{schema} WHERE {ours} ORDER BY 1"
-        )
-        found[kind] = [row["name"] for row in rows]
-    await connection.close()
-    return found
+    try:
+        return {
+            kind: [tuple(row) for row in await connection.fetch(query)]
+            for kind, query in CATALOGUE.items()
+        }
+    finally:
+        await connection.close()
 
 
-def test_down_leaves_nothing_and_up_again_gives_the_same(database_url: str) -> None:
-    migrated = asyncio.run(objects(database_url))
-    migrate.downgrade(database_url)
-    left = asyncio.run(objects(database_url))
-    assert {name for names in left.values() for name in names} <= {
-        "alembic_version",
-        "alembic_version_pkc",
-        "_alembic_version",
-    }
-    migrate.upgrade(database_url)
-    assert asyncio.run(objects(database_url)) == migrated
+async def execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
-def test_two_processes_may_migrate_at_once(server: str, database_url: str) -> None:
-    migrate.downgrade(database_url)
-    environment = {**os.environ, "DATABASE_URL": database_url}
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "bottega.cli", "migrate"], env=environment)
-        for _ in range(3)
-    ]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+@pytest.fixture
+def empty_url(server: str) -> Iterator[str]:
+    """Yield the URL of a database without tables."""
+    name = f"empty_{uuid.uuid4().hex}"
+    asyncio.run(execute(server, f"CREATE DATABASE {name}"))
+    yield at(server, name)
+    asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def migrate_at_once(url: str, processes: int) -> list[int]:
+    """Run ``bottega migrate`` in several processes; return their exit codes."""
+    environment = {**os.environ, "DATABASE_URL": url}
+    command = [sys.executable, "-m", "bottega.cli", "migrate"]
+    started = [subprocess.Popen(command, env=environment) for _ in range(processes)]
+    return [process.wait(60) for process in started]
+
+
+def test_two_processes_may_migrate_at_once(empty_url: str, database_url: str) -> None:
+    assert migrate_at_once(empty_url, 3) == [0, 0, 0]
+    assert asyncio.run(migrate.is_current(empty_url))
+    assert asyncio.run(catalogue(empty_url)) == asyncio.run(catalogue(database_url))
+
+
+# keys_required belongs to bottega_system, and its file has a trigger.
+OLDER = """
+CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
+LANGUAGE sql STABLE AS 'SELECT 1::bigint';
+CREATE OR REPLACE FUNCTION keys_required() RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS 'SELECT false';
+GRANT EXECUTE ON FUNCTION keys_required TO public, bottega_maintenance;
+CREATE OR REPLACE TRIGGER announce_keys AFTER INSERT ON api_keys
+FOR EACH STATEMENT EXECUTE FUNCTION announce_keys();
+UPDATE sql_files SET hash = 'older' WHERE name IN ('tenants.sql', 'keys.sql');
+"""
+
+
+def test_migrating_replaces_the_functions_of_an_older_version(database_url: str) -> None:
+    now = asyncio.run(catalogue(database_url))
+    asyncio.run(execute(database_url, OLDER))
+    assert asyncio.run(catalogue(database_url)) != now
+    assert not asyncio.run(migrate.is_current(database_url))
+    assert migrate_at_once(database_url, 2) == [0, 0]
     assert asyncio.run(migrate.is_current(database_url))
+    assert asyncio.run(catalogue(database_url)) == now
+
+
+def test_migrating_restores_grants_and_policies(database_url: str) -> None:
+    now = asyncio.run(catalogue(database_url))
+    changes = (
+        "GRANT UPDATE, DELETE ON audit_log TO bottega_app",
+        "GRANT SELECT ON first_key, episodes TO bottega_maintenance",
+        "DROP POLICY of_tenant ON runs",
+        "CREATE POLICY of_tenant ON runs USING (true)",
+        "ALTER TABLE tasks DISABLE ROW LEVEL SECURITY",
+        "UPDATE sql_files SET hash = 'older' WHERE name = 'policies.sql'",
+    )
+    asyncio.run(execute(database_url, *changes))
+    migrate.upgrade(database_url)
+    assert asyncio.run(catalogue(database_url)) == now
+
+
+def test_applying_every_file_again_changes_nothing(database_url: str) -> None:
+    now = asyncio.run(catalogue(database_url))
+    asyncio.run(execute(database_url, "DELETE FROM sql_files"))
+    migrate.upgrade(database_url)
+    assert asyncio.run(catalogue(database_url)) == now
+
+
+async def test_a_database_with_other_functions_is_refused(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    await migrate.require_current(database.pool)
+    for change in (
+        "UPDATE sql_files SET hash = 'older' WHERE name = 'queue.sql'",
+        "DELETE FROM sql_files WHERE name = 'queue.sql'",
+    ):
+        await owner.execute(change)
+        with pytest.raises(UnavailableError, match=r"queue.sql.*: run `bottega migrate`") as error:
+            await migrate.require_current(database.pool)
+        assert error.value.code == "migrations_pending"
+
+
+async def test_a_database_of_another_baseline_is_refused_and_left_alone(
+    database_url: str, database: Database, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("UPDATE alembic_version SET version_num = '0017'")
+    now = await catalogue(database_url)
+    with pytest.raises(UnavailableError, match=r"0017.* recreate the database") as refused:
+        await migrate.require_current(database.pool)
+    assert refused.value.code == "database_incompatible"
+    with pytest.raises(UnavailableError, match=r"0017.* recreate the database"):
+        await asyncio.to_thread(migrate.upgrade, database_url)
+    assert await catalogue(database_url) == now
+
+
+async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
+    rows = await owner.fetch("""
+        SELECT p.oid, l.lanvalidator::regproc::text AS validator
+        FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+        WHERE p.pronamespace = 'public'::regnamespace AND l.lanname IN ('sql', 'plpgsql')
+    """)
+    assert len(rows) == len(sql_files.signatures())
+    for row in rows:
+        await owner.execute(f"SELECT {row['validator']}({row['oid']}::oid)")
 
 
 async def test_tables_in_code_and_in_the_database_agree(database: Database) -> None:
@@ -86,7 +191,7 @@ async def test_the_queue_is_installed_as_its_library_wants_it(database: Database
 
 def test_the_newest_migration_is_the_one_the_code_asks_for() -> None:
     script = ScriptDirectory.from_config(migrate.alembic_config("postgresql://"))
-    assert script.get_current_head() == migrate.HEAD
+    assert script.get_current_head() == migrate.head()
 
 
 async def test_the_tenant_leads_every_key(database: Database) -> None:
@@ -96,7 +201,7 @@ async def test_the_tenant_leads_every_key(database: Database) -> None:
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
         WHERE c.contype IN ('p', 'f') AND c.connamespace = 'public'::regnamespace
           AND c.conrelid::regclass::text NOT IN (
-            'tenants', 'first_key', 'workers', 'alembic_version', 'object_trash',
+            'tenants', 'first_key', 'workers', 'alembic_version', 'sql_files', 'object_trash',
             'index_care')
     """)
     assert len(rows) >= 18

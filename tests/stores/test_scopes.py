@@ -1,10 +1,8 @@
 """The database gives out no episode without a scope, and none outside of it."""
 
-import asyncio
 import itertools
-import json
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.clock import utcnow
-from bottega.db import migrate
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError
@@ -260,49 +257,3 @@ def test_a_client_names_whose_it_wants() -> None:
     of_session = scope_of_search(None, "s", everything=False)
     assert of_session == Scope(Reach.SESSION, session_id="s", any_user=True)
     assert scope_of_search(None, None, everything=True) == EVERYTHING
-
-
-async def test_what_was_made_one_across_sessions_before_is_several_again(
-    database_url: str,
-) -> None:
-    await asyncio.to_thread(migrate.downgrade, database_url, "0012")
-    first, second, same, other = (uuid4() for _ in range(4))
-    run = uuid4()
-    connection = await asyncpg.connect(database_url)
-    try:
-        async with connection.transaction():
-            await connection.execute("SELECT set_config('bottega.tenant', $1, true)", TENANT)
-            await connection.execute(
-                "INSERT INTO runs (tenant_id, id, status, mode, agent, input, pinned, timeout_s)"
-                " VALUES ($1, $2, 'completed', 'orchestrated', 'clerk', '1', '{}', 1)",
-                DEFAULT_TENANT,
-                run,
-            )
-            for key, session in ((first, "s1"), (second, "s2"), (same, "s3"), (other, "s3")):
-                row = told(f"Card {session}", day(1), id=key, session_id=session).to_row()
-                row |= {"state": "mature", "run_id": run if key == first else None}
-                await connection.execute(STORE, DEFAULT_TENANT, json.dumps(row, default=str))
-        for ids, whose in (((first, second), None), ((same, other), "s3")):
-            one = told("Card", day(1), session_id=whose, kind="consolidated").to_row()
-            async with connection.transaction():
-                await connection.execute("SELECT set_config('bottega.tenant', $1, true)", TENANT)
-                assert await connection.fetchval(
-                    "SELECT consolidate_episodes($1, $2, $3, '[]')",
-                    *(json.dumps(one, default=str), ids, day(90)),
-                )
-        await asyncio.to_thread(migrate.upgrade, database_url)
-        states = await connection.fetch("SELECT episode_id, state FROM episode_state")
-        state = {row["episode_id"]: row["state"] for row in states}
-        assert (state[first], state[second]) == ("active", "active")
-        assert (state[same], state[other]) == ("consolidated", "consolidated")
-        found = await connection.fetch("SELECT * FROM episode_search ORDER BY session_id")
-        assert [(row["session_id"], row["agent"]) for row in found] == [
-            ("s1", "clerk"),
-            ("s2", None),
-            ("s3", None),
-        ]
-        assert await connection.fetchval("SELECT agent FROM episodes WHERE id = $1", first)
-        with pytest.raises(asyncpg.PostgresError, match="written once"):
-            await connection.execute("UPDATE episodes SET user_id = 'x'")
-    finally:
-        await connection.close()

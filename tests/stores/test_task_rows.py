@@ -1,6 +1,5 @@
 """What a run's steps make of the rows of its tasks."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,9 +8,8 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
-from bottega.db import migrate
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database, open_database
+from bottega.db.engine import Database
 from bottega.events.types import EventType, RunStatus
 from bottega.runs.journal import End, Journal
 from tests.stores.test_neighbours import claimed
@@ -219,55 +217,3 @@ async def test_a_repetition_carries_over_all_that_is_said_of_a_task(
     assert third["started_at"] is not None
     assert second["cancel_requested_at"] is not None
     assert first["cancel_requested_at"] is None
-
-
-@pytest.fixture
-def before(database_url: str) -> str:
-    """A database as the version before left it, with a task, that was never told when it began."""
-    migrate.downgrade(database_url, "0003")
-    run = """
-        WITH run AS (
-            INSERT INTO runs (tenant_id, mode, input, pinned, timeout_s)
-            SELECT id, 'dag', '"x"', '{}', 1 FROM tenants RETURNING *)
-        INSERT INTO tasks (tenant_id, run_id, id, agent, depth, status, started_at)
-        SELECT tenant_id, id, gen_random_uuid(), 'a', 0, 'completed', '2026-01-02Z' FROM run
-    """
-    asyncio.run(execute(database_url, run))
-    return database_url
-
-
-async def execute(url: str, statement: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(url)
-    try:
-        found: list[asyncpg.Record] = await connection.fetch(statement)
-        return found
-    finally:
-        await connection.close()
-
-
-def test_tasks_of_earlier_versions_were_made_when_they_began(before: str) -> None:
-    migrate.upgrade(before)
-    (found,) = asyncio.run(execute(before, "SELECT * FROM tasks"))
-    assert found["created_at"] == found["started_at"]
-    assert (found["mode"], found["attempt"], found["metadata"]) == ("sync", None, None)
-
-
-def test_going_back_every_task_has_begun(before: str) -> None:
-    migrate.upgrade(before)
-    waiting = "UPDATE tasks SET started_at = NULL, created_at = '2026-01-03Z', status = 'queued'"
-    asyncio.run(execute(before, waiting))
-    migrate.downgrade(before, "0003")
-    (found,) = asyncio.run(execute(before, "SELECT * FROM tasks"))
-    assert found["started_at"].isoformat() == "2026-01-03T00:00:00+00:00"
-    assert "created_at" not in dict(found)
-
-
-async def test_going_back_steps_are_stored_as_before(before: str) -> None:
-    """The functions of the version before are there again."""
-    async with open_database(before) as database:
-        run_id, claim = await claimed(database, DEFAULT_TENANT)
-        steps, task = Steps(database, run_id, claim["last_seq"]), uuid4()
-        await steps.step(task, "running")
-        await steps.step(task, "completed", usage=SPENT)
-    (found,) = await execute(before, f"SELECT * FROM tasks WHERE id = '{task}'")
-    assert (found["status"], from_json(found["usage"])) == ("completed", SPENT)

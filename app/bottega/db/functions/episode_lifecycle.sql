@@ -1,36 +1,20 @@
-"""Episodes grow old, become one with others like them, and go.
+-- Episodes age, are consolidated and are deleted. Functions that move or remove what was written
+-- once are SECURITY DEFINER: they act for the transaction's tenant, and refuse what is not due.
 
-What moves or removes what was written once is a function of the role ``bottega_system``: it acts
-for the tenant that the transaction names, and refuses what is not due.
-"""
-
-from typing import Any
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "0008"
-down_revision = "0007"
-branch_labels = None
-depends_on = None
-
-# --- Bodies -------------------------------------------------------------------------------------
-
-# Objects are trash until a row names them: whoever is killed before that leaves nothing behind. A
-# key begins with its tenant, so that none can have another's object thrown away.
-CLAIM_OBJECTS = """
-CREATE FUNCTION claim_objects(p_keys text[]) RETURNS void
+-- Called before objects are uploaded. Register their keys as deleted in one hour, so that an upload
+-- whose process is killed leaves nothing. Keys of other tenants are ignored.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION claim_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     INSERT INTO object_trash (object_key, at)
     SELECT key, now() + interval '1 hour' FROM unnest(p_keys) AS key
     WHERE starts_with(key, current_setting('bottega.tenant')::uuid || '/')
-$$
-"""
+$$;
 
-# Bodies that were copied to the object store leave the database. One that somebody else moved
-# meanwhile stays where they put it, and our copy is trash.
-MOVE_BODIES = """
-CREATE FUNCTION move_bodies(p_ids uuid[], p_moved jsonb) RETURNS void
+-- Called after an upload. Replace bodies in the database by the keys of their objects. A body that
+-- another process moved meanwhile keeps its key, and the caller's object is deleted later.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION move_bodies(p_ids uuid[], p_moved jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -55,24 +39,51 @@ BEGIN
     WHERE p.tenant_id = v_tenant AND p.episode_id = ANY (p_ids) AND p.work = 'offload'
       AND NOT EXISTS (SELECT FROM episode_bodies b WHERE b.tenant_id = v_tenant
                       AND b.episode_id = p.episode_id AND b.content IS NOT NULL);
-END $$
-"""
+END $$;
 
-# --- Age ----------------------------------------------------------------------------------------
+-- Trigger on episode_bodies. When rows are deleted, register their objects for deletion.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION trash_objects() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    INSERT INTO object_trash (object_key)
+    SELECT object_key FROM gone WHERE object_key IS NOT NULL ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
 
-UNSEARCH_EPISODES = """
-CREATE FUNCTION unsearch_episodes(p_tenant uuid, p_ids uuid[]) RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE TRIGGER trash_objects AFTER DELETE ON episode_bodies REFERENCING OLD TABLE AS gone
+FOR EACH STATEMENT EXECUTE FUNCTION trash_objects();
+
+-- Called by workers. Return keys of objects to delete: after 5 minutes, since a transaction that
+-- names one of them may be about to commit.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION due_trash(p_most integer) RETURNS SETOF text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT object_key FROM object_trash WHERE at <= now() - interval '5 minutes'
+    ORDER BY at LIMIT p_most
+$$;
+
+-- Called by workers. Remove the keys of objects that were deleted.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION forget_trash(p_keys text[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    DELETE FROM object_trash WHERE object_key = ANY (p_keys) AND at <= now()
+$$;
+
+-- Remove episodes from search.
+CREATE OR REPLACE FUNCTION unsearch_episodes(p_tenant uuid, p_ids uuid[]) RETURNS void
+LANGUAGE sql AS $$
     DELETE FROM episode_search WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids);
     DELETE FROM episode_vectors WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids);
     DELETE FROM episode_pending
     WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids) AND work = 'embed';
-$$
-"""
+$$;
 
-# Mature episodes become aged, and aged ones archived, if they are older than that, and what must
-# be in the object store by then is there. Answers how many. Those that somebody holds wait.
-AGE_EPISODES = """
-CREATE FUNCTION age_episodes(
+-- Called by maintenance. Make mature episodes aged, or aged ones archived, if they are older than
+-- p_before and their bodies are in the object store as far as needed. Return the count; locked rows
+-- wait.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION age_episodes(
     p_ids uuid[], p_state text, p_before timestamptz, p_moved jsonb
 ) RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -98,15 +109,13 @@ BEGIN
         PERFORM unsearch_episodes(v_tenant, v_ids);
     END IF;
     RETURN cardinality(v_ids);
-END $$
-"""
+END $$;
 
-# --- Becoming one -------------------------------------------------------------------------------
-
-# Those that wait, of which none other can be like, wait no more: a page of them, behind the place
-# given. Under a policy the times of the others could not be looked up in their index.
-DISMISS_LONELY = """
-CREATE FUNCTION dismiss_lonely_episodes(
+-- Called by consolidation. Stop considering a page of episodes without a similar one in time, from
+-- a given position on. SECURITY DEFINER, because a policy keeps the comparison of times off its
+-- index.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_at timestamptz, p_id uuid, p_limit integer
 ) RETURNS TABLE (at timestamptz, episode_id uuid)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -125,13 +134,12 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE s.tenant_id = current_setting('bottega.tenant')::uuid
       AND s.episode_id = lonely.episode_id
     RETURNING s.at, s.episode_id
-$$
-"""
+$$;
 
-# The mature episodes given become the one given, with the mean of their vectors. Answers whether
-# they did: not if one of them is held by somebody, or is not what it was when it was looked at.
-CONSOLIDATE_EPISODES = """
-CREATE FUNCTION consolidate_episodes(
+-- Called by consolidation. Replace mature episodes of one user, session and agent by one, with the
+-- mean of their vectors. Return false if one of them is locked or has changed.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION consolidate_episodes(
     p_episode jsonb, p_ids uuid[], p_before timestamptz, p_moved jsonb
 ) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -147,7 +155,10 @@ BEGIN
         ORDER BY episode_id FOR UPDATE SKIP LOCKED) held;
     SELECT count(*) INTO v_alike FROM episode_search
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids) AND instances = 1
-      AND outcome = p_episode ->> 'outcome';
+      AND outcome = p_episode ->> 'outcome'
+      AND user_id IS NOT DISTINCT FROM p_episode ->> 'user_id'
+      AND session_id IS NOT DISTINCT FROM p_episode ->> 'session_id'
+      AND agent IS NOT DISTINCT FROM p_episode ->> 'agent';
     IF v_count < 2 OR v_count <> cardinality(p_ids) OR v_alike <> v_count THEN
         RETURN false;
     END IF;
@@ -157,13 +168,14 @@ BEGIN
           WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)) o
     WHERE c.tenant_id = v_tenant AND c.episode_id = v_id;
     INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
-                                 session_id, task, result, whole)
+                                 session_id, user_id, agent, task, result, whole)
     SELECT v_tenant, v_id, v.embedder, x.at, x.outcome, x.domain, x.task_type, x.session_id,
+           x.user_id, x.agent,
            l2_normalize(avg(v.task)), l2_normalize(avg(v.result)), l2_normalize(avg(v.whole))
     FROM episode_vectors v
     JOIN episode_search x ON x.tenant_id = v_tenant AND x.episode_id = v_id
     WHERE v.tenant_id = v_tenant AND v.episode_id = ANY (p_ids)
-    GROUP BY v.embedder, x.at, x.outcome, x.domain, x.task_type, x.session_id
+    GROUP BY v.embedder, x.at, x.outcome, x.domain, x.task_type, x.session_id, x.user_id, x.agent
     HAVING count(*) = v_count;
     IF FOUND THEN
         DELETE FROM episode_pending
@@ -174,14 +186,12 @@ BEGIN
     UPDATE episode_state SET state = 'consolidated', consolidated_into = v_id, task_key = NULL
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids);
     RETURN true;
-END $$
-"""
+END $$;
 
-# Until the transaction ends, nobody makes one with others of those episodes, nor changes what they
-# are one with: whoever would passes them over. Whoever is at it now is waited for, and what came of
-# it is there for the statements that follow.
-HOLD_EPISODES = """
-CREATE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
+-- Called before episodes change. Lock them and their consolidated episodes until the transaction
+-- ends: wait for a consolidation that has begun, and keep others from starting.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -193,13 +203,12 @@ BEGIN
     PERFORM FROM episode_state
     WHERE tenant_id = v_tenant AND (episode_id = ANY (v_ids) OR consolidated_into = ANY (v_ids))
     ORDER BY episode_id FOR UPDATE;
-END $$
-"""
+END $$;
 
-# Those that stand for others go, and the others are themselves again, as if they had never been
-# one; the next pass makes one of those that are left. For when one of them goes, or changes.
-DISSOLVE_EPISODES = """
-CREATE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
+-- Called when a part of a consolidated episode is deleted or changes. Delete consolidated episodes
+-- and make their parts active again; the next consolidation may combine those that are left.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -214,9 +223,10 @@ BEGIN
     )
     SELECT array_agg(episode_id) INTO v_ids FROM freed WHERE state = 'active';
     INSERT INTO episode_search (tenant_id, episode_id, at, outcome, domain, task_type, session_id,
-                                failure_signature, trust, terms)
+                                user_id, agent, failure_signature, trust, terms)
     SELECT v_tenant, e.id, e.at, coalesce(f.outcome, e.outcome), e.domain, e.task_type,
-           e.session_id, e.failure_signature, e.trust, episode_terms(v_tenant, e.summary)
+           e.session_id, e.user_id, e.agent, e.failure_signature, e.trust,
+           episode_terms(v_tenant, e.summary)
     FROM episodes e
     LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
@@ -225,15 +235,12 @@ BEGIN
     SELECT v_tenant, id, 'embed' FROM unnest(v_ids) AS id ON CONFLICT DO NOTHING;
     DELETE FROM episode_bodies WHERE tenant_id = v_tenant AND episode_id = ANY (p_gone);
     DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_gone);
-END $$
-"""
+END $$;
 
-# --- Going --------------------------------------------------------------------------------------
-
-# An episode is found no more, nor what it was part of; one that stands for others takes them with
-# it. Answers whether it was not marked before; NULL if there is none.
-MARK_EPISODE_DELETED = """
-CREATE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
+-- Called by DELETE of an episode. Mark it, and the parts of a consolidated one, as deleted and
+-- remove them from search. Return false if it was marked before, NULL if there is none.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -257,12 +264,12 @@ BEGIN
     RETURN CASE WHEN p_id = ANY (v_ids) THEN true
         WHEN EXISTS (SELECT FROM episode_state WHERE tenant_id = v_tenant AND episode_id = p_id)
             THEN false END;
-END $$
-"""
+END $$;
 
-# Remove a page of the episodes that were marked before that; answers how many.
-PURGE_EPISODES = """
-CREATE FUNCTION purge_episodes(p_before timestamptz, p_limit integer) RETURNS integer
+-- Called by maintenance. Erase a page of the episodes that were marked before p_before; return the
+-- count.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION purge_episodes(p_before timestamptz, p_limit integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_ids uuid[];
@@ -274,79 +281,4 @@ BEGIN
         ORDER BY episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED) due;
     PERFORM erase_episodes(v_ids);
     RETURN coalesce(cardinality(v_ids), 0);
-END $$
-"""
-
-_ERASED = """BEGIN
-    PERFORM hold_episodes(p_ids);
-    PERFORM dissolve_episodes(array_agg(DISTINCT id)) FROM (
-        SELECT consolidated_into AS id FROM episode_state
-        WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids) AND consolidated_into IS NOT NULL
-        UNION ALL
-        SELECT id FROM episodes
-        WHERE tenant_id = v_tenant AND id = ANY (p_ids) AND kind = 'consolidated') gone
-    HAVING count(*) > 0;
-"""
-
-# --- Whose turn it is ----------------------------------------------------------------------------
-
-# Tenants with episodes that nobody has looked after since then.
-UNTENDED_TENANTS = """
-CREATE FUNCTION untended_tenants(p_before timestamptz, p_limit integer) RETURNS SETOF uuid
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT t.id FROM tenants t LEFT JOIN memory_indexes m ON m.tenant_id = t.id
-    WHERE (m.tended_at IS NULL OR m.tended_at < p_before)
-      AND EXISTS (SELECT FROM episode_state s WHERE s.tenant_id = t.id)
-    ORDER BY m.tended_at NULLS FIRST, t.id LIMIT p_limit
-$$
-"""
-
-SYSTEM = (
-    CLAIM_OBJECTS,
-    MOVE_BODIES,
-    AGE_EPISODES,
-    DISMISS_LONELY,
-    CONSOLIDATE_EPISODES,
-    HOLD_EPISODES,
-    DISSOLVE_EPISODES,
-    MARK_EPISODE_DELETED,
-    PURGE_EPISODES,
-    UNTENDED_TENANTS,
-)
-
-
-def _module(revision: str) -> Any:
-    return op.get_context().script.get_revision(revision).module
-
-
-def upgrade() -> None:
-    op.add_column("episode_state", sa.Column("task_key", sa.LargeBinary(), nullable=True))
-    for name, columns in (("waiting", ["at", "episode_id"]), ("alike", ["task_key", "at"])):
-        op.create_index(
-            f"ix_episode_state_{name}",
-            "episode_state",
-            ["tenant_id", *columns],
-            postgresql_where=sa.text("task_key IS NOT NULL"),
-        )
-    op.add_column(
-        "memory_indexes", sa.Column("tended_at", sa.DateTime(timezone=True), nullable=True)
-    )
-    op.execute(UNSEARCH_EPISODES)
-    third, fourth, fifth = map(_module, ("0003", "0004", "0005"))
-    op.execute("GRANT CREATE ON SCHEMA public TO bottega_system")
-    for function in (*SYSTEM, third._amended(fifth.ERASE_EPISODES, ("BEGIN\n", _ERASED))):
-        fourth._replace_system_function(function)
-    op.execute("REVOKE CREATE ON SCHEMA public FROM bottega_system")
-
-
-def downgrade() -> None:
-    third, fourth, fifth = map(_module, ("0003", "0004", "0005"))
-    op.execute("GRANT CREATE ON SCHEMA public TO bottega_system")
-    fourth._replace_system_function(fifth.ERASE_EPISODES)
-    op.execute("REVOKE CREATE ON SCHEMA public FROM bottega_system")
-    for function in (*SYSTEM, UNSEARCH_EPISODES):
-        op.execute(f"DROP FUNCTION {third._name(function)}")
-    op.drop_column("memory_indexes", "tended_at")
-    for name in ("alike", "waiting"):
-        op.drop_index(f"ix_episode_state_{name}", "episode_state")
-    op.drop_column("episode_state", "task_key")
+END $$;

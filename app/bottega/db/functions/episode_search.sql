@@ -1,0 +1,313 @@
+-- Search for episodes, by words and by vectors. A policy keeps operators that are not leakproof
+-- (distances, matches of words) off their indexes: episode_candidates is SECURITY DEFINER and names
+-- the tenant in each statement.
+
+-- Called for stored texts and for queries. Fold a text: lower case, without accents and endings of
+-- words. In scripts without spaces, each pair of neighbouring characters is a word.
+CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_text text := p_text;
+    v_second text;
+BEGIN
+    IF octet_length(v_text) = length(v_text) THEN
+        RETURN regexp_replace(lower(v_text), '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?|en|ly|[aeiouy]+s?|(?<!s)s)\M', '\1', 'g');
+    END IF;
+    v_text := regexp_replace(normalize(v_text, NFKD), '[\u0300-\u036f]+', '', 'g');
+    v_text := lower(normalize(v_text, NFKC) COLLATE "pg_c_utf8");
+    v_text := regexp_replace(v_text, '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?|en|ly|[aeiouy]+s?|(?<!s)s)\M', '\1', 'g');
+    IF v_text !~ '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]' THEN
+        RETURN v_text;
+    END IF;
+    v_text := regexp_replace(v_text, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+)', ' \1 ', 'g');
+    v_second := regexp_replace(v_text, '[^\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+', ' ', 'g');
+    v_second := regexp_replace(v_second, '(^| )[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]', '\1', 'g');
+    RETURN regexp_replace(v_text, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2})', '\1 ', 'g') || ' '
+        || regexp_replace(v_second, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2})', '\1 ', 'g');
+END $$;
+
+-- Return a word quoted for a tsquery.
+CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
+$$;
+
+-- Called when an episode is stored. Return the words it is found by, weighted by part, and one word
+-- that only its tenant has: an index scan never visits other tenants' episodes.
+CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_part text[];
+    v_terms tsvector := array_to_tsvector(ARRAY['=' || p_tenant]);
+BEGIN
+    FOREACH v_part SLICE 1 IN ARRAY ARRAY[
+        ['task', 'A'], ['result', 'B'], ['errors', 'C'], ['steps', 'D']]
+    LOOP
+        v_terms := v_terms || setweight(to_tsvector('simple', episode_plain(
+            left(coalesce(p_summary ->> v_part[1], ''), 20000))), v_part[2]::"char");
+    END LOOP;
+    RETURN v_terms;
+END $$;
+
+-- Called by episode_words. Return the stop words in a text, of the language that most of them are
+-- from; of several languages if they tie.
+CREATE OR REPLACE FUNCTION episode_stop_words(p_words text[]) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    WITH said AS (
+        SELECT d.dictname AS language, w.word
+        FROM pg_ts_dict d, unnest(p_words) AS w(word)
+        WHERE d.dictnamespace = 'pg_catalog'::regnamespace AND d.dictname IN (
+            'danish_stem', 'dutch_stem', 'english_stem', 'finnish_stem', 'french_stem',
+            'german_stem', 'hungarian_stem', 'italian_stem', 'norwegian_stem', 'portuguese_stem',
+            'russian_stem', 'spanish_stem', 'swedish_stem', 'turkish_stem')
+          AND ts_lexize(d.oid::regdictionary, w.word) = '{}'
+    ), language AS (
+        SELECT language, rank() OVER (ORDER BY count(*) DESC) AS place FROM said GROUP BY language
+    )
+    SELECT coalesce(array_agg(DISTINCT s.word), '{}')
+    FROM said s JOIN language l USING (language) WHERE l.place = 1
+$$;
+
+-- Called by episode_words. Return each word's share of the tenant's episodes: from the stored
+-- sample, or from the newest 100 episodes. Ten extra episodes without any word keep a word that
+-- occurs once or twice in a small memory from being common.
+CREATE OR REPLACE FUNCTION episode_word_shares(p_tenant uuid, p_words text[]) RETURNS TABLE (
+    lexeme text, share double precision, rows double precision
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_index memory_indexes;
+BEGIN
+    SELECT * INTO v_index FROM memory_indexes i
+    WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
+    IF FOUND THEN
+        RETURN QUERY
+        SELECT w.word, s.share::double precision, v_index.sampled_rows::double precision
+        FROM unnest(p_words) AS w(word)
+        LEFT JOIN unnest(v_index.common, v_index.shares) AS s(word, share) USING (word);
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH sample AS MATERIALIZED (
+        SELECT s.terms || ''::tsvector AS terms FROM episode_search s
+        WHERE s.tenant_id = p_tenant ORDER BY s.at DESC, s.episode_id DESC LIMIT 100
+    ), size AS (
+        SELECT count(*) AS n, greatest(count(*), episode_estimate(p_tenant, '')) AS rows FROM sample
+    )
+    SELECT w.word, (
+               SELECT nullif(count(*), 0) FROM sample WHERE terms @@ quoted_lexeme(w.word)::tsquery
+           )::double precision / (size.n + 10), size.rows
+    FROM unnest(p_words) AS w(word), size;
+END $$;
+
+-- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes,
+-- known ones (at most 16 seen in the sample, 16 unseen) rank them, telling ones occur in at most a
+-- fifth of them. rank is an SQL expression that weighs rare words more.
+CREATE OR REPLACE FUNCTION episode_words(
+    p_tenant uuid, p_query text,
+    OUT rare tsquery, OUT known tsquery, OUT telling tsquery, OUT rank text
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_query text := left(p_query, 4000);
+    v_lower text := CASE WHEN octet_length(v_query) = length(v_query) THEN lower(v_query)
+        ELSE lower(v_query COLLATE "pg_c_utf8") END;
+    v_stop text[] := episode_stop_words(tsvector_to_array(to_tsvector('simple', v_lower)));
+    v_words text[] := ARRAY(
+        SELECT word FROM unnest(
+            tsvector_to_array(to_tsvector('simple', episode_plain(v_query)))) AS word
+        WHERE word <> ALL (ARRAY(SELECT episode_plain(stop) FROM unnest(v_stop) AS stop))
+        ORDER BY length(word) DESC, word LIMIT 64);
+BEGIN
+    WITH word AS (
+        SELECT s.*, row_number() OVER (
+            PARTITION BY s.share IS NULL ORDER BY s.share, length(s.lexeme) DESC, s.lexeme) AS place
+        FROM episode_word_shares(p_tenant, v_words) s
+    ), taken AS (
+        SELECT quoted_lexeme(lexeme) AS lexeme, coalesce(share, 0) <= 0.2 AS tells,
+               greatest(1, round(-ln(coalesce(share, 0.5 / (least(rows, 500) + 10))))) AS weight,
+               coalesce(sum(share * rows) OVER earlier, 0) AS before,
+               row_number() OVER earlier AS place
+        FROM word WHERE place <= 16
+        WINDOW earlier AS (ORDER BY share NULLS FIRST, place)
+    )
+    SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 1000 OR place = 1))::tsquery,
+           string_agg(lexeme, '|')::tsquery,
+           (string_agg(lexeme, '|') FILTER (WHERE tells))::tsquery,
+           (SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', part, words), ' + ') FROM (
+                SELECT weight * count(*) / sum(weight * count(*)) OVER () AS part,
+                       string_agg(lexeme, '|') AS words
+                FROM taken GROUP BY weight) classes)
+    INTO rare, known, telling, rank FROM taken;
+END $$;
+
+-- Return SQL conditions on columns that episode_search and episode_vectors share.
+CREATE OR REPLACE FUNCTION episode_conditions(p_where jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'outcomes' THEN format(' AND outcome = ANY (%L)',
+            ARRAY(SELECT jsonb_array_elements_text(value)))
+        WHEN 'after' THEN format(' AND at > %L', value #>> '{}')
+        WHEN 'before' THEN format(' AND at < %L', value #>> '{}')
+        ELSE format(' AND %I = %L', key, value #>> '{}') END, ''), '')
+    FROM jsonb_each(p_where)
+    WHERE key IN ('domain', 'task_type', 'session_id', 'outcomes', 'after', 'before')
+$$;
+
+-- Return SQL conditions on columns that only episode_search (alias s) has.
+CREATE OR REPLACE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'failure_signature' THEN format(' AND s.failure_signature = %L', value #>> '{}')
+        WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
+        ELSE (SELECT string_agg(format(
+                  ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
+                  ' AND t.tag = %L AND t.episode_id = s.episode_id)', tag), '')
+              FROM jsonb_array_elements_text(value) AS tag) END, ''), '')
+    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'min_trust', 'tags')
+$$;
+
+-- Return the planner's estimate of the rows of episode_search that meet the conditions.
+CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
+RETURNS double precision
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_plan json;
+BEGIN
+    EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM episode_search s WHERE s.tenant_id = %L',
+                   p_tenant) || p_conditions INTO v_plan;
+    RETURN v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
+END $$;
+
+-- Called by episode_candidates. Return the ids nearest to a vector; aged ones only within a
+-- distance. Walk the index if that is cheaper than measuring all of the tenant's episodes; measure
+-- all if the walk finds too few. So episodes of other tenants that lie nearer hide none.
+CREATE OR REPLACE FUNCTION episode_nearest(
+    p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
+    p_aged_before timestamptz, p_farthest double precision, p_most integer
+) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_all double precision := (
+        SELECT nullif(greatest(reltuples, 0), 0) FROM pg_class
+        WHERE oid = 'episode_vectors'::regclass);
+    v_one_by_one double precision := 5 * episode_estimate(p_tenant, p_where || p_further);
+    v_each double precision := least(v_one_by_one, episode_estimate(p_tenant, ''));
+    v_steps double precision := p_most * v_all / episode_estimate(
+        p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
+    v_distance text := format('v.task::halfvec(%s) <=> $1', vector_dims(p_vector));
+    v_of text := format('v.tenant_id = %L AND v.embedder = %L AND vector_dims(v.task) = %s',
+                        p_tenant, p_embedder, vector_dims(p_vector));
+    v_further text := CASE WHEN p_further = '' THEN '' ELSE
+        ' AND (SELECT true FROM episode_search s WHERE s.tenant_id = v.tenant_id'
+        ' AND s.episode_id = v.episode_id' || p_further || ')' END;
+    v_found uuid[];
+BEGIN
+    IF 2 * 22 * v_steps < v_each THEN
+        PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
+                set_config('hnsw.ef_search', '240', true),
+                set_config('hnsw.max_scan_tuples', '20000', true),
+                set_config('enable_sort', 'off', true);
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT v.episode_id FROM (
+                SELECT v.*, ' || v_distance || ' AS distance FROM episode_vectors v
+                WHERE vector_dims(v.task) = ' || vector_dims(p_vector) || '
+                ORDER BY ' || v_distance || ' LIMIT $5) AS v
+            WHERE ' || v_of || p_where || v_further || '
+              AND (v.at >= $3 OR v.distance <= $4) LIMIT $2) AS near'
+        INTO v_found USING p_vector, p_most, p_aged_before, p_farthest,
+            least(20000, v_each / 22, 10 * v_steps)::integer;
+        PERFORM set_config('enable_sort', 'on', true);
+        IF cardinality(v_found) = p_most THEN
+            RETURN v_found;
+        END IF;
+    END IF;
+    IF v_each = v_one_by_one THEN
+        v_of := v_of || format(' AND v.episode_id = ANY (ARRAY('
+            'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = %L', p_tenant)
+            || p_where || p_further || '))';
+        v_further := '';
+    END IF;
+    EXECUTE 'WITH each AS MATERIALIZED (
+        SELECT v.tenant_id, v.episode_id, v.at, ' || v_distance || ' AS distance
+        FROM episode_vectors v WHERE ' || v_of || p_where || ')
+        SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT episode_id FROM (
+                SELECT * FROM each WHERE at >= $3 OR distance <= $4 ORDER BY distance OFFSET 0
+            ) AS v WHERE true ' || v_further || ' LIMIT $2) AS nearest'
+    INTO v_found USING p_vector, p_most, p_aged_before, p_farthest;
+    RETURN v_found;
+END $$;
+
+-- Called by every search. Return episodes of the transaction's tenant within a scope that a query
+-- may mean: the nearest by vector and the best by words, each with both measures. Aged ones must be
+-- close.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION episode_candidates(
+    p_scope jsonb, p_query text, p_vector real[], p_embedder text, p_by text, p_where jsonb,
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
+) RETURNS TABLE (
+    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
+    cosine double precision, lexical real, telling boolean
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_vector halfvec := p_vector::halfvec;
+    v_scope text := episode_scope(p_scope);
+    v_where text := v_scope || episode_conditions(p_where);
+    v_further text := episode_further_conditions(p_where);
+    v_words record;
+    v_of tsquery;
+    v_any tsquery;
+    v_near uuid[] := '{}';
+    v_named uuid[] := '{}';
+    v_more uuid[];
+BEGIN
+    PERFORM set_config('jit', 'off', true);
+    IF v_vector IS NOT NULL THEN
+        v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where, v_further,
+                                  p_aged_before, 1 - p_aged_cosine, p_most);
+    END IF;
+    v_words := episode_words(v_tenant, p_query);
+    v_of := ('''=' || v_tenant || '''')::tsquery;
+    FOREACH v_any IN ARRAY array_remove(ARRAY[v_words.rare, v_words.known], NULL) LOOP
+        -- Appending '' unpacks a long value once.
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT episode_id, row_number() OVER (
+                PARTITION BY at < $3 ORDER BY ' || v_words.rank || ' DESC, episode_id) AS place
+            FROM (SELECT s.episode_id, s.at, s.terms || '''' AS terms FROM episode_search s
+                  WHERE s.tenant_id = $4 AND s.terms @@ $1' || v_where || v_further || '
+                  ORDER BY s.at DESC LIMIT 2000) AS matching) AS ranked
+            WHERE place <= $2'
+        INTO v_more USING v_any && v_of, p_most, p_aged_before, v_tenant;
+        v_named := v_named || v_more;
+        -- Use the common words only if vectors and rare words find too few.
+        EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_words.rare = v_words.known;
+    END LOOP;
+    RETURN QUERY EXECUTE format('
+        SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
+               1 - (v.%I <=> $2), (%s)::real, coalesce(s.terms @@ $3, false)
+        FROM (SELECT * FROM episode_search
+              WHERE tenant_id = $1 AND episode_id = ANY ($5) %s) s
+        JOIN episode_state st USING (tenant_id, episode_id)
+        LEFT JOIN episode_vectors v ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id
+            AND v.embedder = $4 AND vector_dims(v.%1$I) = vector_dims($2)
+        WHERE s.at >= $6 OR 1 - (v.task <=> $2) >= $7',
+        p_by, coalesce(v_words.rank, 'NULL'), v_scope)
+    USING v_tenant, v_vector, v_words.telling, p_embedder, v_near || v_named, p_aged_before,
+          p_aged_cosine;
+END $$;
+
+-- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
+-- given position. Row-level security applies.
+CREATE OR REPLACE FUNCTION episode_list(
+    p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
+) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_order text := CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = $1'
+        || episode_scope(p_scope)
+        || episode_conditions(p_where) || episode_further_conditions(p_where)
+        || CASE WHEN p_at IS NOT NULL THEN format(' AND (s.at, s.episode_id) %s (%L, %L)',
+               CASE WHEN p_descending THEN '<' ELSE '>' END, p_at, p_id) ELSE '' END
+        || format(' ORDER BY s.at %s, s.episode_id %1$s LIMIT $2', v_order)
+    USING current_setting('bottega.tenant')::uuid, p_most;
+END $$;

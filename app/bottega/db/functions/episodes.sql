@@ -1,0 +1,231 @@
+-- Episodes: store and read them.
+
+-- Called by every function that finds or reads episodes. Return SQL conditions for a scope, on any
+-- table with the columns user_id, session_id and agent. An unknown scope is an error.
+CREATE OR REPLACE FUNCTION episode_scope(p_scope jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_user text := p_scope ->> 'user_id';
+    v_conditions text := CASE p_scope ->> 'reach'
+        WHEN 'user' THEN ' AND user_id = ' || quote_literal(v_user)
+        WHEN 'session' THEN ' AND session_id = ' || quote_literal(p_scope ->> 'session_id')
+            || CASE WHEN NOT p_scope ? 'user_id' THEN ''
+                    WHEN v_user IS NULL THEN ' AND user_id IS NULL'
+                    ELSE ' AND user_id = ' || quote_literal(v_user) END
+        WHEN 'nobody' THEN ' AND user_id IS NULL AND session_id IS NULL'
+        WHEN 'unnamed' THEN CASE WHEN v_user IS NULL THEN ' AND user_id IS NULL'
+            ELSE ' AND (user_id IS NULL OR user_id = ' || quote_literal(v_user) || ')' END
+        WHEN 'everything' THEN ''
+        END;
+BEGIN
+    IF v_conditions IS NULL THEN
+        RAISE EXCEPTION 'episodes are read within a scope, and this is none: %', p_scope
+            USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    RETURN v_conditions || coalesce(' AND agent = ' || quote_literal(p_scope ->> 'agent'), '');
+END $$;
+
+-- Called when a run ends, by imports and by consolidation. Store an episode whole, in the caller's
+-- transaction; the same id again changes nothing. Return the id.
+CREATE OR REPLACE FUNCTION store_episode(p_tenant uuid, p_episode jsonb) RETURNS uuid
+LANGUAGE plpgsql AS $$
+DECLARE
+    e record;
+    v_state text := coalesce(p_episode ->> 'state', 'active');
+    v_inline bigint := bottega_limit('memory_inline_bytes', 16384);
+BEGIN
+    SELECT * INTO e FROM jsonb_to_record(p_episode) AS n(
+        id uuid, kind text, run_id uuid, session_id text, user_id text, agent text,
+        at timestamptz, outcome text, domain text, task_type text, failure_signature text,
+        trust smallint, origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb,
+        summary jsonb, tags text[], bodies jsonb, reflection jsonb, instances integer);
+    e.id := coalesce(e.id, uuidv7());
+    e.at := coalesce(e.at, clock_timestamp());
+    INSERT INTO episodes (tenant_id, id, kind, run_id, session_id, user_id, agent, at, outcome,
+                          domain, task_type, failure_signature, trust, origin, task, execution,
+                          result, metadata, summary)
+    VALUES (p_tenant, e.id, coalesce(e.kind, 'episode'), e.run_id, e.session_id, e.user_id,
+            e.agent, e.at, e.outcome, e.domain, e.task_type, e.failure_signature,
+            coalesce(e.trust, 1), coalesce(e.origin, '{}'), coalesce(e.task, '{}'),
+            coalesce(e.execution, '{}'), coalesce(e.result, '{}'), coalesce(e.metadata, '{}'),
+            coalesce(e.summary, '{}'))
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN e.id;
+    END IF;
+    INSERT INTO episode_bodies (tenant_id, episode_id, part, content, bytes)
+    SELECT p_tenant, e.id, b.key, b.value, octet_length(b.value::text)
+    FROM jsonb_each(nullif(e.bodies, 'null')) AS b WHERE b.value <> 'null';
+    IF e.reflection IS NOT NULL AND e.reflection <> 'null' THEN
+        INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
+        VALUES (p_tenant, e.id, e.reflection);
+    END IF;
+    INSERT INTO episode_tags (tenant_id, tag, episode_id)
+    SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
+    INSERT INTO episode_state (tenant_id, episode_id, state, at)
+    VALUES (p_tenant, e.id, v_state, e.at);
+    IF v_state IN ('active', 'mature', 'aged') THEN
+        INSERT INTO episode_search (tenant_id, episode_id, at, outcome, domain, task_type,
+                                    session_id, user_id, agent, failure_signature, trust,
+                                    instances, terms)
+        VALUES (p_tenant, e.id, e.at, e.outcome, e.domain, e.task_type, e.session_id, e.user_id,
+                e.agent, e.failure_signature, coalesce(e.trust, 1), coalesce(e.instances, 1),
+                episode_terms(p_tenant, e.summary));
+        INSERT INTO episode_pending (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
+    END IF;
+    INSERT INTO episode_pending (tenant_id, episode_id, work)
+    SELECT DISTINCT p_tenant, e.id, 'offload' FROM jsonb_each(nullif(e.bodies, 'null')) AS b
+    WHERE octet_length(b.value::text) > v_inline;
+    IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
+        INSERT INTO run_learning (tenant_id, run_id, episode_id)
+        VALUES (p_tenant, e.run_id, e.id) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN e.id;
+END $$;
+
+-- Called by the functions below. Return those of the given episodes that are within the scope.
+CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    EXECUTE 'SELECT coalesce(array_agg(id), ''{}'') FROM episodes
+             WHERE tenant_id = $1 AND id = ANY ($2)' || episode_scope(p_scope)
+    INTO v_ids USING current_setting('bottega.tenant')::uuid, p_ids;
+    RETURN v_ids;
+END $$;
+
+-- Return the state, feedback and stored parts of episodes within the scope. Unknown and deleted
+-- episodes are left out.
+CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
+    id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
+    deleted_at timestamptz, feedback jsonb, bodies jsonb
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_ids uuid[] := episodes_within(p_scope, p_ids);
+BEGIN
+    RETURN QUERY
+    SELECT e.id, s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
+        CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
+            'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at)
+        END,
+        (SELECT jsonb_agg(jsonb_build_object(
+             'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
+         FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id)
+    FROM episodes e
+    JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
+    LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
+    WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids) AND s.state <> 'deleted';
+END $$;
+
+-- Return episodes within the scope with everything but their bodies.
+CREATE OR REPLACE FUNCTION read_episodes(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
+    id uuid, kind text, run_id uuid, session_id text, user_id text, agent text, at timestamptz,
+    outcome text, domain text, task_type text, failure_signature text, trust smallint,
+    origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb, summary jsonb,
+    reflection jsonb, instances integer, tags text[], state text, access_count integer,
+    last_access timestamptz, consolidated_into uuid, deleted_at timestamptz, feedback jsonb,
+    bodies jsonb
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+BEGIN
+    RETURN QUERY
+    SELECT e.id, e.kind, e.run_id, e.session_id, e.user_id, e.agent, e.at, e.outcome, e.domain,
+        e.task_type, e.failure_signature, e.trust, e.origin, e.task, e.execution, e.result,
+        e.metadata, e.summary, r.reflection,
+        coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::integer, 1),
+        ARRAY(SELECT t.tag FROM episode_tags t
+              WHERE t.tenant_id = v_tenant AND t.episode_id = e.id ORDER BY t.tag),
+        s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at, s.feedback,
+        s.bodies
+    FROM read_episode_states(p_scope, p_ids) s
+    JOIN episodes e ON e.tenant_id = v_tenant AND e.id = s.id
+    LEFT JOIN episode_reflections r ON r.tenant_id = v_tenant AND r.episode_id = e.id
+    LEFT JOIN episode_search x ON x.tenant_id = v_tenant AND x.episode_id = e.id;
+END $$;
+
+-- Return the bodies of an episode within the scope, or the keys of those in the object store.
+CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
+    part text, content jsonb, object_key text
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT b.part, b.content, b.object_key FROM episode_bodies b
+    WHERE b.tenant_id = current_setting('bottega.tenant')::uuid
+      AND b.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]));
+END $$;
+
+-- Called for a prompt. Return the reflections of the latest episodes of a domain, within the scope.
+CREATE OR REPLACE FUNCTION episode_insights(p_scope jsonb, p_domain text, p_most integer)
+RETURNS TABLE (
+    episode_id uuid, at timestamptz, trust smallint, insights jsonb
+) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY EXECUTE '
+        SELECT s.episode_id, s.at, s.trust, r.reflection -> ''insights''
+        FROM (SELECT tenant_id, episode_id, at, trust FROM episode_search
+              WHERE tenant_id = $1 AND domain = $2' || episode_scope(p_scope) || '
+              ORDER BY at DESC, episode_id DESC LIMIT $3) s
+        JOIN episode_reflections r USING (tenant_id, episode_id)
+        ORDER BY s.at DESC, s.episode_id DESC'
+    USING current_setting('bottega.tenant')::uuid, p_domain, p_most;
+END $$;
+
+-- Trigger on tables whose rows are written once. Raise SQLSTATE BT002. A body may move, whole,
+-- between the database and the object store.
+CREATE OR REPLACE FUNCTION refuse_episode_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '% are written once and never changed', TG_TABLE_NAME
+        USING ERRCODE = 'BT002';
+END $$;
+
+CREATE OR REPLACE TRIGGER written_once BEFORE UPDATE ON episodes
+FOR EACH ROW EXECUTE FUNCTION refuse_episode_change();
+
+CREATE OR REPLACE TRIGGER written_once BEFORE UPDATE ON episode_reflections
+FOR EACH ROW EXECUTE FUNCTION refuse_episode_change();
+
+CREATE OR REPLACE TRIGGER written_once BEFORE UPDATE ON episode_bodies FOR EACH ROW
+WHEN (NEW.tenant_id <> OLD.tenant_id OR NEW.episode_id <> OLD.episode_id OR NEW.part <> OLD.part
+      OR NEW.bytes <> OLD.bytes OR NOT (OLD.content IS NOT NULL AND NEW.object_key IS NOT NULL))
+EXECUTE FUNCTION refuse_episode_change();
+
+-- Called when a run, a session or an episode is deleted for good. Delete episodes of the
+-- transaction's tenant and everything that belongs to them. Return the count of rows by table.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION erase_episodes(p_ids uuid[]) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_table text;
+    v_count integer;
+    v_removed jsonb := '{}';
+BEGIN
+    PERFORM hold_episodes(p_ids);
+    UPDATE pattern_applications SET episode_id = NULL, features = '{}'
+    WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids);
+    PERFORM dissolve_episodes(array_agg(DISTINCT id)) FROM (
+        SELECT consolidated_into AS id FROM episode_state
+        WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids) AND consolidated_into IS NOT NULL
+        UNION ALL
+        SELECT id FROM episodes
+        WHERE tenant_id = v_tenant AND id = ANY (p_ids) AND kind = 'consolidated') gone
+    HAVING count(*) > 0;
+    FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
+        'episode_state', 'episode_search', 'episode_vectors', 'episode_pending', 'pattern_sources', 'run_learning',
+        'episodes']
+    LOOP
+        EXECUTE format(
+            'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,
+            CASE v_table WHEN 'episodes' THEN 'id' ELSE 'episode_id' END)
+        USING v_tenant, p_ids;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        v_removed := v_removed || jsonb_build_object(v_table, v_count);
+    END LOOP;
+    RETURN v_removed;
+END $$;

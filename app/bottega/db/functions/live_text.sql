@@ -1,0 +1,65 @@
+-- Text of model calls that are not finished.
+
+-- Called by workers. Store pieces of text for runs of several tenants.
+CREATE OR REPLACE FUNCTION write_live_text(
+    p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
+    p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+BEGIN
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        INSERT INTO live_text
+            (tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
+        SELECT s.* FROM unnest(p_tenants, p_runs, p_tasks, p_parents, p_agents, p_calls,
+                               p_attempts, p_at, p_texts)
+            AS s(tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
+        WHERE s.tenant_id = v_tenant;
+    END LOOP;
+END $$;
+
+-- Called by workers when a model call ends. Delete its pieces; locked rows are left to the sweep.
+CREATE OR REPLACE FUNCTION clear_live_text(
+    p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+BEGIN
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        DELETE FROM live_text AS l
+        USING (
+            SELECT o.run_id, o.id FROM unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts)
+                AS d(tenant_id, run_id, task_id, call, attempt)
+            JOIN live_text o ON o.tenant_id = v_tenant AND o.run_id = d.run_id
+              AND o.task_id IS NOT DISTINCT FROM d.task_id AND o.call = d.call
+              AND o.attempt = d.attempt
+            WHERE d.tenant_id = v_tenant FOR UPDATE OF o SKIP LOCKED) AS gone
+        WHERE l.tenant_id = v_tenant AND l.run_id = gone.run_id AND l.id = gone.id;
+    END LOOP;
+END $$;
+
+-- Called by streams. Return, for each run, at most p_most pieces after the given id.
+CREATE OR REPLACE FUNCTION read_live_text(
+    p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer
+) RETURNS TABLE (
+    run_id uuid, tenant_id uuid, id bigint, task_id uuid, call integer, attempt integer,
+    at integer, text text, now timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+BEGIN
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        RETURN QUERY
+        SELECT t.* FROM unnest(p_tenants, p_runs, p_after) AS w(tenant_id, run_id, after)
+        CROSS JOIN LATERAL (
+            SELECT l.run_id, l.tenant_id, l.id, l.task_id, l.call, l.attempt, l.at, l.text,
+                   clock_timestamp()
+            FROM live_text l
+            WHERE l.tenant_id = v_tenant AND l.run_id = w.run_id AND l.id > w.after
+            ORDER BY l.id LIMIT p_most) AS t
+        WHERE w.tenant_id = v_tenant;
+    END LOOP;
+END $$;

@@ -1,0 +1,300 @@
+-- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
+
+-- Called when a run is submitted. Store the run with what it carries over from the run it retries,
+-- and queue it if its tenant has a free place; otherwise it waits. Return the row as JSON, or
+-- {"refused": reason} (a limit, or the session belongs to another user).
+CREATE OR REPLACE FUNCTION accept_run(
+    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb, p_publications jsonb
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_carried integer := jsonb_array_length(p_carried);
+    v_place integer;
+    v_refusal jsonb := refuse_run(p_tenant);
+    v_user text := p_new ->> 'user';
+    v_of_session text;
+BEGIN
+    IF v_refusal IS NOT NULL THEN
+        RETURN v_refusal;
+    END IF;
+    v_place := free_place(p_tenant);
+    IF p_new ->> 'session_id' IS NOT NULL THEN
+        -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
+        LOOP
+            INSERT INTO sessions (tenant_id, id, user_id)
+            VALUES (p_tenant, p_new ->> 'session_id', v_user) ON CONFLICT DO NOTHING;
+            SELECT s.user_id INTO v_of_session FROM sessions s WHERE s.tenant_id = p_tenant
+                AND s.id = p_new ->> 'session_id' FOR KEY SHARE;
+            EXIT WHEN FOUND;
+        END LOOP;
+        IF v_user IS NOT NULL AND v_user IS DISTINCT FROM v_of_session THEN
+            RETURN jsonb_build_object('refused', 'session_user');
+        END IF;
+        v_user := v_of_session;
+    END IF;
+    INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
+                      pinned, priority, timeout_s, queue_timeout_s, token_budget, webhook_url,
+                      metadata, place, memory, principal, retry_of, task_root, last_seq,
+                      carried_seq)
+    SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
+           n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.webhook_url,
+           n.metadata, v_place, coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
+           1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
+    FROM jsonb_to_record(p_new) AS n(
+        mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
+        pinned jsonb, priority smallint, timeout_s double precision,
+        queue_timeout_s double precision, token_budget bigint, webhook_url text, metadata jsonb,
+        retry_of uuid, task_root uuid, memory text, principal text)
+    RETURNING * INTO r;
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
+        p_tenant, r.id, 1, 0, 'run.queued', r.created_at, jsonb_build_object(
+            'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
+            'priority', r.priority, 'retry_of', r.retry_of));
+    IF v_carried > 0 THEN
+        INSERT INTO run_events
+            (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
+        SELECT p_tenant, r.id, 1 + e.position, 0, e.value ->> 'type',
+               (e.value ->> 'task_id')::uuid, (e.value ->> 'parent_task_id')::uuid,
+               e.value ->> 'agent', (e.value ->> 'depth')::smallint, r.created_at, e.value -> 'data'
+        FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position);
+        INSERT INTO tasks (
+            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
+            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
+            ended_at, cancel_requested_at)
+        SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
+        FROM task_rows(p_tasks, r.created_at) t;
+        INSERT INTO graph_snapshots
+            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
+        SELECT p_tenant, r.id, p.agent, p.version, p.task_id, p.answer_seq, p.content, r.created_at
+        FROM jsonb_to_recordset(p_publications) AS p(
+            agent text, version integer, task_id uuid, answer_seq bigint, content text);
+    END IF;
+    IF v_place IS NOT NULL THEN
+        PERFORM enqueue_run(p_tenant, r.id, r.priority);
+    END IF;
+    RETURN to_jsonb(r) - '{pinned,session_base,place,principal}'::text[];
+END $$;
+
+-- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
+-- another try makes sense; NULL if the run may come in.
+CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_queued bigint := bottega_limit('queued_runs', 1000);
+    v_tokens bigint := bottega_limit('tokens_per_day', NULL);
+    v_today date := (now() AT TIME ZONE 'UTC')::date;
+BEGIN
+    IF v_tokens IS NOT NULL AND v_tokens <= (SELECT tokens FROM token_usage
+                                             WHERE tenant_id = p_tenant AND day = v_today) THEN
+        RETURN jsonb_build_object('refused', 'tokens_per_day', 'limit', v_tokens, 'retry_after_s',
+            extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
+    ELSIF v_queued <= (SELECT coalesce(sum(w.runs), 0) FROM waiting_runs w
+                       WHERE w.tenant_id = p_tenant) THEN
+        RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Called by claimed_run. Follow retry_of back to the first run of a series of retries (at most
+-- 1,000), so that all of them get the same arm of an experiment.
+CREATE OR REPLACE FUNCTION first_try(p_tenant uuid, p_run uuid) RETURNS uuid
+LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE tries AS (
+        SELECT id, retry_of, 1 AS n FROM runs WHERE tenant_id = p_tenant AND id = p_run
+        UNION ALL
+        SELECT r.id, r.retry_of, t.n + 1 FROM tries t
+        JOIN runs r ON r.tenant_id = p_tenant AND r.id = t.retry_of
+        WHERE t.n < 1000)
+    SELECT id FROM tries ORDER BY n DESC LIMIT 1
+$$;
+
+-- Called by the list of runs. Return ids of the tenant's runs by metadata; of each condition's
+-- alternatives one must hold. SECURITY DEFINER, because a policy keeps the operator @> off its
+-- index.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION runs_by_metadata(
+    p_conditions jsonb[], p_status text, p_agent text, p_session text, p_user text,
+    p_after timestamptz, p_before timestamptz, p_first uuid, p_last uuid, p_descending boolean,
+    p_most integer
+) RETURNS SETOF uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_sql text := 'SELECT id FROM runs WHERE tenant_id = $1 AND metadata <> ''{}''';
+    v_condition jsonb;
+BEGIN
+    FOREACH v_condition IN ARRAY p_conditions LOOP
+        -- Literals, so that the planner sees how common they are.
+        v_sql := v_sql || (
+            SELECT ' AND (' || string_agg(format('metadata @> %L', one), ' OR ') || ')'
+            FROM jsonb_array_elements(v_condition) AS one);
+    END LOOP;
+    RETURN QUERY EXECUTE v_sql || '
+        AND ($2 IS NULL OR status = $2) AND ($3 IS NULL OR agent = $3)
+        AND ($4 IS NULL OR session_id = $4) AND ($5 IS NULL OR user_id = $5)
+        AND ($6 IS NULL OR created_at > $6) AND ($7 IS NULL OR created_at < $7)
+        AND ($8 IS NULL OR id > $8) AND ($9 IS NULL OR id < $9)
+        ORDER BY id ' || CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END || ' LIMIT $10'
+    USING v_tenant, p_status, p_agent, p_session, p_user, p_after, p_before, p_first, p_last,
+          p_most;
+END $$;
+
+-- Called by the API. End a run that waits, or whose worker is dead; for one that is executed, store
+-- the request and notify its worker. Return NULL for an unknown run and 'final' for an ended one.
+CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_status text;
+    v_alive boolean;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    SELECT status, leased_until > clock_timestamp() INTO v_status, v_alive
+    FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF v_status NOT IN ('queued', 'running') THEN
+        RETURN 'final';
+    END IF;
+    UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    WHERE tenant_id = p_tenant AND id = p_run;
+    IF v_status = 'running' AND v_alive THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+        RETURN 'requested';
+    END IF;
+    PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    RETURN 'cancelled';
+END $$;
+
+-- Called by cancel_run, claim_run, hand_back and expire_queued. End a run that no worker executes:
+-- its tasks, its episode, its final event and its queue row; then give its place to the next run.
+CREATE OR REPLACE FUNCTION end_unclaimed(
+    p_tenant uuid, p_run uuid, p_status text, p_error jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_count integer;
+    v_type text;
+    v_told jsonb;
+    v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
+    v_now timestamptz := clock_timestamp();
+    v_data jsonb := jsonb_build_object(
+        'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
+BEGIN
+    UPDATE runs SET status = p_status, ended_at = v_now, last_seq = last_seq + 1, error = p_error,
+        stop_reason = v_data ->> 'stop_reason',
+        attempts = CASE status WHEN 'running'
+            THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING * INTO r;
+    WITH ended AS (
+        UPDATE tasks t SET status = 'cancelled', ended_at = v_now,
+            error = CASE t.mode WHEN 'async' THEN v_why ELSE t.error END,
+            duration_ms = CASE t.mode WHEN 'async'
+                THEN (extract(epoch FROM v_now - t.created_at) * 1000)::bigint END
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run
+          AND t.status IN ('queued', 'running', 'streaming')
+        RETURNING t.*, old.status AS was
+    ), spent AS (
+        SELECT e.task_id, jsonb_build_object(
+            'input', sum((e.data #>> '{usage,input}')::bigint),
+            'output', sum((e.data #>> '{usage,output}')::bigint),
+            'cached', sum((e.data #>> '{usage,cached}')::bigint),
+            'reasoning', sum((e.data #>> '{usage,reasoning}')::bigint),
+            'estimated', bool_or((e.data #>> '{usage,estimated}')::boolean)) AS usage
+        FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
+        GROUP BY e.task_id
+    )
+    INSERT INTO run_events
+        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
+    SELECT p_tenant, p_run, r.last_seq - 1 + row_number() OVER (
+               ORDER BY t.depth DESC, t.created_at, t.id, e.position),
+           r.attempt, e.type, t.id, t.parent_id, t.agent, t.depth, v_now,
+           CASE e.position
+               WHEN 1 THEN jsonb_build_object(
+                   'attempt', coalesce(t.attempt, 1), 'from', t.was, 'to', 'cancelled')
+               ELSE jsonb_build_object(
+                   'duration_ms', t.duration_ms, 'error', v_why,
+                   'token_usage', coalesce(s.usage, '{"input": 0, "output": 0, "cached": 0,
+                       "reasoning": 0, "estimated": false}')) END
+    FROM ended t LEFT JOIN spent s ON s.task_id = t.id
+    CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
+        AS e(position, type)
+    WHERE t.mode = 'async';
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 THEN
+        UPDATE runs SET last_seq = last_seq + v_count
+        WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
+    END IF;
+    IF r.memory = 'full' THEN
+        BEGIN
+            v_type := 'episode.stored';
+            v_told := unclaimed_episode(r);
+            v_told := jsonb_build_object('episode_id', store_episode(p_tenant, v_told),
+                                         'outcome', v_told ->> 'outcome');
+        EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
+            v_type := 'warning';
+            v_told := jsonb_build_object(
+                'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM);
+        END;
+        INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
+        VALUES (p_tenant, p_run, r.last_seq, r.attempt, v_type, v_now, v_told);
+        UPDATE runs SET last_seq = last_seq + 1
+        WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
+    END IF;
+    IF p_error IS NOT NULL THEN
+        v_data := v_data || jsonb_build_object('error', p_error);
+    END IF;
+    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
+    VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'run.' || p_status, v_now, v_data);
+    DELETE FROM pgqueuer.pgqueuer
+    WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
+    PERFORM pg_notify('bottega_events', p_run::text);
+    PERFORM fill_place(p_tenant, r.place);
+    IF r.attempt > 0 THEN
+        PERFORM count_tokens(p_tenant, spent_tokens(p_tenant, p_run));
+    END IF;
+END $$;
+
+-- Called by end_unclaimed. Build the episode of a run that no worker ended, from its row alone.
+CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object(
+        'id', md5('episode ' || r.id)::uuid, 'run_id', r.id, 'session_id', r.session_id,
+        'user_id', r.user_id, 'agent', r.agent, 'at', r.ended_at, 'trust', 3,
+        'domain', said_of_run('domain', r.metadata, q.agent),
+        'task_type',
+            coalesce(said_of_run('task_type', r.metadata, q.agent), r.agent, r.graph),
+        'tags', (
+            SELECT coalesce(jsonb_agg(left(btrim(tag #>> '{}'), 64)), '[]') FROM (
+                SELECT tag FROM jsonb_array_elements(CASE jsonb_typeof(r.metadata -> 'tags')
+                    WHEN 'array' THEN r.metadata -> 'tags' ELSE '[]' END) AS tag
+                WHERE jsonb_typeof(tag) = 'string' AND btrim(tag #>> '{}') <> '' LIMIT 20) t),
+        'outcome', CASE r.status WHEN 'cancelled' THEN 'CANCELLED' ELSE 'FAILURE' END,
+        'failure_signature', left(r.error ->> 'code', 200),
+        'origin', jsonb_build_object('principal', r.principal, 'run', r.id, 'tool', NULL),
+        'task', jsonb_build_object('original_input', left(q.text, 2000), 'goals', '[]'::jsonb,
+            'constraints', '[]'::jsonb, 'context', '{}'::jsonb, 'complexity', NULL),
+        'execution', jsonb_build_object('plan', '[]'::jsonb, 'adaptations', '[]'::jsonb,
+            'duration_s', coalesce(extract(epoch FROM r.ended_at - r.started_at), 0),
+            'resources', '{}'::jsonb),
+        'result', jsonb_build_object('output', NULL, 'error', r.error,
+            'side_effects', '[]'::jsonb, 'quality', '{}'::jsonb),
+        'metadata', jsonb_build_object('agents', (
+            SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
+            FROM jsonb_object_keys(r.pinned -> 'agents') AS name)),
+        'summary', jsonb_build_object('task', left(q.text, 2000), 'result', '',
+            'errors', coalesce(left(r.error ->> 'message', 2000), ''), 'steps', ''),
+        'bodies', CASE WHEN length(q.text) > 2000
+            THEN jsonb_build_object('input', r.input) ELSE '{}' END)
+    FROM (SELECT CASE jsonb_typeof(r.input) WHEN 'string' THEN r.input #>> '{}' ELSE (
+              SELECT m ->> 'content' FROM jsonb_array_elements(r.input) AS m
+              WHERE m ->> 'role' = 'user' LIMIT 1) END AS text, (
+              SELECT v.definition -> 'metadata' FROM agent_versions v
+              WHERE v.tenant_id = r.tenant_id AND v.name = r.agent
+                AND v.version = (r.pinned #>> ARRAY['agents', r.agent])::integer) AS agent) q
+$$;
+
+-- Called by unclaimed_episode. Return a text value from the first of several metadata that has it.
+CREATE OR REPLACE FUNCTION said_of_run(p_name text, VARIADIC p_metadata jsonb[]) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT left(btrim(m ->> p_name), 64) FROM unnest(p_metadata) WITH ORDINALITY AS u(m, n)
+    WHERE jsonb_typeof(m -> p_name) = 'string' AND btrim(m ->> p_name) <> '' ORDER BY n LIMIT 1
+$$;

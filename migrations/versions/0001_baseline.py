@@ -1,0 +1,43 @@
+"""Baseline: tables, indexes and constraints (``0001_baseline.sql``), and the tables of the queue.
+
+Until 0.1.0 is released there is no other migration: a change of the schema edits the baseline. Its
+revision is a hash, so a database of another baseline is recognised.
+"""
+
+from pathlib import Path
+
+from alembic import op
+from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
+from pgqueuer.domain.settings import DBSettings, Durability
+
+from bottega.db.driver import run_script
+from bottega.db.migrate import head
+
+revision = head()
+down_revision = None
+branch_labels = None
+depends_on = None
+
+# An administrator may have to install it.
+EXTENSION = """
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector') THEN
+        CREATE EXTENSION vector;
+    END IF;
+EXCEPTION
+    WHEN insufficient_privilege OR undefined_file OR feature_not_supported THEN
+        RAISE EXCEPTION 'Bottega keeps vectors with pgvector (0.8.4 or newer), and % may not '
+            'install it or it is not there (%): have an administrator install it and run '
+            'CREATE EXTENSION vector in this database', quote_ident(current_user), SQLERRM;
+END $$
+"""
+
+QUEUE = QueryBuilderEnvironment(DBSettings(db_schema="pgqueuer", durability=Durability.balanced))
+
+
+def upgrade() -> None:
+    op.execute(EXTENSION)
+    tables = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+    for script in (tables, QUEUE.build_install_query()):
+        run_script(op.get_bind(), script)

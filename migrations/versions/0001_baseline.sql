@@ -1,0 +1,710 @@
+-- Tables, indexes and constraints. Functions, triggers, grants and policies are in
+-- app/bottega/db/functions. No index on runs names a column that changes while a run goes on:
+-- each step would write to it.
+
+-- The SQL files in app/bottega/db/functions that are in this database, each with its hash.
+CREATE TABLE sql_files (
+    name text NOT NULL,
+    hash text NOT NULL,
+    CONSTRAINT pk_sql_files PRIMARY KEY (name)
+);
+
+-- --- Tenants, their keys and limits --------------------------------------------------------------
+
+CREATE TABLE tenants (
+    id uuid NOT NULL DEFAULT uuidv7(),
+    name text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    salt uuid NOT NULL DEFAULT gen_random_uuid(),
+    CONSTRAINT pk_tenants PRIMARY KEY (id),
+    CONSTRAINT uq_tenants_name UNIQUE (name)
+);
+
+CREATE TABLE api_keys (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    name text NOT NULL,
+    prefix text NOT NULL,
+    key_hash bytea NOT NULL,
+    scope text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    expires_at timestamptz,
+    last_used_at timestamptz,
+    revoked_at timestamptz,
+    CONSTRAINT pk_api_keys PRIMARY KEY (tenant_id, id),
+    CONSTRAINT uq_api_keys_key_hash UNIQUE (key_hash),
+    CONSTRAINT fk_api_keys_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_api_keys_scope CHECK (scope IN ('read', 'run', 'admin'))
+);
+
+CREATE TABLE first_key (
+    one boolean NOT NULL DEFAULT true,
+    at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_first_key PRIMARY KEY (one),
+    CONSTRAINT ck_first_key_one CHECK (one)
+);
+
+CREATE TABLE ws_tickets (
+    tenant_id uuid NOT NULL,
+    ticket_hash bytea NOT NULL,
+    run_id uuid,
+    expires_at timestamptz NOT NULL,
+    scope text NOT NULL DEFAULT 'run',
+    key_id uuid,
+    CONSTRAINT pk_ws_tickets PRIMARY KEY (tenant_id, ticket_hash),
+    CONSTRAINT uq_ws_tickets_ticket_hash UNIQUE (ticket_hash),
+    CONSTRAINT fk_ws_tickets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX ix_ws_tickets_expires_at ON ws_tickets (expires_at);
+
+CREATE TABLE idempotency_keys (
+    tenant_id uuid NOT NULL,
+    key text NOT NULL,
+    request_hash bytea NOT NULL,
+    answer jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_idempotency_keys PRIMARY KEY (tenant_id, key),
+    CONSTRAINT fk_idempotency_keys_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX ix_idempotency_keys_created_at ON idempotency_keys (created_at);
+
+CREATE TABLE audit_log (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    at timestamptz NOT NULL DEFAULT now(),
+    actor text NOT NULL,
+    action text NOT NULL,
+    target text NOT NULL,
+    details jsonb NOT NULL DEFAULT '{}',
+    CONSTRAINT pk_audit_log PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_audit_log_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE token_usage (
+    tenant_id uuid NOT NULL,
+    day date NOT NULL,
+    tokens bigint NOT NULL,
+    CONSTRAINT pk_token_usage PRIMARY KEY (tenant_id, day),
+    CONSTRAINT fk_token_usage_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE UNLOGGED TABLE token_slices (
+    tenant_id uuid NOT NULL,
+    worker_id uuid NOT NULL,
+    tokens bigint NOT NULL,
+    spent bigint NOT NULL,
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT pk_token_slices PRIMARY KEY (tenant_id, worker_id),
+    CONSTRAINT fk_token_slices_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE webhook_secrets (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    secret text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    expires_at timestamptz,
+    CONSTRAINT pk_webhook_secrets PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_webhook_secrets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE UNIQUE INDEX uq_webhook_secrets_current ON webhook_secrets (tenant_id)
+    WHERE expires_at IS NULL;
+
+-- The tenant of a server without keys.
+INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
+
+-- --- Agents and graphs as users edit them --------------------------------------------------------
+
+CREATE TABLE agents (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    deleted_at timestamptz,
+    CONSTRAINT pk_agents PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_agents_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE agent_versions (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_agent_versions PRIMARY KEY (tenant_id, name, version),
+    CONSTRAINT fk_agent_versions_tenant_id_name_agents
+        FOREIGN KEY (tenant_id, name) REFERENCES agents (tenant_id, name)
+);
+
+CREATE TABLE graphs (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    deleted_at timestamptz,
+    CONSTRAINT pk_graphs PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_graphs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE graph_versions (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_graph_versions PRIMARY KEY (tenant_id, name, version),
+    CONSTRAINT fk_graph_versions_tenant_id_name_graphs
+        FOREIGN KEY (tenant_id, name) REFERENCES graphs (tenant_id, name)
+);
+
+-- --- Sessions ------------------------------------------------------------------------------------
+
+CREATE TABLE sessions (
+    tenant_id uuid NOT NULL,
+    id text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    user_id text,
+    CONSTRAINT pk_sessions PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_sessions_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE session_memory (
+    tenant_id uuid NOT NULL,
+    session_id text NOT NULL,
+    agent text NOT NULL,
+    version integer NOT NULL,
+    content text NOT NULL,
+    details jsonb NOT NULL,
+    run_id uuid NOT NULL,
+    published_at timestamptz NOT NULL,
+    CONSTRAINT pk_session_memory PRIMARY KEY (tenant_id, session_id, agent),
+    CONSTRAINT fk_session_memory_tenant_id_session_id_sessions
+        FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+);
+
+-- --- Runs and their log --------------------------------------------------------------------------
+
+CREATE TABLE runs (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    status text NOT NULL DEFAULT 'queued',
+    mode text NOT NULL,
+    agent text,
+    graph text,
+    session_id text,
+    session_base jsonb,
+    input jsonb NOT NULL,
+    pinned jsonb NOT NULL,
+    output jsonb,
+    stop_reason text,
+    error jsonb,
+    usage jsonb,
+    priority smallint NOT NULL DEFAULT '5',
+    timeout_s double precision NOT NULL,
+    metadata jsonb NOT NULL DEFAULT '{}',
+    attempt integer NOT NULL DEFAULT 0,
+    attempts jsonb NOT NULL DEFAULT '[]',
+    last_seq bigint NOT NULL DEFAULT '0',
+    created_at timestamptz NOT NULL DEFAULT now(),
+    cancel_requested_at timestamptz,
+    started_at timestamptz,
+    leased_until timestamptz,
+    deadline timestamptz,
+    ended_at timestamptz,
+    token_budget bigint,
+    queue_timeout_s double precision NOT NULL DEFAULT '86400',
+    webhook_url text,
+    retry_of uuid,
+    claimed_by uuid,
+    task_root uuid,
+    carried_seq bigint NOT NULL DEFAULT '0',
+    place integer,
+    memory text NOT NULL DEFAULT 'off',
+    principal text,
+    user_id text,
+    CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
+    CONSTRAINT ck_runs_status
+        CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout', 'cancelled'))
+) WITH (fillfactor=70);  -- each step updates the row: leave room beside it
+CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
+    WHERE metadata <> '{}';
+CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
+CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
+CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
+    WHERE ended_at IS NULL AND place IS NULL;
+CREATE UNIQUE INDEX uq_runs_place ON runs (tenant_id, place) WHERE ended_at IS NULL;
+
+CREATE TABLE waiting_runs (
+    tenant_id uuid NOT NULL,
+    part bigint GENERATED ALWAYS AS IDENTITY,
+    runs integer NOT NULL,
+    CONSTRAINT pk_waiting_runs PRIMARY KEY (tenant_id, part),
+    CONSTRAINT fk_waiting_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+) WITH (fillfactor=10);  -- every change of a row fits beside it
+
+CREATE TABLE tasks (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    id uuid NOT NULL,
+    parent_id uuid,
+    agent text NOT NULL,
+    depth smallint NOT NULL,
+    status text NOT NULL,
+    answer_seq bigint,
+    error jsonb,
+    usage jsonb,
+    started_at timestamptz,
+    ended_at timestamptz,
+    cancel_requested_at timestamptz,
+    mode text NOT NULL DEFAULT 'sync',
+    priority smallint,
+    timeout_ms integer,
+    attempt integer,
+    duration_ms bigint,
+    metadata jsonb,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_tasks PRIMARY KEY (tenant_id, run_id, id),
+    CONSTRAINT fk_tasks_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_tasks_mode CHECK (mode IN ('sync', 'async')),
+    CONSTRAINT ck_tasks_status
+        CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout',
+        'cancelled', 'streaming'))
+);
+CREATE INDEX ix_tasks_cancelled ON tasks (tenant_id, run_id) WHERE cancel_requested_at IS NOT NULL;
+
+CREATE TABLE run_events (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    seq bigint NOT NULL,
+    attempt integer NOT NULL,
+    type text NOT NULL,
+    task_id uuid,
+    parent_task_id uuid,
+    agent text,
+    at timestamptz NOT NULL,
+    data jsonb NOT NULL,
+    depth smallint,
+    CONSTRAINT pk_run_events PRIMARY KEY (tenant_id, run_id, seq)
+);
+
+CREATE TABLE graph_snapshots (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    agent text NOT NULL,
+    version integer NOT NULL,
+    task_id uuid,
+    answer_seq bigint,
+    content text,
+    published_at timestamptz NOT NULL,
+    CONSTRAINT pk_graph_snapshots PRIMARY KEY (tenant_id, run_id, agent),
+    CONSTRAINT fk_graph_snapshots_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE
+);
+
+CREATE UNLOGGED TABLE live_text (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    task_id uuid,
+    parent_task_id uuid,
+    agent text,
+    call integer NOT NULL,
+    attempt integer NOT NULL,
+    at integer NOT NULL,
+    text text NOT NULL,
+    CONSTRAINT pk_live_text PRIMARY KEY (tenant_id, run_id, id)
+);
+
+CREATE TABLE webhooks (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    url text NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    tries integer NOT NULL DEFAULT 0,
+    answer integer,
+    error text,
+    next_at timestamptz DEFAULT now(),
+    ended_at timestamptz,
+    CONSTRAINT pk_webhooks PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT fk_webhooks_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_webhooks_status CHECK (status IN ('pending', 'delivered', 'failed'))
+);
+CREATE INDEX ix_webhooks_pending ON webhooks (tenant_id, next_at) WHERE status = 'pending';
+
+CREATE TABLE schedules (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    cron text NOT NULL,
+    timezone text NOT NULL,
+    run jsonb NOT NULL,
+    paused boolean NOT NULL DEFAULT false,
+    next_at timestamptz NOT NULL,
+    last_at timestamptz,
+    last_run_id uuid,
+    last_error jsonb,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_schedules PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_schedules_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX ix_schedules_next_at ON schedules (next_at) WHERE NOT paused;
+
+-- --- Workers -------------------------------------------------------------------------------------
+
+CREATE UNLOGGED TABLE workers (
+    id uuid NOT NULL,
+    started_at timestamptz NOT NULL,
+    seen_at timestamptz NOT NULL,
+    pool jsonb NOT NULL,
+    CONSTRAINT pk_workers PRIMARY KEY (id)
+);
+
+CREATE UNLOGGED TABLE worker_tenants (
+    tenant_id uuid NOT NULL,
+    worker_id uuid NOT NULL,
+    state jsonb NOT NULL,
+    seen_at timestamptz NOT NULL,
+    CONSTRAINT pk_worker_tenants PRIMARY KEY (tenant_id, worker_id)
+);
+
+-- --- Episodes ------------------------------------------------------------------------------------
+
+CREATE TABLE episodes (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    kind text NOT NULL DEFAULT 'episode',
+    run_id uuid,
+    session_id text,
+    at timestamptz NOT NULL,
+    outcome text NOT NULL,
+    domain text,
+    task_type text,
+    failure_signature text,
+    trust smallint NOT NULL,
+    origin jsonb NOT NULL DEFAULT '{}',
+    task jsonb NOT NULL,
+    execution jsonb NOT NULL DEFAULT '{}',
+    result jsonb NOT NULL DEFAULT '{}',
+    metadata jsonb NOT NULL DEFAULT '{}',
+    summary jsonb NOT NULL,
+    user_id text,
+    agent text,
+    CONSTRAINT pk_episodes PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_episodes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_episodes_kind CHECK (kind IN ('episode', 'consolidated')),
+    CONSTRAINT ck_episodes_outcome
+        CHECK (outcome IN ('SUCCESS', 'PARTIAL', 'FAILURE', 'CANCELLED')),
+    CONSTRAINT ck_episodes_trust CHECK (trust BETWEEN 1 AND 3)
+);
+CREATE INDEX ix_episodes_run ON episodes (tenant_id, run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX ix_episodes_session ON episodes (tenant_id, session_id) WHERE session_id IS NOT NULL;
+
+CREATE TABLE episode_bodies (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    part text NOT NULL,
+    content jsonb,
+    object_key text,
+    bytes integer NOT NULL,
+    CONSTRAINT pk_episode_bodies PRIMARY KEY (tenant_id, episode_id, part),
+    CONSTRAINT fk_episode_bodies_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_episode_bodies_part CHECK (part IN ('trace', 'input', 'output')),
+    CONSTRAINT ck_episode_bodies_place CHECK ((content IS NULL) <> (object_key IS NULL))
+);
+
+CREATE TABLE episode_reflections (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    reflection jsonb NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_episode_reflections PRIMARY KEY (tenant_id, episode_id),
+    CONSTRAINT fk_episode_reflections_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+
+CREATE TABLE episode_feedback (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    outcome text,
+    score double precision,
+    comment text,
+    "by" text NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_episode_feedback PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT fk_episode_feedback_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_episode_feedback_outcome CHECK (outcome IN ('SUCCESS', 'PARTIAL', 'FAILURE'))
+);
+
+CREATE TABLE episode_tags (
+    tenant_id uuid NOT NULL,
+    tag text NOT NULL,
+    episode_id uuid NOT NULL,
+    CONSTRAINT pk_episode_tags PRIMARY KEY (tenant_id, tag, episode_id),
+    CONSTRAINT fk_episode_tags_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_episode_tags_episode ON episode_tags (tenant_id, episode_id);
+
+CREATE TABLE episode_state (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    state text NOT NULL DEFAULT 'active',
+    at timestamptz NOT NULL,
+    access_count integer NOT NULL DEFAULT 0,
+    last_access timestamptz,
+    consolidated_into uuid,
+    deleted_at timestamptz,
+    task_key bytea,
+    CONSTRAINT pk_episode_state PRIMARY KEY (tenant_id, episode_id),
+    CONSTRAINT fk_episode_state_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_episode_state_state
+        CHECK (state IN ('active', 'mature', 'aged', 'archived', 'consolidated',
+        'deleted', 'quarantined'))
+) WITH (fillfactor=80);  -- counting an access changes no index
+CREATE INDEX ix_episode_state_alike ON episode_state (tenant_id, task_key, at)
+    WHERE task_key IS NOT NULL;
+CREATE INDEX ix_episode_state_consolidated ON episode_state (tenant_id, consolidated_into)
+    WHERE consolidated_into IS NOT NULL;
+CREATE INDEX ix_episode_state_due ON episode_state (tenant_id, state, at, episode_id);
+CREATE INDEX ix_episode_state_waiting ON episode_state (tenant_id, at, episode_id)
+    WHERE task_key IS NOT NULL;
+
+CREATE TABLE episode_search (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    at timestamptz NOT NULL,
+    outcome text NOT NULL,
+    domain text,
+    task_type text,
+    session_id text,
+    failure_signature text,
+    trust smallint NOT NULL,
+    instances integer NOT NULL DEFAULT 1,
+    terms tsvector NOT NULL,
+    user_id text,
+    agent text,
+    CONSTRAINT pk_episode_search PRIMARY KEY (tenant_id, episode_id),
+    CONSTRAINT fk_episode_search_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_episode_search_at ON episode_search (tenant_id, at, episode_id);
+CREATE INDEX ix_episode_search_domain ON episode_search (tenant_id, domain, at, episode_id);
+CREATE INDEX ix_episode_search_failure ON episode_search
+    (tenant_id, failure_signature, at, episode_id)
+    WHERE failure_signature IS NOT NULL;
+CREATE INDEX ix_episode_search_nobody ON episode_search (tenant_id, at, episode_id)
+    WHERE user_id IS NULL AND session_id IS NULL;
+CREATE INDEX ix_episode_search_outcome ON episode_search (tenant_id, outcome, at, episode_id);
+CREATE INDEX ix_episode_search_session ON episode_search (tenant_id, session_id, at, episode_id)
+    WHERE session_id IS NOT NULL;
+CREATE INDEX ix_episode_search_task_type ON episode_search (tenant_id, task_type, at, episode_id);
+CREATE INDEX ix_episode_search_terms ON episode_search USING gin (terms)
+    WITH (fastupdate=off);  -- a pending list would slow each search
+CREATE INDEX ix_episode_search_unnamed ON episode_search (tenant_id, at, episode_id)
+    WHERE user_id IS NULL;
+CREATE INDEX ix_episode_search_user ON episode_search (tenant_id, user_id, at, episode_id)
+    WHERE user_id IS NOT NULL;
+
+CREATE TABLE episode_vectors (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    embedder text NOT NULL,
+    at timestamptz NOT NULL,
+    outcome text NOT NULL,
+    domain text,
+    task_type text,
+    session_id text,
+    task halfvec NOT NULL,
+    result halfvec NOT NULL,
+    whole halfvec NOT NULL,
+    user_id text,
+    agent text,
+    CONSTRAINT pk_episode_vectors PRIMARY KEY (tenant_id, episode_id, embedder),
+    CONSTRAINT fk_episode_vectors_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
+    USING hnsw ((task::halfvec(768)) halfvec_cosine_ops)
+    WHERE vector_dims(task) = 768;
+-- Searches read only this vector: it stays in the row.
+ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
+
+CREATE TABLE episode_pending (
+    tenant_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    work text NOT NULL,
+    tries integer NOT NULL DEFAULT 0,
+    next_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_episode_pending PRIMARY KEY (tenant_id, episode_id, work),
+    CONSTRAINT fk_episode_pending_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_episode_pending_work CHECK (work IN ('embed', 'offload'))
+);
+CREATE INDEX ix_episode_pending_due ON episode_pending (work, tenant_id, next_at, episode_id);
+CREATE INDEX ix_episode_pending_next ON episode_pending (next_at);
+
+CREATE TABLE memory_indexes (
+    tenant_id uuid NOT NULL,
+    embedder text,
+    common text[] NOT NULL DEFAULT '{}',
+    sampled_rows integer NOT NULL DEFAULT 0,
+    sampled_at timestamptz,
+    shares real[] NOT NULL DEFAULT '{}',
+    leftovers boolean NOT NULL DEFAULT false,
+    tended_at timestamptz,
+    CONSTRAINT pk_memory_indexes PRIMARY KEY (tenant_id),
+    CONSTRAINT fk_memory_indexes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE object_trash (
+    object_key text NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_object_trash PRIMARY KEY (object_key)
+);
+CREATE INDEX ix_object_trash_at ON object_trash (at);
+
+CREATE TABLE index_care (
+    name text NOT NULL,
+    changes bigint NOT NULL,
+    at timestamptz NOT NULL,
+    CONSTRAINT pk_index_care PRIMARY KEY (name)
+);
+
+-- --- Patterns, learning and maintenance of memory ------------------------------------------------
+
+CREATE TABLE patterns (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    name text NOT NULL,
+    category text NOT NULL,
+    state text NOT NULL DEFAULT 'CANDIDATE',
+    version integer NOT NULL DEFAULT 1,
+    trust smallint NOT NULL DEFAULT '1',
+    fingerprint text,
+    document jsonb NOT NULL,
+    origin jsonb NOT NULL DEFAULT '{}',
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    uses integer NOT NULL DEFAULT 0,
+    last_used timestamptz,
+    replaced_by uuid,
+    reason text,
+    applications integer NOT NULL DEFAULT 0,
+    success_rate double precision,
+    time_saved_s double precision,
+    tokens_saved double precision,
+    uplift double precision,
+    confidence double precision NOT NULL DEFAULT '0',
+    p_value double precision,
+    e_value double precision NOT NULL DEFAULT '1',
+    baseline jsonb NOT NULL DEFAULT '{}',
+    verdict text,
+    validated_at timestamptz,
+    CONSTRAINT pk_patterns PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_patterns_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_patterns_category
+        CHECK (category IN ('strategic', 'decomposition', 'sequence', 'tool_selection',
+        'failure', 'recovery', 'optimization', 'domain')),
+    CONSTRAINT ck_patterns_state
+        CHECK (state IN ('CANDIDATE', 'VALIDATED', 'IN_REVIEW', 'DEPRECATED')),
+    CONSTRAINT ck_patterns_trust CHECK (trust BETWEEN 1 AND 3)
+);
+CREATE INDEX ix_patterns_state ON patterns (tenant_id, state, id);
+CREATE UNIQUE INDEX uq_patterns_fingerprint ON patterns (tenant_id, fingerprint)
+    WHERE fingerprint IS NOT NULL;
+
+CREATE TABLE pattern_sources (
+    tenant_id uuid NOT NULL,
+    pattern_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    CONSTRAINT pk_pattern_sources PRIMARY KEY (tenant_id, pattern_id, episode_id),
+    CONSTRAINT fk_pattern_sources_tenant_id_pattern_id_patterns
+        FOREIGN KEY (tenant_id, pattern_id) REFERENCES patterns (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_pattern_sources_episode ON pattern_sources (tenant_id, episode_id);
+
+CREATE TABLE pattern_applications (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    pattern_id uuid NOT NULL,
+    version integer NOT NULL,
+    arm text NOT NULL,
+    at timestamptz NOT NULL,
+    episode_id uuid,
+    baseline_name text NOT NULL,
+    baseline_rate double precision NOT NULL,
+    baseline_n integer NOT NULL,
+    followed boolean,
+    good boolean,
+    features jsonb NOT NULL DEFAULT '{}',
+    duration_s double precision,
+    tokens integer,
+    CONSTRAINT pk_pattern_applications PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_pattern_applications_tenant_id_pattern_id_patterns
+        FOREIGN KEY (tenant_id, pattern_id) REFERENCES patterns (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_pattern_applications_arm
+        CHECK (arm IN ('used', 'trial', 'withheld', 'control', 'reported')),
+    CONSTRAINT ck_pattern_applications_baseline_rate
+        CHECK (baseline_rate > 0 AND baseline_rate < 1)
+);
+CREATE INDEX ix_pattern_applications_episode ON pattern_applications (tenant_id, episode_id)
+    WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_pattern_applications_order ON pattern_applications
+    (tenant_id, pattern_id, version, at, id);
+CREATE UNIQUE INDEX uq_pattern_applications_episode ON pattern_applications
+    (tenant_id, pattern_id, version, episode_id)
+    WHERE episode_id IS NOT NULL;
+
+CREATE TABLE run_learning (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    episode_id uuid NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    tries integer NOT NULL DEFAULT 0,
+    next_at timestamptz NOT NULL DEFAULT now(),
+    error text,
+    result jsonb NOT NULL DEFAULT '{}',
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_run_learning PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT fk_run_learning_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_run_learning_status CHECK (status IN ('pending', 'done', 'failed'))
+);
+CREATE INDEX ix_run_learning_due ON run_learning (tenant_id, next_at, run_id)
+    WHERE status = 'pending';
+CREATE INDEX ix_run_learning_next ON run_learning (next_at) WHERE status = 'pending';
+
+CREATE TABLE memory_jobs (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    cause text NOT NULL,
+    tick timestamptz,
+    status text NOT NULL DEFAULT 'pending',
+    stage smallint NOT NULL DEFAULT '0',
+    progress jsonb NOT NULL DEFAULT '{}',
+    report jsonb,
+    error text,
+    tries integer NOT NULL DEFAULT 0,
+    next_at timestamptz NOT NULL DEFAULT now(),
+    created_at timestamptz NOT NULL DEFAULT now(),
+    started_at timestamptz,
+    ended_at timestamptz,
+    CONSTRAINT pk_memory_jobs PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_memory_jobs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_memory_jobs_cause CHECK (cause IN ('nightly', 'demand')),
+    CONSTRAINT ck_memory_jobs_stage CHECK (stage BETWEEN 0 AND 6),
+    CONSTRAINT ck_memory_jobs_status CHECK (status IN ('pending', 'running', 'done', 'failed'))
+);
+CREATE INDEX ix_memory_jobs_next ON memory_jobs (next_at) WHERE status IN ('pending', 'running');
+CREATE UNIQUE INDEX uq_memory_jobs_open ON memory_jobs (tenant_id)
+    WHERE status IN ('pending', 'running');
+CREATE UNIQUE INDEX uq_memory_jobs_tick ON memory_jobs (tenant_id, tick) WHERE tick IS NOT NULL;
