@@ -19,7 +19,7 @@ from bottega.db import embedded, migrate
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
 
-# Left as it is, it draws each traceback with all local variables, which takes seconds.
+# The default draws each traceback with all local variables, which takes seconds.
 structlog.configure(
     processors=[
         structlog.contextvars.merge_contextvars,
@@ -60,7 +60,7 @@ def data_folder() -> Iterator[Path]:
     """Make a folder for a database, in memory if there is room, and remove it afterwards.
 
     Not below pytest's own temporary folder: every pytest that starts on this machine closes that
-    to other users, and as root the server runs as one.
+    to other users, and under root the server runs as another user.
     """
     in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > MEMORY_NEEDED
     with tempfile.TemporaryDirectory(
@@ -79,7 +79,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The URL of a server of this test process's own, with a migrated template database."""
+    """The URL of this test process's own server, with a migrated template database."""
     with data_folder() as folder, embedded.running(folder) as url:
         _execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
         _execute(url, "CREATE DATABASE template_bottega")
@@ -89,7 +89,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def database_url(server: str) -> Iterator[str]:
-    """A migrated database of this test's own."""
+    """A migrated database for this test alone."""
     name = f"test_{uuid.uuid4().hex}"
     _execute(server, f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY")
     yield at(server, name)
@@ -104,14 +104,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def owner(database_url: str) -> AsyncIterator[asyncpg.Pool]:
-    """The database as its owner sees it, whom no policy binds."""
+    """A connection as the database's owner, which no policy restricts."""
     async with asyncpg.create_pool(database_url, min_size=0) as pool:
         yield pool
 
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """Settings that no environment and no .env file has touched."""
+    """Settings without any environment variable or .env file."""
     for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     return Settings(_env_file=None, openai_api_key="test-key", port=0, data_dir=tmp_path)

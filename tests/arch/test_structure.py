@@ -1,4 +1,4 @@
-"""Rules about the code itself that no linter knows."""
+"""Rules about the code's structure that no linter checks."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def calls(path: Path) -> Iterator[tuple[str, int]]:
-    """Everything called in a file, as ``name(arguments)`` without nested calls, with the line."""
+    """Yield every call in a file as ``name(arguments)`` without nested calls, with its line."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             plain = all(isinstance(argument, ast.Constant) for argument in node.args)
@@ -23,7 +23,7 @@ def calls(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def places(paths: list[Path], *names: str, but: tuple[str, ...] = ()) -> list[str]:
-    """Where one of ``names`` is called, outside the files ``but``."""
+    """List the calls of ``names``, except those in the files ``but``."""
     wanted = re.compile(rf"(^|\.)({'|'.join(map(re.escape, names))})\b")
     return [
         f"{path.relative_to(ROOT)}:{line} {call}"
@@ -55,13 +55,13 @@ def test_nothing_commits_by_hand() -> None:
     assert not places(APP, "connection.commit", "session.commit", "tx.commit")
 
 
-def test_tests_wait_on_state_and_never_on_time() -> None:
+def test_tests_wait_on_state_not_on_time() -> None:
     found = places(TESTS, "asyncio.sleep", "anyio.sleep", "time.sleep")
     assert not [place for place in found if not place.endswith("sleep(0)")]
 
 
 @pytest.mark.parametrize("path", APP, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_fits_in_the_head_and_a_function_on_a_screen(path: Path) -> None:
+def test_file_and_function_lengths_are_bounded(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 400
     for node in ast.walk(ast.parse(text)):
@@ -79,9 +79,7 @@ def test_a_file_fits_in_the_head_and_a_function_on_a_screen(path: Path) -> None:
         ("bottega.cli", ["fastapi", "openai", "sqlalchemy", "alembic"]),
     ],
 )
-def test_importing_a_part_does_not_load_what_it_does_not_need(
-    module: str, unwanted: list[str]
-) -> None:
+def test_importing_a_part_loads_only_what_it_needs(module: str, unwanted: list[str]) -> None:
     code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

@@ -1,4 +1,4 @@
-"""What clients depend on: a change must show in the diff. UPDATE_SNAPSHOTS=1 writes them anew."""
+"""Public contracts: a change must show in the diff. UPDATE_SNAPSHOTS=1 rewrites the snapshots."""
 
 import inspect
 import json
@@ -77,7 +77,7 @@ def test_the_error_catalogue() -> None:
 
 
 def test_generators_can_name_every_object(settings: Settings) -> None:
-    """They name an inline object after its schema and property: `Episode.task`, `EpisodeTask`."""
+    """Generators name inline objects after schema and property: `Episode.task`, `EpisodeTask`."""
     schemas = document(settings)["components"]["schemas"]
     names = {name.casefold() for name in schemas}
     inline = {

@@ -23,7 +23,7 @@ _SHOWN_ONLY = {"console", "text", "json"}
 
 
 def blocks(page: Path) -> list[tuple[str | None, str, str]]:
-    """(executed by, language, code) of each fenced block."""
+    """Yield (executed by, language, code) of each fenced block."""
     return [(who or None, kind, code) for who, kind, code in _BLOCK.findall(page.read_text())]
 
 
@@ -56,7 +56,7 @@ async def execute(*command: str, cwd: Path, **environment: str) -> None:
     ids=lambda page: page.name,
 )
 async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
-    """The Python blocks of a page are one program."""
+    """Run a page's Python blocks as one program."""
     program = tmp_path / "program.py"
     program.write_text("\n".join(code for _, kind, code in blocks(page) if kind == "python"))
     async with FakeModel() as model:
@@ -79,7 +79,7 @@ async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
 async def test_shell_snippets_work(
     page: Path, tmp_path: Path, settings: Settings, database_url: str
 ) -> None:
-    """The shell blocks of a page are one script, against a server of their own."""
+    """Run a page's shell blocks as one script, against its own server."""
     script = "set -euo pipefail\n" + "\n".join(
         code for who, _, code in blocks(page) if who == "tests"
     )
@@ -104,7 +104,7 @@ async def test_shell_snippets_work(
             )
 
 
-def test_what_security_rests_on_is_there() -> None:
+def test_test_files_named_on_the_security_page_exist() -> None:
     named = re.findall(r"`(?:tests/\w+/)?(test_\w+\.py)`", (ROOT / "docs/security.md").read_text())
     assert len(named) > 20
     there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}

@@ -1,4 +1,4 @@
-"""What the tests of hooks have in common."""
+"""Helpers for the tests of hooks."""
 
 from typing import Any
 
@@ -31,5 +31,5 @@ def message_of(status: AgentStatus) -> AssistantMessage:
 
 
 def full(**config: Any) -> BaseAgent:
-    """An agent whose query fires every event but ON_MAX_ITERATIONS."""
+    """Create an agent whose query fires every event except ON_MAX_ITERATIONS."""
     return agent([call("add", a=1, b=2), call("broken")], "done", tools=[add, broken], **config)

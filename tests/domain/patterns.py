@@ -1,4 +1,4 @@
-"""Patterns, conditions and tasks, drawn from a small world so that much of it meets."""
+"""Strategies for patterns, conditions and tasks from a small world, so that many of them match."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -85,7 +85,7 @@ _EVIDENCE = st.builds(
 
 @st.composite
 def pattern_lists(draw: st.DrawFn, most: int = 40) -> list[Pattern]:
-    """Up to ``most`` stored patterns of all states, in no order, that may contradict each other."""
+    """Draw up to ``most`` patterns of all states, unordered; they may contradict each other."""
     places = draw(st.lists(st.integers(1, 2 * most), unique=True, max_size=most))
     others = st.lists(st.integers(1, 2 * most).map(numbered), max_size=2).map(tuple)
     state = st.sampled_from([*PatternState, *[PatternState.VALIDATED] * 4])

@@ -1,4 +1,4 @@
-"""A model that says what the test tells it to, and small words for what it says."""
+"""A scripted model, and short helpers for its answers."""
 
 import asyncio
 import inspect
@@ -24,15 +24,17 @@ Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callab
 
 
 def tokens(read: int, written: int) -> dict[str, Any]:
-    """Usage as it goes over the wire."""
+    """Build usage as the wire has it."""
     return Usage(input=read, output=written).model_dump()
 
 
 class ScriptedModel:
-    """Gives one answer per call: text, tool calls, a whole message, an error to raise, or a
-    function of the messages that returns one of those.
+    """Model that gives one scripted answer per call.
 
-    Each call costs 10 tokens in and 5 out.
+    An answer is text, tool calls, a whole message, an error to raise, or a function of the
+    messages that returns one of those.
+
+    Each call costs 10 input and 5 output tokens.
     """
 
     def __init__(self, *answers: Answer) -> None:
@@ -77,12 +79,12 @@ COST = Usage(input=10, output=5)
 
 
 def agent(*answers: Answer, **config: Any) -> BaseAgent:
-    """An agent with a scripted model."""
+    """Create an agent with a scripted model."""
     return BaseAgent("system", provider=ScriptedModel(*answers), **config)
 
 
 def team(*answers: Any, stateless: bool = False, **members: BaseAgent) -> BaseAgent:
-    """An agent with sub-agents by tool name, whose ids are those names too."""
+    """Create an agent with sub-agents by tool name; their ids are the same names."""
     lead = agent(*answers, agent_name="lead")
     for name, member in members.items():
         member.agent_id = name
@@ -96,12 +98,12 @@ def model_of(agent: BaseAgent) -> ScriptedModel:
 
 
 def call(name: str, id: str | None = None, **arguments: Any) -> ToolCall:
-    """A tool call; its id defaults to the name."""
+    """Build a tool call; its id defaults to the name."""
     return ToolCall(id=id or name, name=name, arguments=arguments)
 
 
 def ask(name: str, query: str = "go", **arguments: Any) -> ToolCall:
-    """A call of a sub-agent."""
+    """Build a call of a sub-agent."""
     return call(name, query=query, **arguments)
 
 
@@ -110,7 +112,7 @@ def texts(messages: Sequence[StandardMessage]) -> list[str]:
 
 
 def shape(agent: BaseAgent) -> list[str]:
-    """The history after the system message, as ``role: text`` (tool calls as ``->name``)."""
+    """Return the history after the system message, as ``role: text`` (tool calls as ``->name``)."""
     return [
         f"{message.role}: {message.content}"
         + "".join(f"->{each.name}" for each in getattr(message, "tool_calls", ()))
@@ -119,24 +121,24 @@ def shape(agent: BaseAgent) -> list[str]:
 
 
 def answers_in(agent: BaseAgent) -> list[str]:
-    """The tools' answers in the history."""
+    """Return the tools' answers in the history."""
     return [m.content for m in agent.conversation_history if isinstance(m, ToolMessage)]
 
 
 def human(text: str) -> Callable[[Any], HumanMessage]:
-    """A factory for ``inject``."""
+    """Return a factory for ``inject``."""
     return lambda status: HumanMessage(content=text)
 
 
 async def let_others_run() -> None:
-    """Give way once to whatever else the event loop has ready."""
+    """Let the event loop run everything that is ready, once."""
     turn = asyncio.Event()
     asyncio.get_running_loop().call_soon(turn.set)
     await turn.wait()
 
 
 class Notes(Recorder):
-    """Writes down what it is told, by agent."""
+    """Recorder that notes each call, by agent."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""Small words for tests of asynchronous sub-agents: agents of virtual time, and what they heard."""
+"""Helpers for tests of asynchronous sub-agents: agents in virtual time, and a record of events."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ Event = tuple[str, str, dict[str, Any]]
 
 
 class Heard:
-    """Writes down what happens, as (task's prompt, event, data)."""
+    """Record of the events, as (task's prompt, event, data)."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -46,7 +46,7 @@ class Heard:
 
 
 def registry(limits: SubagentLimits | None = None, **options: Any) -> SubagentRegistry:
-    """With a pool of two by default, that never grows."""
+    """Create a registry; by default with a fixed pool of two slots."""
     chosen = SchedulerOptions(
         **{"min_workers": 2, "max_workers": 2, "failure_threshold": 3, **options}
     )
@@ -58,7 +58,7 @@ def dispatch(prompt: str, id: str | None = None, **arguments: Any) -> ToolCall:
 
 
 def results(messages: Sequence[StandardMessage]) -> list[Any]:
-    """What the tools answered, oldest first."""
+    """Return the tools' answers, oldest first."""
     found = []
     for message in messages:
         if isinstance(message, ToolMessage):
@@ -68,7 +68,7 @@ def results(messages: Sequence[StandardMessage]) -> list[Any]:
 
 
 def ids(messages: Sequence[StandardMessage]) -> list[str]:
-    """Of the tasks that were dispatched."""
+    """Return the ids of the dispatched tasks."""
     return [
         r["task_id"] for r in results(messages) if isinstance(r, dict) and "queue_position" in r
     ]
@@ -83,7 +83,7 @@ def poll_all(messages: Sequence[StandardMessage]) -> ToolCall:
 
 
 async def passed(seconds: float) -> None:
-    """Return when virtual time has come so far."""
+    """Wait until virtual time reaches this moment."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, future.set_result, None)
@@ -94,7 +94,7 @@ async def passed(seconds: float) -> None:
 
 
 def after(seconds: float, answer: Any) -> Callable[..., Any]:
-    """An answer that the model takes its time for."""
+    """Return an answer that the model gives after some time."""
 
     async def answered(messages: Any) -> Any:
         await passed(seconds)
@@ -104,7 +104,7 @@ def after(seconds: float, answer: Any) -> Callable[..., Any]:
 
 
 class Model(ScriptedModel):
-    """Answers by prompt: the script of whichever agent asks is found by its first question."""
+    """Model that answers by prompt: an agent's first question selects its script."""
 
     def __init__(self, **scripts: Sequence[Any]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Model(ScriptedModel):
 def coordinator(
     model: Any, where: SubagentRegistry, *agents: BaseAgent, **config: Any
 ) -> BaseAgent:
-    """An agent that dispatches."""
+    """Create an agent that dispatches."""
     limits = config.pop("limits", None)
     made = BaseAgent("You coordinate.", provider=model, agent_name="lead", **config)
     use_async_subagents(made, where, agents, limits=limits)
@@ -139,7 +139,7 @@ def by_hand(
     owner: SubagentHandle | None = None,
     **about: Any,
 ) -> Parent:
-    """A parent without an agent: of a run of its own, or part of the task ``owner``."""
+    """Create a parent without an agent: of a run of its own, or part of the task ``owner``."""
     limits = about.pop("limits", where.limits)
     account = Account("all tasks together", limits.max_total_tokens)
     paying = () if owner is None else (owner.account, *owner.parent.accounts)
@@ -164,7 +164,7 @@ def by_hand(
 
 
 class Job:
-    """The work of one task: it ends when the test says so."""
+    """Work of one task, which ends when the test says so."""
 
     def __init__(self) -> None:
         self.started = self.cancelled = False
@@ -190,7 +190,7 @@ class Job:
 def put(
     where: SubagentRegistry, parent: Parent, prompt: str = "task", work: Any = None, **params: Any
 ) -> SubagentHandle:
-    """Dispatch a task by hand; the same prompt is the same task."""
+    """Dispatch a task without an agent; the same prompt is the same task."""
     return where.dispatch(
         parent,
         DispatchParams(**{"prompt": prompt, "agent": "helper", "named": True, **params}),
@@ -206,7 +206,7 @@ def job(handle: SubagentHandle) -> Job:
 
 
 def status(handle: SubagentHandle) -> SubagentStatus:
-    """What it is now (asked by a call, so that a type checker does not think it stays so)."""
+    """Return the task's current status (a call, so that the type checker does not narrow it)."""
     return handle.status
 
 
@@ -215,7 +215,7 @@ def id_of(parent: Parent, prompt: str) -> UUID:
 
 
 async def settled() -> None:
-    """Return when nothing is ready to run: everything waits for a timer, or for the test."""
+    """Wait until everything waits for a timer or for the test."""
     ready: Any = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     await asyncio.sleep(0)
     while ready:
@@ -223,13 +223,13 @@ async def settled() -> None:
 
 
 def timers() -> list[float]:
-    """When the timers of this loop are due that are not cancelled."""
+    """Return when the timers of this loop are due, without cancelled ones."""
     scheduled: Any = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     return sorted(handle.when() for handle in scheduled if not handle.cancelled())
 
 
 def is_empty(where: SubagentRegistry) -> bool:
-    """Nothing is left of any task, and nothing of whoever dispatched it."""
+    """Return true if no state is left of any task or parent."""
     queue, counts = where.scheduler._queue, where.counts
     left = (
         where._handles, where._parents, counts._queued, counts._queued_of, counts._queued_of_run,

@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents through a real agent loop, in virtual time (spec page 3)."""
+"""Asynchronous sub-agents through a real agent loop, in virtual time."""
 
 import gc
 import weakref
@@ -73,7 +73,7 @@ def poll_until_done(messages: Any) -> Any:
 
 
 def chain(model: Model, where: SubagentRegistry, length: int) -> BaseAgent:
-    """A coordinator over a coordinator and so on, each called ``helper``."""
+    """Build a coordinator over a coordinator and so on, each called ``helper``."""
     below = [BaseAgent("You help.", provider=model, agent_name="helper", description="helps")]
     for _ in range(length):
         agent = coordinator(model, where, *below, description="helps", max_iterations=40)
@@ -83,7 +83,7 @@ def chain(model: Model, where: SubagentRegistry, length: int) -> BaseAgent:
 
 
 @pytest.mark.parametrize("kind", [await_all, poll_all])
-def test_nesting_needs_no_second_slot(kind: Any) -> None:
+def test_nested_tasks_need_no_second_slot(kind: Any) -> None:
     async def run() -> None:
         model = nested(kind, 3)
         async with registry(min_workers=1, max_workers=1) as where:
@@ -94,7 +94,7 @@ def test_nesting_needs_no_second_slot(kind: Any) -> None:
     run_virtual(run())
 
 
-def test_a_task_that_is_over_keeps_its_answer_and_not_its_agent() -> None:
+def test_finished_task_keeps_its_answer_but_not_its_agent() -> None:
     async def run() -> None:
         agents: list[weakref.ref[BaseAgent]] = []
         left: list[BaseAgent | None] = []
@@ -120,8 +120,8 @@ def test_a_task_that_is_over_keeps_its_answer_and_not_its_agent() -> None:
     run_virtual(run())
 
 
-def test_a_registry_serves_one_loop_after_another_and_keeps_nothing_for_ever() -> None:
-    """As ``execute_query`` needs it, which makes a loop for each query."""
+def test_registry_serves_one_loop_after_another_and_keeps_nothing() -> None:
+    """``execute_query`` needs this: it makes a loop for each query."""
     where = registry(SubagentLimits(gc_interval=0.0, gc_ttl=0.0), min_workers=1, max_workers=3)
     for _ in range(3):
         model = Model(go=[[dispatch("a"), dispatch("b")], await_all, "both"], a=["A"], b=["B"])
@@ -130,7 +130,7 @@ def test_a_registry_serves_one_loop_after_another_and_keeps_nothing_for_ever() -
         assert where.total_count <= 2
 
 
-def test_a_loop_that_ends_before_a_slot_is_given_out_holds_nothing_up() -> None:
+def test_loop_that_ends_before_a_slot_is_granted_blocks_nothing() -> None:
     where = registry()
 
     def fails(messages: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the demo shows of a run: folded from events written by hand, drawn without a terminal."""
+"""The demo's view of a run: folded from hand-written events, drawn without a terminal."""
 
 from datetime import datetime, timedelta
 from io import StringIO
@@ -13,7 +13,7 @@ START = datetime.fromisoformat("2026-11-21T10:53:53+00:00")
 
 
 class Run:
-    """A board, and events for it: ``run("llm.started", "a", call=1)`` is one of task a."""
+    """Board and its events: ``run("llm.started", "a", call=1)`` is one of task a."""
 
     def __init__(self) -> None:
         self.board = Board()
@@ -57,7 +57,7 @@ class Run:
         self.now += timedelta(seconds=seconds)
 
     def drawn(self) -> list[str]:
-        """The lines of the tree, without the run's own."""
+        """Return the lines of the tree, without the run's own."""
         console = Console(width=200, file=StringIO())
         with console.capture() as capture:
             console.print(self.board.render(self.now))
@@ -82,7 +82,7 @@ def test_a_dispatched_task_waits_below_its_parent(run: Run) -> None:
     assert [line.agent for line in root.children[0].children] == ["niche"]
 
 
-def test_it_runs_and_streams_and_ends_with_its_time_and_tokens(run: Run) -> None:
+def test_task_runs_streams_and_ends_with_its_time_and_tokens(run: Run) -> None:
     run.dispatch("market")
     run.later(1.5)
     assert run.begin("market") == "market starts after 1.5 s in the queue"
@@ -103,7 +103,7 @@ def test_it_runs_and_streams_and_ends_with_its_time_and_tokens(run: Run) -> None
     assert "✓ market answered 2.5 s · 34 tokens" in run.drawn()[1]
 
 
-def test_what_begins_twice_has_one_line(run: Run) -> None:
+def test_repeated_start_makes_one_line(run: Run) -> None:
     run.dispatch("market")
     assert run.dispatch("market") is None
     run.begin("market")
@@ -112,7 +112,7 @@ def test_what_begins_twice_has_one_line(run: Run) -> None:
 
 
 @pytest.mark.parametrize("first", ["agent", "subagent"])
-def test_what_ends_twice_is_closed_once(run: Run, first: str) -> None:
+def test_repeated_end_closes_a_line_once(run: Run, first: str) -> None:
     run.dispatch("market")
     run.begin("market")
     said = [] if first == "agent" else [run.end("market")]
@@ -131,7 +131,7 @@ def test_what_ends_twice_is_closed_once(run: Run, first: str) -> None:
         ("cancelled", "■ market cancelled: no [model]", "market cancelled: no [model] ("),
     ],
 )
-def test_other_ends_say_why(run: Run, how: str, shown: str, said: str) -> None:
+def test_other_ends_show_their_reason(run: Run, how: str, shown: str, said: str) -> None:
     run.dispatch("market")
     text = run.end("market", how, error={"code": "x", "message": "no [model]"})
     assert text is not None
@@ -139,7 +139,7 @@ def test_other_ends_say_why(run: Run, how: str, shown: str, said: str) -> None:
     assert shown in run.drawn()[1]
 
 
-def test_an_error_may_be_a_text_or_missing(run: Run) -> None:
+def test_error_may_be_a_text_or_missing(run: Run) -> None:
     run.dispatch("a")
     run.dispatch("b")
     run.end("a", "cancelled", error="parent-cancelled:" + "x" * 100)
@@ -161,7 +161,7 @@ def test_an_error_may_be_a_text_or_missing(run: Run) -> None:
         ),
     ],
 )
-def test_a_task_without_an_agent_is_named_after_what_it_is_for(
+def test_task_without_an_agent_is_named_after_its_title_or_prompt(
     run: Run, data: dict[str, Any], name: str
 ) -> None:
     run.agents["1"] = None
@@ -173,7 +173,7 @@ def test_a_task_without_an_agent_is_named_after_what_it_is_for(
     assert said.startswith(f"{name} answered")
 
 
-def test_a_resumed_task_is_queued_again_on_its_line(run: Run) -> None:
+def test_resumed_task_is_queued_again_on_its_line(run: Run) -> None:
     run.dispatch("market")
     run.begin("market")
     assert run("subagent.resumed", "market", attempt=2) == "market is queued again"
@@ -183,7 +183,7 @@ def test_a_resumed_task_is_queued_again_on_its_line(run: Run) -> None:
     assert len(run.drawn()) == 2
 
 
-def test_what_holds_tasks_up_is_said(run: Run) -> None:
+def test_reason_for_held_tasks_is_shown(run: Run) -> None:
     said = run("subagent.backpressure", code="x", message="20 tasks wait", size=20, limit=20)
     assert said == "lead is refused a task: 20 tasks wait"
     run.dispatch("market")
@@ -193,7 +193,7 @@ def test_what_holds_tasks_up_is_said(run: Run) -> None:
     assert len(run.drawn()) == 2
 
 
-def test_the_end_of_the_run_stops_what_is_open(run: Run) -> None:
+def test_end_of_the_run_stops_open_tasks(run: Run) -> None:
     run.dispatch("a")
     run.dispatch("b")
     run.end("a")
@@ -205,7 +205,7 @@ def test_the_end_of_the_run_stops_what_is_open(run: Run) -> None:
     assert "■ b stopped" in second
 
 
-def test_a_blocking_sub_agent_has_a_line_as_before(run: Run) -> None:
+def test_blocking_sub_agent_has_a_line(run: Run) -> None:
     assert run("agent.started", "designer", depth=1) == "designer starts"
     run("memory.injected", "designer", source="requirements", version=1)
     assert "← requirements v1" in run.drawn()[1]

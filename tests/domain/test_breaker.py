@@ -1,4 +1,4 @@
-"""Circuit breakers: what fails repeatedly is held back, then tried with one task."""
+"""Circuit breakers: a kind that fails repeatedly is blocked, then tried with one probe task."""
 
 from collections.abc import Hashable
 from dataclasses import replace
@@ -22,7 +22,7 @@ OPTIONS = SchedulerOptions(failure_threshold=3, monitor_window=60.0, reset_timeo
 
 
 def opened(*queued: str, key: Hashable = "k") -> Breakers:
-    """Breakers of which one opened at second 0, where some tasks were queued."""
+    """Return breakers of which one opened at second 0, while some tasks were queued."""
     breakers = Breakers(OPTIONS)
     for task in queued:
         assert breakers.admit(key, task, 0.0)
@@ -31,7 +31,7 @@ def opened(*queued: str, key: Hashable = "k") -> Breakers:
     return breakers
 
 
-def test_the_third_failure_opens_and_dispatch_is_refused_until_the_reset_time() -> None:
+def test_third_failure_opens_and_refuses_dispatch_until_the_reset_time() -> None:
     breakers = Breakers(OPTIONS)
     assert breakers.refusal("k", 0.0) is None
     assert [breakers.failed("k", n, float(n)) for n in range(3)] == [False, False, True]
@@ -58,9 +58,7 @@ def test_success_between_failures_does_not_undo_them() -> None:
 
 
 @pytest.mark.parametrize(("well", "opens"), [(3, True), (4, False)])
-def test_it_opens_when_at_least_half_of_those_that_ended_lately_failed(
-    well: int, opens: bool
-) -> None:
+def test_breaker_opens_when_half_of_the_recent_tasks_failed(well: int, opens: bool) -> None:
     breakers = Breakers(OPTIONS)
     breakers.succeeded("k", "long ago", -100.0)
     for number in range(well):
@@ -88,7 +86,7 @@ def test_cancelled_tasks_and_exhausted_budgets_do_not_count() -> None:
     assert breakers.refusal("k", 0.0) is None
 
 
-def test_fifty_that_are_queued_wait_and_one_of_them_is_tried() -> None:
+def test_fifty_queued_tasks_wait_while_one_probe_runs() -> None:
     queued = [f"q{n}" for n in range(50)]
     breakers = opened(*queued)
     assert breakers.held("k") == queued
@@ -105,7 +103,7 @@ def test_fifty_that_are_queued_wait_and_one_of_them_is_tried() -> None:
     assert breakers.open(1000.0) == []
 
 
-def test_a_probe_that_fails_opens_again_for_the_whole_time() -> None:
+def test_failed_probe_opens_again_for_the_full_time() -> None:
     breakers = opened("q0", "q1")
     assert breakers.due(30.0) == [("k", "q0")]
     assert breakers.failed("k", "q0", 40.0)
@@ -130,7 +128,7 @@ def test_a_dropped_probe_passes_its_role_on() -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_without_any_queued_the_next_dispatch_is_the_probe(told: bool) -> None:
+def test_without_queued_tasks_the_next_dispatch_is_the_probe(told: bool) -> None:
     breakers = opened()
     if told:
         assert breakers.due(30.0) == []
@@ -141,14 +139,14 @@ def test_without_any_queued_the_next_dispatch_is_the_probe(told: bool) -> None:
     assert breakers.refusal("k", 30.0) == 30.0
 
 
-def test_what_is_dispatched_before_the_timer_ran_does_not_overtake() -> None:
+def test_dispatch_before_the_timer_ran_does_not_overtake() -> None:
     breakers = opened("q0")
     assert breakers.refusal("k", 30.0) == 30.0
     assert not breakers.admit("k", "late", 30.0)
     assert breakers.due(30.0) == [("k", "q0")]
 
 
-def test_tasks_that_ran_when_it_opened_decide_nothing() -> None:
+def test_tasks_that_ran_when_it_opened_do_not_change_it() -> None:
     breakers = opened("q0")
     assert not breakers.succeeded("k", "ran", 0.0)
     assert not breakers.failed("k", "ran too", 10.0)
@@ -160,25 +158,25 @@ def test_tasks_that_ran_when_it_opened_decide_nothing() -> None:
     assert breakers.succeeded("k", "q0", 0.0)
 
 
-def test_one_that_ended_though_held_back_is_never_the_probe() -> None:
+def test_held_task_that_ended_is_never_the_probe() -> None:
     breakers = opened("q0", "q1", "q2")
     assert not breakers.failed("k", "q0", 1.0)
     assert not breakers.succeeded("k", "q1", 0.0)
     assert breakers.due(30.0) == [("k", "q2")]
 
 
-def test_after_closing_three_more_failures_open_it_and_hold_who_waits_then() -> None:
+def test_three_failures_after_closing_open_again_and_hold_waiting_tasks() -> None:
     breakers = opened("q0", "q1")
     breakers.due(30.0)
     assert breakers.succeeded("k", "q0", 0.0)
-    assert breakers.held("k") == ["q1"]  # let go, and running from now on
+    assert breakers.held("k") == ["q1"]  # let go, and running now
     assert [breakers.failed("k", n, 31.0) for n in range(3)] == [False, False, True]
     assert breakers.held("k") == []
     assert not breakers.admit("k", "q2", 31.0)
     assert breakers.due(61.0) == [("k", "q2")]
 
 
-def test_what_is_open_can_be_seen() -> None:
+def test_open_breakers_are_listed() -> None:
     breakers = opened("q0", key="with")
     for number in range(3):
         breakers.failed("without", number, 10.0)
@@ -195,11 +193,11 @@ def test_what_is_open_can_be_seen() -> None:
 
 
 def is_known(breakers: Breakers, key: Hashable) -> bool:
-    """Whether anything of it is remembered, told by how many failures open it."""
+    """Return whether a breaker has any state, from the number of failures that open it."""
     return breakers.failed(key, "one", 0.0) or breakers.failed(key, "two", 0.0)
 
 
-def test_those_that_are_closed_and_clean_are_forgotten() -> None:
+def test_closed_breakers_without_failures_are_forgotten() -> None:
     breakers = Breakers(replace(OPTIONS, monitor_window=1e9))
     breakers.failed("k", 1, 0.0)
     breakers.forget(0.0)
@@ -210,7 +208,7 @@ def test_those_that_are_closed_and_clean_are_forgotten() -> None:
     assert not is_known(breakers, "k")
 
 
-def test_one_that_closed_is_forgotten_with_those_it_held() -> None:
+def test_closed_breaker_is_forgotten_with_its_held_tasks() -> None:
     breakers = opened("q0", "q1")
     breakers.due(30.0)
     breakers.succeeded("k", "q0", 0.0)
@@ -218,9 +216,9 @@ def test_one_that_closed_is_forgotten_with_those_it_held() -> None:
     assert breakers.held("k") == []
 
 
-def test_one_that_nobody_asks_for_is_forgotten_but_not_while_it_has_work() -> None:
+def test_unused_open_breaker_is_forgotten_but_not_while_it_has_tasks() -> None:
     breakers = opened("q0")
-    breakers.forget(1000.0)  # its time has come, but nobody looked yet
+    breakers.forget(1000.0)  # the reset time has passed, but no call noticed yet
     assert breakers.held("k") == ["q0"]
     breakers.due(1000.0)
     for now in (3000.0, 5000.0):  # a long probe
@@ -237,7 +235,7 @@ def test_one_that_nobody_asks_for_is_forgotten_but_not_while_it_has_work() -> No
     assert breakers.open(6060.5) == []
 
 
-def test_a_kind_is_agent_and_instructions() -> None:
+def test_kind_is_agent_and_instructions() -> None:
     kinds = [
         kind_of(None, None),
         kind_of(None, ""),
@@ -256,9 +254,9 @@ keys = st.sampled_from(KEYS)
 
 
 class Tasks(RuleBasedStateMachine):
-    """Tasks of two kinds and all that may happen to them, told to the breakers as they ask for.
+    """Tasks of two kinds and everything that may happen to them, reported to the breakers.
 
-    ``ready`` are the tasks that were let through, ``held`` those that were not.
+    ``ready`` are the tasks that were let through, ``held`` the others.
     """
 
     @initialize(failing=st.booleans(), queued=st.integers(0, 6))
@@ -279,7 +277,7 @@ class Tasks(RuleBasedStateMachine):
             self.has_failed("x", task, was_probe=False)
 
     def let_go(self, key: str, task: Any) -> None:
-        """One that was held back goes, as the probe."""
+        """Let one held task go, as the probe."""
         opened_at = self.opened_at[key]
         assert opened_at is not None
         assert self.now >= opened_at + OPTIONS.reset_timeout
@@ -348,7 +346,7 @@ class Tasks(RuleBasedStateMachine):
         if opens:
             self.opened_at[key] = self.now
             self.failures[key] = []
-        if opens and closed:  # some of those let through did not run yet
+        if opens and closed:  # some of those let through have not run yet
             queued = self.ready[key][::2]
             for one in queued:
                 assert not self.breakers.admit(key, one, self.now)
@@ -398,7 +396,7 @@ class Tasks(RuleBasedStateMachine):
             if self.opened_at[key] is not None and key not in shown:
                 assert self.probe[key] is None
                 assert not self.held[key]
-                self.opened_at[key] = None  # nobody asked for it
+                self.opened_at[key] = None  # no task asked for it
 
     @invariant()
     def what_is_held_back_is_known_and_what_is_open_is_shown(self) -> None:
@@ -411,7 +409,7 @@ class Tasks(RuleBasedStateMachine):
         assert shown == {key for key in KEYS if self.opened_at[key] is not None}
 
     def teardown(self) -> None:
-        """Whatever happened, whoever is held back goes in the end: probe after probe fails."""
+        """Check that in the end every held task goes: probe after probe fails."""
         for _ in range(self.made + 1):
             self.now += OPTIONS.reset_timeout
             self.timer()

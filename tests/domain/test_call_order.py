@@ -1,4 +1,4 @@
-"""The order of calls to sub-agents within one message: page A5."""
+"""The order of calls to sub-agents within one message."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def graph_of(*edges: str) -> SharedMemoryGraph:
 
 
 class TestOrder:
-    """Calls of one message to sub-agents that a path of the graph links."""
+    """Calls in one message to sub-agents that a path of the graph links."""
 
     def order_of(
         self, graph: SharedMemoryGraph, *asked: str, stateless: bool = True
@@ -53,23 +53,23 @@ class TestOrder:
             member.memory_graph = graph
         return lead, order
 
-    async def test_they_run_in_dependency_order_and_context_flows(self) -> None:
+    async def test_linked_calls_run_in_dependency_order_and_pass_context(self) -> None:
         lead, order = self.order_of(graph_of("a>b", "b>c"), "c", "a", "b")
         await lead.execute_query_async("go")
         assert order == ["+a", "-a", "+b", "-b", "+c", "-c"]
         assert answers_in(lead) == ["c's", "a's", "b's"]
 
-    async def test_a_path_through_nodes_left_out_counts(self) -> None:
+    async def test_path_through_uncalled_nodes_counts(self) -> None:
         lead, order = self.order_of(graph_of("a>x", "x>y", "y>c"), "c", "a")
         await lead.execute_query_async("go")
         assert order == ["+a", "-a", "+c", "-c"]
 
-    async def test_unlinked_ones_run_side_by_side(self) -> None:
+    async def test_unlinked_calls_run_side_by_side(self) -> None:
         lead, order = self.order_of(graph_of("a>c", "b>c"), "c", "a", "b")
         await lead.execute_query_async("go")
         assert order == ["+a", "+b", "-a", "-b", "+c", "-c"]
 
-    async def test_a_failed_predecessor_does_not_hold_the_next_back_but_is_warned_of(self) -> None:
+    async def test_failed_predecessor_does_not_block_the_next_but_warns(self) -> None:
         lead, order = self.order_of(graph_of("a>b"), "b", "a")
         child = lead.subagents[1]
         model_of(child).answers[:] = [ModelError("gone")]
@@ -80,7 +80,7 @@ class TestOrder:
         assert (who, code) == ("b", "predecessor_not_published")
         assert "a" in text
 
-    async def test_a_later_message_gets_what_an_earlier_one_published(self) -> None:
+    async def test_later_message_gets_the_context_that_an_earlier_one_published(self) -> None:
         graph = graph_of("a>b")
         a, b = agent("from a"), agent("from b")
         lead = team(ask("a"), ask("b"), "done", a=a, b=b)
@@ -90,7 +90,7 @@ class TestOrder:
         assert notes.about("warning") == []
         assert notes.about("injected") == [("b", "a@1")]
 
-    async def test_a_predecessor_whose_call_breaks_the_query_starts_no_other(self) -> None:
+    async def test_predecessor_that_breaks_the_query_starts_no_other_call(self) -> None:
         lead, order = self.order_of(graph_of("a>b"), "b", "a")
         lead.subagents[1].on(AgentEvent.QUERY_START).handle(HookDecision.RETRY)
         with pytest.raises(HookContractError):

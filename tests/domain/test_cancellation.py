@@ -1,4 +1,4 @@
-"""Cancelling a query, and what must escape it: page A3."""
+"""Cancelling a query, and the errors that escape it."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ from tests.domain.scripted import Notes, ScriptedModel, agent, answers_in, ask, 
 
 
 class Stuck:
-    """Something that begins and never ends by itself."""
+    """Work that begins and never ends by itself."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -37,7 +37,7 @@ class Stuck:
 
 
 async def cancel_when(begun: asyncio.Event, it: BaseAgent, **kwargs: Any) -> None:
-    """Ask ``it``, cancel once ``begun``, and check that nothing is left running."""
+    """Query ``it``, cancel once ``begun``, and check that nothing keeps running."""
     before = asyncio.all_tasks()
     query = asyncio.create_task(it.execute_query_async("go", **kwargs))
     await begun.wait()
@@ -47,7 +47,7 @@ async def cancel_when(begun: asyncio.Event, it: BaseAgent, **kwargs: Any) -> Non
     assert asyncio.all_tasks() == before
 
 
-async def test_in_a_model_call_it_stops_the_call_and_runs_query_end() -> None:
+async def test_cancelled_model_call_stops_and_runs_query_end() -> None:
     stuck, ends = Stuck(), []
     it = agent(stuck.wait, "later")
     it.on(AgentEvent.QUERY_END).do(lambda status: ends.append(status.error))
@@ -60,7 +60,7 @@ async def test_in_a_model_call_it_stops_the_call_and_runs_query_end() -> None:
     assert (await it.execute_query_async("again")).content == "later"
 
 
-async def test_what_was_spent_until_then_is_counted() -> None:
+async def test_tokens_spent_until_then_are_counted() -> None:
     stuck = Stuck()
     it = agent(call("x"), stuck.wait)
     await cancel_when(stuck.begun, it)
@@ -80,7 +80,7 @@ async def test_query_end_may_await_while_cancelled() -> None:
     assert ends == ["done"]
 
 
-async def test_a_query_end_hook_that_breaks_then_does_not_hide_the_cancellation() -> None:
+async def test_query_end_hook_that_fails_does_not_hide_the_cancellation() -> None:
     stuck = Stuck()
     it = agent(stuck.wait)
     it.on(AgentEvent.QUERY_END).handle(HookDecision.STOP)
@@ -88,7 +88,7 @@ async def test_a_query_end_hook_that_breaks_then_does_not_hide_the_cancellation(
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
-async def test_in_tools_it_stops_them_all_and_answers_their_calls(others: int) -> None:
+async def test_cancelled_tools_all_stop_and_their_calls_are_answered(others: int) -> None:
     stuck, quick = Stuck(), tool("quick", "-")(_done)
     calls = [call("quick", f"q{number}") for number in range(others)]
     it = agent(
@@ -101,7 +101,7 @@ async def test_in_tools_it_stops_them_all_and_answers_their_calls(others: int) -
     assert (await it.execute_query_async("again")).content == "later"
 
 
-async def test_in_a_sub_agent_it_stops_the_whole_tree() -> None:
+async def test_cancelled_sub_agent_stops_with_its_whole_tree() -> None:
     stuck, ends = Stuck(), []
     leaf = agent(stuck.wait)
     middle, lead = agent(ask("leaf")), agent([ask("middle"), call("other")])
@@ -114,7 +114,7 @@ async def test_in_a_sub_agent_it_stops_the_whole_tree() -> None:
     assert not lead.subagents[0].turn().locked()
 
 
-async def test_a_sync_tool_is_left_behind_at_once() -> None:
+async def test_sync_tool_is_abandoned_at_once() -> None:
     loop, begun = asyncio.get_running_loop(), asyncio.Event()
     go_on = threading.Event()
 
@@ -129,7 +129,7 @@ async def test_a_sync_tool_is_left_behind_at_once() -> None:
     check_history(it.conversation_history)
 
 
-async def test_a_second_cancellation_leaves_no_tool_behind() -> None:
+async def test_second_cancellation_leaves_no_tool_running() -> None:
     begun, cleaning, cleaned = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @tool("slow", "-")
@@ -177,7 +177,7 @@ def stuck_tool(stuck: Stuck) -> Callable[[], Awaitable[None]]:
 
 
 class Raising(Notes):
-    """Raises at the named point, once."""
+    """Recorder that raises at the named point, once."""
 
     def __init__(self, point: str, error: BaseException) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Raising(Notes):
 @pytest.mark.parametrize("error", [FencedError("lost"), BottegaError("bad"), OSError("gone")])
 @pytest.mark.parametrize("point", ["started", "model", "tool", "ended"])
 @pytest.mark.parametrize("calls", [1, 3])
-async def test_what_the_recorder_raises_escapes(error: Exception, point: str, calls: int) -> None:
+async def test_error_of_the_recorder_escapes(error: Exception, point: str, calls: int) -> None:
     quick, ends = tool("quick", "-")(_done), []
     it = agent([call("quick", str(n)) for n in range(calls)], "done", tools=[quick])
     it.on(AgentEvent.QUERY_END).do(lambda status: ends.append(1))
@@ -207,7 +207,7 @@ async def test_what_the_recorder_raises_escapes(error: Exception, point: str, ca
     assert (await it.execute_query_async("again")).content == "fine"
 
 
-async def test_it_goes_before_a_failure_of_the_query_itself() -> None:
+async def test_recorder_error_goes_before_a_failure_of_the_query() -> None:
     """Both come from calls of one message, at once."""
     it = agent([call("one"), call("two")])
     it.on(AgentEvent.BEFORE_TOOL_EXECUTION).when(
@@ -217,13 +217,13 @@ async def test_it_goes_before_a_failure_of_the_query_itself() -> None:
         await it.execute_query_async("go", recorder=Raising("tool", FencedError("lost")))
 
 
-async def test_a_model_error_from_the_recorder_is_an_answer() -> None:
+async def test_model_error_from_the_recorder_counts_as_the_models() -> None:
     it = agent()
     recorder = Raising("model", ModelError("over budget", code="budget"))
     assert (await it.execute_query_async("go", recorder=recorder)).error_code == "budget"
 
 
-async def test_a_tool_that_finds_the_run_lost_ends_it() -> None:
+async def test_tool_that_finds_the_run_lost_ends_it() -> None:
     async def lost() -> None:
         raise FencedError("lost")
 
@@ -233,7 +233,7 @@ async def test_a_tool_that_finds_the_run_lost_ends_it() -> None:
 
 
 class TestRecorder:
-    async def test_it_is_told_each_step(self) -> None:
+    async def test_recorder_observes_each_step(self) -> None:
         notes = Notes()
         it = agent([call("quick"), call("invented")], "done", tools=[tool("quick", "-")(_done)])
         await it.execute_query_async("go", recorder=notes)
@@ -246,7 +246,7 @@ class TestRecorder:
             ("ended", "final_answer"),
         ]
 
-    async def test_it_may_answer_for_the_model_and_the_tools(self) -> None:
+    async def test_recorder_may_answer_for_the_model_and_the_tools(self) -> None:
         class Replay(Notes):
             async def model_call(self, query: Any, invoke: Any) -> AssistantMessage:
                 if query.model_calls == 1:
@@ -261,7 +261,7 @@ class TestRecorder:
         assert answers_in(it) == ["recorded"]
         assert response.usage.model_calls == 2
 
-    async def test_a_skipped_tool_is_told_too(self) -> None:
+    async def test_recorder_observes_a_skipped_tool(self) -> None:
         notes = Notes()
         it = agent(call("quick"), "done", tools=[tool("quick", "-")(_done)])
         given = ToolResult(tool_call_id="", tool_name="quick", result="skipped")
@@ -270,7 +270,7 @@ class TestRecorder:
         assert len(notes.about("tool")) == 1
         assert answers_in(it) == ["skipped"]
 
-    async def test_failed_tries_and_deltas_find_their_way(self) -> None:
+    async def test_recorder_observes_failed_tries_and_deltas(self) -> None:
         class Listening(Notes):
             def delta_listener(self, query: Any) -> Any:
                 return lambda text: self.note(query, "delta", text)

@@ -1,4 +1,4 @@
-"""What the repetition of a run takes over of the tasks that ran beside their parents."""
+"""Tasks that a repeated run keeps from the run before it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ USAGE: dict[str, Any] = {"input": 3, "output": 4}
 
 
 class Log:
-    """Writes a run's log, an agent's step at a time."""
+    """Writer of a run's log, an agent's step at a time."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -29,7 +29,7 @@ class Log:
         self.events.append(event)
 
     def says(self, task: UUID | None, *calls: str) -> None:
-        """A model's answer."""
+        """Add a model's answer."""
         call = self.calls[task] = self.calls.get(task, 0) + 1
         self.add(task, EventType.LLM_STARTED, call=call, attempt=1)
         made = [{"id": f"{call}-{i}", "name": name} for i, name in enumerate(calls)]
@@ -38,7 +38,7 @@ class Log:
         self.add(task, EventType.LLM_COMPLETED, call=call, attempt=1, message=message, usage=usage)
 
     def fails(self, task: UUID | None) -> None:
-        """A model call that fails for good, and the agent with it."""
+        """Add a model call that fails for good, and the agent's failure."""
         call = self.calls[task] = self.calls.get(task, 0) + 1
         error = {"code": "model", "message": "no"}
         self.add(task, EventType.LLM_STARTED, call=call, attempt=1)
@@ -46,7 +46,7 @@ class Log:
         self.add(task, EventType.AGENT_FAILED, error=error, usage=USAGE)
 
     def dispatches(self, parent: UUID | None, count: int = 1) -> list[UUID]:
-        """Tasks, by one message; each is running then."""
+        """Add tasks, dispatched by one message and running."""
         self.says(parent, *["dispatch_subagent"] * count)
         call = self.calls[parent]
         tasks = [uuid5(parent or RUN, f"{call}:{index}") for index in range(count)]
@@ -78,7 +78,7 @@ class Log:
         self.add(task, EventType.SUBAGENT_STATUS_CHANGED, **data)
 
     def ends(self, task: UUID, status: str) -> None:
-        """A task that does not complete."""
+        """End a task without completing it."""
         error = {"code": status, "message": status}
         if self.events[-1].type != EventType.AGENT_FAILED:
             self.add(task, EventType.AGENT_FAILED, error=error, usage=USAGE)
@@ -97,7 +97,7 @@ class Log:
         self.add(task, EventType.SUBAGENT_COMPLETED, **data)
 
     def looks(self, task: UUID | None, **seen: tuple[UUID, str]) -> None:
-        """A message that polls, and what comes of it."""
+        """Add a message that polls, with its results."""
         self.says(task, "poll_subagent")
         call = self.calls[task]
         about = {"call": call, "tool_call_id": f"{call}-0", "name": "poll_subagent"}
@@ -113,7 +113,7 @@ class Log:
 
 
 class Repetition:
-    """A run that repeats that of a log."""
+    """Run that repeats the run of a log."""
 
     def __init__(self, log: Log) -> None:
         log.over()
@@ -135,14 +135,14 @@ class Repetition:
         self.memory: Memory = remember(self.events, NOW)
 
     def goes_on_with(self) -> set[UUID]:
-        """Tasks that are done again."""
+        """Return the tasks that are done again."""
         again = set(self.memory.unfinished())
         for task, past in self.memory.tasks.items():
             assert (past.outcome is None) == (task in again)
             status = self.rows[task]["status"]
             assert status == ("queued" if past.outcome is None else past.outcome.status)
             if task in again:
-                assert past.remaining is None  # its time begins anew
+                assert past.remaining is None  # its time starts again
                 assert not self.types(task) & {"subagent.status_changed", "agent.failed"}
         return again
 
@@ -150,7 +150,7 @@ class Repetition:
         return {event.type for event in self.events if event.task_id == task}
 
 
-def test_what_ended_beside_the_failure_is_kept_and_what_it_cut_is_done_again() -> None:
+def test_tasks_that_ended_beside_the_failure_are_kept_and_cut_ones_done_again() -> None:
     log = Log()
     good, cut = log.dispatches(None, 2)
     log.completes(good)
@@ -173,7 +173,7 @@ def test_what_ended_beside_the_failure_is_kept_and_what_it_cut_is_done_again() -
     assert [event.type for event in again.events].count("tool.completed") == 2  # the dispatches
 
 
-def test_a_failure_that_its_parent_read_and_answered_is_kept() -> None:
+def test_failure_that_its_parent_read_and_answered_is_kept() -> None:
     log = Log()
     (bad,) = log.dispatches(None)
     log.fails(bad)
@@ -184,8 +184,8 @@ def test_a_failure_that_its_parent_read_and_answered_is_kept() -> None:
     assert Repetition(log).goes_on_with() == set()
 
 
-def test_a_failure_that_its_parent_could_not_know_of_is_no_ground_to_build_on() -> None:
-    """It went on with something else; or it saw the task while it ran; or read, and then failed."""
+def test_failure_that_its_parent_did_not_act_on_is_done_again() -> None:
+    """Cases: the parent ignored it, saw the task running, or read the failure and then failed."""
     for seen in (None, "running", "failed"):
         log = Log()
         (bad,) = log.dispatches(None)
@@ -204,7 +204,7 @@ def test_a_failure_that_its_parent_could_not_know_of_is_no_ground_to_build_on() 
         assert len(polled) == (2 if seen == "running" else 0)
 
 
-def test_below_a_task_that_is_done_again_what_was_cut_with_it_is_too() -> None:
+def test_tasks_that_were_cut_with_a_repeated_task_are_repeated_too() -> None:
     log = Log()
     (middle,) = log.dispatches(None)
     good, cut = log.dispatches(middle, 2)
@@ -215,7 +215,7 @@ def test_below_a_task_that_is_done_again_what_was_cut_with_it_is_too() -> None:
     assert Repetition(log).goes_on_with() == {middle, cut}
 
 
-def test_below_a_failure_that_was_built_upon_nothing_is_done_again() -> None:
+def test_tasks_below_a_handled_failure_are_not_done_again() -> None:
     log = Log()
     (middle,) = log.dispatches(None)
     (cut,) = log.dispatches(middle)
@@ -227,7 +227,7 @@ def test_below_a_failure_that_was_built_upon_nothing_is_done_again() -> None:
     assert Repetition(log).goes_on_with() == set()
 
 
-def test_what_a_completed_task_left_undone_stays_so() -> None:
+def test_unfinished_work_of_a_completed_task_stays_unfinished() -> None:
     log = Log()
     (middle,) = log.dispatches(None)
     (left,) = log.dispatches(middle)
@@ -240,8 +240,8 @@ def test_what_a_completed_task_left_undone_stays_so() -> None:
     assert Repetition(log).goes_on_with() == set()
 
 
-def test_tasks_that_came_to_no_end_begin_their_time_anew() -> None:
-    """The run's worker died once too often."""
+def test_time_of_unfinished_tasks_starts_again() -> None:
+    # The run's worker died too often.
     log = Log()
     (lost,) = log.dispatches(None)
     log.says(lost, "calculator")
@@ -250,7 +250,7 @@ def test_tasks_that_came_to_no_end_begin_their_time_anew() -> None:
     assert EventType.LLM_COMPLETED in again.types(lost)
 
 
-def test_what_became_of_its_episode_is_not_of_the_repetition() -> None:
+def test_the_episodes_fate_is_not_carried_over() -> None:
     log = Log()
     log.says(None)
     log.add(None, EventType.EPISODE_STORED, episode_id=str(RUN), outcome="PARTIAL")

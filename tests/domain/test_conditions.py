@@ -1,4 +1,4 @@
-"""When a pattern applies: page 4, M20."""
+"""Conditions of patterns: evaluation and validation."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ TASK = {"task_type": "review", "complexity": 0.5, "tries": 3, "urgent": True, "t
         ({"any": [test("tries", "eq", 4), test("urgent", "eq", True)]}, True),
     ],
 )
-def test_a_test_tells_what_it_says(condition: Any, expected: bool) -> None:
+def test_each_operator_compares_as_named(condition: Any, expected: bool) -> None:
     check(condition)
     assert holds(condition, TASK) is expected
 
@@ -63,7 +63,7 @@ def test_a_test_tells_what_it_says(condition: Any, expected: bool) -> None:
     "op", ["eq", "ne", "in", "not_in", "lt", "le", "gt", "ge", "contains", "exists"]
 )
 @pytest.mark.parametrize("features", [{}, {"x": None}])
-def test_every_test_of_what_is_absent_is_false(op: str, features: dict[str, Any]) -> None:
+def test_tests_of_an_absent_feature_are_false(op: str, features: dict[str, Any]) -> None:
     condition = test("x", op, [1] if op in ("in", "not_in") else 1)
     check(condition)
     assert not holds(condition, features)
@@ -71,17 +71,17 @@ def test_every_test_of_what_is_absent_is_false(op: str, features: dict[str, Any]
 
 @pytest.mark.parametrize("odd", [math.nan, {}, b"x", {"a"}, [[1]], object(), 10**400, -(10**400)])
 @given(condition=CONDITIONS)
-def test_no_feature_makes_a_condition_fail(odd: Any, condition: Any) -> None:
+def test_no_features_make_a_condition_raise(odd: Any, condition: Any) -> None:
     assert holds(condition, {"task_type": odd, "complexity": odd, "x": odd}) in (True, False)
 
 
 @given(condition=CONDITIONS, features=FEATURES)
-def test_not_turns_a_condition_round(condition: Any, features: Any) -> None:
+def test_not_inverts_a_condition(condition: Any, features: Any) -> None:
     assert holds({"not": condition}, features) is not holds(condition, features)
 
 
 @given(condition=CONDITIONS)
-def test_what_is_well_formed_is_taken(condition: Any) -> None:
+def test_well_formed_conditions_are_accepted(condition: Any) -> None:
     check(condition)
 
 
@@ -118,7 +118,7 @@ def nested(depth: int) -> dict[str, Any]:
         (nested(6), "/c/not/not/not/not/not"),
     ],
 )
-def test_what_is_not_is_refused_with_its_place(condition: Any, pointer: str) -> None:
+def test_malformed_conditions_are_refused_with_their_place(condition: Any, pointer: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         check(condition, "/c")
     assert refused.value.pointer == pointer
@@ -142,12 +142,12 @@ def test_what_is_not_is_refused_with_its_place(condition: Any, pointer: str) -> 
         ),
     ],
 )
-def test_a_pattern_is_bounded_as_a_whole(applicability: Applicability, pointer: str) -> None:
+def test_size_of_a_whole_pattern_is_bounded(applicability: Applicability, pointer: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         check_applicability(applicability)
     assert refused.value.pointer == pointer
 
 
-def test_the_deepest_condition_is_taken() -> None:
+def test_the_deepest_allowed_condition_is_accepted() -> None:
     check(nested(5))
     assert holds(nested(5), {}) is not holds(nested(4), {})

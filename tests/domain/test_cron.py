@@ -1,4 +1,4 @@
-"""When schedules are due, on clocks that are put forward and back."""
+"""Due times of schedules, on clocks that are put forward and back."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -14,7 +14,7 @@ BERLIN = "Europe/Berlin"  # 2026: forward on 29 March at 2:00, back on 25 Octobe
 
 
 def ticks(cron: str, zone: str, start: str, count: int) -> list[str]:
-    """The next ticks after ``start`` (a local time), as local times with their offset."""
+    """Return the next ticks after ``start`` (a local time), as local times with their offset."""
     moment = datetime.fromisoformat(start).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
     found = []
     for _ in range(count):
@@ -40,7 +40,7 @@ def test_on_ordinary_days() -> None:
     assert ticks("0 12 * * *", "Asia/Kathmandu", "2026-01-01T12:00", 1) == ["01-02T12:00+05:45"]
 
 
-def test_across_a_change_of_the_clocks_the_local_time_stays() -> None:
+def test_local_time_stays_across_a_change_of_the_clocks() -> None:
     assert ticks("0 9 * * *", BERLIN, "2026-03-28T08:00", 2) == [
         "03-28T09:00+01:00",
         "03-29T09:00+02:00",
@@ -51,7 +51,7 @@ def test_across_a_change_of_the_clocks_the_local_time_stays() -> None:
     ]
 
 
-def test_a_time_that_is_skipped_comes_once_after_the_gap() -> None:
+def test_skipped_time_comes_once_after_the_gap() -> None:
     assert ticks("30 2 * * *", BERLIN, "2026-03-28T02:00", 3) == [
         "03-28T02:30+01:00",
         "03-29T03:30+02:00",
@@ -75,7 +75,7 @@ def test_a_time_that_is_skipped_comes_once_after_the_gap() -> None:
     ]
 
 
-def test_a_time_that_is_shown_twice_comes_once() -> None:
+def test_repeated_time_comes_once() -> None:
     assert ticks("30 2 * * *", BERLIN, "2026-10-24T03:00", 2) == [
         "10-25T02:30+02:00",
         "10-26T02:30+01:00",
@@ -88,12 +88,12 @@ def test_a_time_that_is_shown_twice_comes_once() -> None:
         "10-25T03:30+01:00",
         "10-26T01:00+01:00",
     ]
-    # Begun within the hour that comes again.
+    # Begun within the hour that repeats.
     second = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)
     assert next_tick("30 2 * * *", BERLIN, second) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
 
 
-def test_but_every_hour_is_every_hour() -> None:
+def test_hourly_schedule_runs_in_both_repeated_hours() -> None:
     assert ticks("*/30 * * * *", BERLIN, "2026-10-25T01:30", 5) == [
         "10-25T02:00+02:00",
         "10-25T02:30+02:00",
@@ -109,7 +109,7 @@ def test_but_every_hour_is_every_hour() -> None:
     hours=st.integers(0, 366 * 24),
     minutes=st.integers(0, 59),
 )
-def test_the_next_tick_is_never_far(cron: str, zone: str, hours: int, minutes: int) -> None:
+def test_next_tick_is_never_far(cron: str, zone: str, hours: int, minutes: int) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=hours, minutes=minutes)
     gap = {"* * * * *": 1, "7 * * * *": 90, "*/15 * * * *": 45, "59 23 * * *": 1500}[cron]
     after = next_tick(cron, zone, start)
@@ -127,23 +127,23 @@ def test_the_next_tick_is_never_far(cron: str, zone: str, hours: int, minutes: i
         "1," * 200 + "1 * * * *",
     ],
 )
-def test_what_is_no_expression_or_never_due_is_refused(cron: str) -> None:
+def test_invalid_or_never_due_expression_is_refused(cron: str) -> None:
     with pytest.raises(InvalidInputError):
         check_cron(cron)
 
 
-def test_an_expression_is_kept_in_its_plain_form() -> None:
+def test_expression_is_stored_in_normal_form() -> None:
     assert check_cron("  0\t8  * * MON ") == "0 8 * * MON"
     assert ticks("0 8 * * MON", "UTC", "2026-11-20T00:00", 1) == ["11-23T08:00+00:00"]
 
 
 @pytest.mark.parametrize("zone", ["", "Mars/Olympus", "../etc/passwd", "/UTC", "europe", "CEST+9"])
-def test_what_is_no_time_zone_is_refused(zone: str) -> None:
+def test_invalid_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(InvalidInputError):
         check_zone(zone)
 
 
-def test_the_last_tick_may_be_now_and_is_never_later() -> None:
+def test_last_tick_may_be_now_but_never_later() -> None:
     at = datetime(2026, 11, 20, 3, tzinfo=UTC)
     assert previous_tick("0 3 * * *", at) == at
     assert previous_tick("0 3 * * *", at + timedelta(microseconds=1)) == at
@@ -156,7 +156,7 @@ def test_the_last_tick_may_be_now_and_is_never_later() -> None:
     st.sampled_from(["0 3 * * *", "*/7 * * * *", "30 8 * * mon-fri", "0 0 1 * *"]),
     st.integers(0, 10 * 365 * 86_400),
 )
-def test_between_the_last_tick_and_the_next_there_is_none(cron: str, seconds: int) -> None:
+def test_no_tick_lies_between_the_last_and_the_next(cron: str, seconds: int) -> None:
     at = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     last = previous_tick(cron, at)
     assert last <= at < next_tick(cron, "UTC", last) == next_tick(cron, "UTC", at)

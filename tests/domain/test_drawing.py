@@ -1,4 +1,4 @@
-"""What the SVG drawing of a graph shows, its geometry read back from the SVG itself."""
+"""The SVG drawing of a graph, its geometry read back from the SVG itself."""
 
 import random
 import re
@@ -21,7 +21,7 @@ from bottega.graph.shared_memory import SharedMemoryGraph
 SVG = "{http://www.w3.org/2000/svg}"
 POLICIES = list(PropagationPolicy)
 TEAM = [("requirements", "designer"), ("designer", "implementer"), ("requirements", "implementer")]
-SLACK = 0.11  # px; what rounding to one decimal may cost on two sides
+SLACK = 0.11  # px; the most that rounding to one decimal costs on two sides
 
 Point = tuple[float, float]
 Links = Sequence[tuple[str, str] | tuple[str, str, PropagationPolicy]]
@@ -83,7 +83,7 @@ def rect_of(element: ElementTree.Element) -> Rect:
 
 
 def nodes_of(root: ElementTree.Element) -> list[Node]:
-    """The nodes, in topological order."""
+    """Return the nodes, in topological order."""
     found = {}
     for group in root.findall(f"{SVG}g[@data-node]"):
         (box,) = group.findall(f"{SVG}rect[@class='box']")
@@ -95,7 +95,7 @@ def nodes_of(root: ElementTree.Element) -> list[Node]:
 
 
 def curves_of(root: ElementTree.Element) -> dict[tuple[int, int], list[list[Point]]]:
-    """Each edge's way: per line or curve its two or four points."""
+    """Return each edge's path: two or four points per line or curve."""
     found = {}
     for path in root.iterfind(f".//{SVG}path[@data-edge]"):
         source, target = map(int, path.attrib["data-edge"].split("-"))
@@ -173,7 +173,7 @@ def check_edges(graph: SharedMemoryGraph, root: ElementTree.Element) -> None:
 
 
 def on_line(point: Point, piece: Sequence[Point]) -> bool:
-    """Whether the point lies on a level piece, or at the end of a curve."""
+    """Return whether the point lies on a level segment, or at the end of a curve."""
     if point in (piece[0], piece[-1]):
         return True
     return piece[0][1] == piece[-1][1] == point[1] and piece[0][0] <= point[0] <= piece[-1][0]
@@ -197,7 +197,7 @@ ODD_NAMES = [
 @given(st.lists(st.text(st.characters(), max_size=60), min_size=1, max_size=6, unique=True))
 @example(ODD_NAMES)
 @settings(deadline=None)
-def test_any_names_give_well_formed_xml_with_every_label_in_its_own_box(names: list[str]) -> None:
+def test_any_names_give_well_formed_xml_with_labels_inside_their_boxes(names: list[str]) -> None:
     graph = graph_of(list(pairwise(names)), names, {names[0]: 1})
     root = parsed(draw_svg(graph))
     nodes = nodes_of(root)
@@ -208,7 +208,7 @@ def test_any_names_give_well_formed_xml_with_every_label_in_its_own_box(names: l
     assert not list(root.iter(f"{SVG}script"))
 
 
-def test_what_xml_cannot_hold_is_replaced() -> None:
+def test_characters_that_xml_forbids_are_replaced() -> None:
     assert printable("a\tb\r\nc\u2028d") == "a b  c d"
     assert printable("\x00\x1b\x7f\x9f\ud800\uffff") == "\ufffd" * 6
     assert printable("\xa0é要\U0001f680") == "\xa0é要\U0001f680"
@@ -226,7 +226,7 @@ def graphs(draw: st.DrawFn) -> SharedMemoryGraph:
 
 @given(graphs())
 @settings(deadline=None)
-def test_edges_lead_to_the_right_and_round_every_box(graph: SharedMemoryGraph) -> None:
+def test_edges_lead_right_and_avoid_every_box(graph: SharedMemoryGraph) -> None:
     root = parsed(draw_svg(graph))
     check_boxes(root, nodes_of(root))
     check_labels(nodes_of(root))
@@ -234,14 +234,14 @@ def test_edges_lead_to_the_right_and_round_every_box(graph: SharedMemoryGraph) -
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_so_it_is_in_a_crowded_graph(seed: int) -> None:
+def test_edges_avoid_boxes_in_a_crowded_graph(seed: int) -> None:
     graph = random_graph(40, 160, seed)
     root = parsed(draw_svg(graph))
     check_boxes(root, nodes_of(root))
     check_edges(graph, root)
 
 
-def test_edges_too_many_and_too_long_for_lanes_lead_round_the_outside(
+def test_edges_too_many_or_too_long_for_lanes_go_round_the_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layout, "_MAX_LANES", 20)
@@ -253,14 +253,14 @@ def test_edges_too_many_and_too_long_for_lanes_lead_round_the_outside(
     check_edges(graph, root)
 
 
-def test_a_chain_is_one_level_line_and_what_skips_an_agent_leads_round_it() -> None:
+def test_chain_is_a_level_line_and_skipping_edges_go_round_it() -> None:
     chain = draw_svg(graph_of([("a", "b"), ("b", "c")]))
     assert "C" not in "".join(re.findall(r' d="(M[^"]*)"', chain.split("head")[0]))
     boxes = [node.box for node in nodes_of(parsed(draw_svg(graph_of(TEAM))))]
     assert boxes[0].right < boxes[1].left < boxes[1].right < boxes[2].left
 
 
-def test_unconnected_agents_stand_beside_one_another_under_the_rest() -> None:
+def test_unconnected_agents_stand_side_by_side_below_the_rest() -> None:
     root = parsed(draw_svg(graph_of(TEAM, nodes=[f"lone {number}" for number in range(30)])))
     order = graph_of(TEAM, nodes=[f"lone {number}" for number in range(30)]).get_topological_order()
     nodes = dict(zip(order, nodes_of(root), strict=True))
@@ -271,7 +271,7 @@ def test_unconnected_agents_stand_beside_one_another_under_the_rest() -> None:
     assert 1 < len({box.top for box in lone}) < 10
 
 
-def test_who_has_published_is_marked_by_more_than_colour() -> None:
+def test_agents_that_published_are_marked_by_more_than_colour() -> None:
     graph = graph_of(TEAM, versions={"requirements": 3, "designer": 1})
     svg = draw_svg(graph)
     marks = [(node.published, node.badge) for node in nodes_of(parsed(svg))]
@@ -302,7 +302,7 @@ def test_badges_stay_clear_of_boxes_and_edges() -> None:
         assert not any(badge.holds(point) for point in points)
 
 
-def test_policies_have_lines_of_their_own_and_a_legend_where_needed() -> None:
+def test_policies_have_their_own_line_styles_and_a_legend() -> None:
     plain = draw_svg(graph_of(TEAM))
     assert 'class="legend"' not in plain
     mixed = draw_svg(graph_of([("a", "b", PropagationPolicy.TOOL_RESULTS), ("a", "c")]))
@@ -318,7 +318,7 @@ def test_policies_have_lines_of_their_own_and_a_legend_where_needed() -> None:
     assert mixed.count('<g class="edge tools"><title>a \u2192 b: with tool results</title>') == 1
 
 
-def test_it_says_in_words_what_it_shows() -> None:
+def test_drawing_describes_itself_in_words() -> None:
     root = parsed(draw_svg(graph_of(TEAM, versions={"requirements": 2})))
     assert root.attrib["role"] == "img"
     assert root[0].tag == f"{SVG}title"
@@ -328,7 +328,7 @@ def test_it_says_in_words_what_it_shows() -> None:
     )
 
 
-def test_an_empty_graph_says_so() -> None:
+def test_empty_graph_says_so() -> None:
     root = parsed(draw_svg(SharedMemoryGraph()))
     assert root.findtext(f"{SVG}text") == "No agents in this graph yet"
     assert float(root.attrib["width"]) < 500
@@ -340,7 +340,7 @@ def test_the_same_graph_gives_the_same_drawing() -> None:
     assert draw_svg(SharedMemoryGraph.from_dict(graph.to_dict())) == draw_svg(graph)
 
 
-def test_a_large_graph_gives_a_file_of_bounded_size() -> None:
+def test_large_graph_gives_a_file_of_bounded_size() -> None:
     svg = draw_svg(random_graph(500, 5000, 1))
     root = parsed(svg)
     assert len(nodes_of(root)) == 500
@@ -348,7 +348,7 @@ def test_a_large_graph_gives_a_file_of_bounded_size() -> None:
     assert len(svg) < 3_000_000
 
 
-def test_a_long_chain_whose_end_reads_from_all_gives_a_small_file() -> None:
+def test_long_chain_whose_end_reads_from_all_gives_a_small_file() -> None:
     names = [f"step {number}" for number in range(300)]
     svg = draw_svg(graph_of([*pairwise(names), *((name, names[-1]) for name in names[:-2])]))
     assert len(svg) < 1_000_000
@@ -360,7 +360,7 @@ def test_wrapping_loses_nothing(text: str) -> None:
     assert "".join(wrapped(text)) == text
 
 
-def test_names_are_wrapped_behind_separators_and_inner_capitals() -> None:
+def test_names_wrap_after_separators_and_before_inner_capitals() -> None:
     assert wrapped("short_name") == ("short_name",)
     assert wrapped("customer_requirements_and_constraints_collector") == (
         "customer_requirements_",
@@ -380,7 +380,7 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """As WCAG 2 has it, from 1 to 21."""
+    """Compute the contrast by WCAG 2, from 1 to 21."""
     dark, light = sorted(map(luminance, (one, other)))
     return (light + 0.05) / (dark + 0.05)
 
@@ -392,5 +392,8 @@ def test_text_and_lines_have_contrast_on_any_page(mode: int) -> None:
     for text, ground in [("ink", "surface"), ("on-accent", "accent"), ("mark", "surface")]:
         assert contrast(colours[text], colours[ground]) >= 4.5
     for line in ("rule", "accent", "final", "tools", "history"):
-        for page in ("#ffffff", "#0d1117"):  # whatever the mode: the page may not follow it
+        for page in (
+            "#ffffff",
+            "#0d1117",
+        ):  # in either mode: the page's mode may differ from the drawing's
             assert contrast(colours[line], page) >= 3.0

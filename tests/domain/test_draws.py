@@ -1,4 +1,4 @@
-"""Who is given a pattern on trial, and who is not given a validated one: page 4, M23."""
+"""Assignment of runs to the arms of a pattern's experiment."""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +22,7 @@ def many(kind: str = "trial", *, pattern: UUID = PATTERN, version: int = 1, n: i
 
 
 @given(st.uuids(), st.uuids(), st.uuids(), st.integers(1, 10**6), st.text(max_size=9))
-def test_a_draw_is_a_share_and_always_the_same(
+def test_assignment_is_a_share_and_deterministic(
     salt: UUID, run: UUID, pattern: UUID, version: int, kind: str
 ) -> None:
     found = drawn(salt, run, pattern, version, kind)
@@ -30,19 +30,19 @@ def test_a_draw_is_a_share_and_always_the_same(
     assert found == drawn(salt, run, pattern, version, kind)
 
 
-def test_a_draw_never_changes_with_the_code() -> None:
-    """Runs that were drawn before an upgrade go on after it."""
+def test_assignment_never_changes_with_the_code() -> None:
+    """Runs that were assigned before an upgrade continue after it."""
     assert drawn(SALT, UUID(int=1), PATTERN, 1, "trial") == 0.5589060095620898
 
 
-def test_draws_are_evenly_distributed() -> None:
-    """Kolmogorov's distance of 20,000 even draws exceeds 0.0138 in one case of a thousand."""
+def test_assignments_are_evenly_distributed() -> None:
+    """Kolmogorov's distance of 20,000 uniform draws exceeds 0.0138 in one case of a thousand."""
     draws = np.sort(many())
     steps = np.arange(1, len(draws) + 1) / len(draws)
     assert np.abs(draws - steps).max() < 0.0138
 
 
-def test_draws_of_other_kinds_versions_and_patterns_are_others() -> None:
+def test_assignments_of_other_kinds_versions_and_patterns_are_independent() -> None:
     one = many(n=2_000)
     for other in (
         many("withheld", n=2_000),
@@ -56,7 +56,7 @@ def arms(state: PatternState, options: LearningOptions) -> Counter[Arm]:
     return Counter(arm_of(state, SALT, UUID(int=run), PATTERN, 3, options) for run in range(4_000))
 
 
-def test_a_candidate_is_on_trial_in_its_share_of_runs() -> None:
+def test_candidate_is_on_trial_in_its_share_of_runs() -> None:
     found = arms(PatternState.CANDIDATE, OPTIONS)
     assert set(found) == {Arm.TRIAL, Arm.CONTROL}
     assert found[Arm.TRIAL] == pytest.approx(2_000, abs=130)
@@ -64,7 +64,7 @@ def test_a_candidate_is_on_trial_in_its_share_of_runs() -> None:
     assert set(arms(PatternState.CANDIDATE, replace(OPTIONS, trial_share=1.0))) == {Arm.TRIAL}
 
 
-def test_a_validated_one_is_withheld_from_its_share_of_runs() -> None:
+def test_validated_pattern_is_withheld_from_its_share_of_runs() -> None:
     found = arms(PatternState.VALIDATED, OPTIONS)
     assert set(found) == {Arm.USED, Arm.WITHHELD}
     assert found[Arm.WITHHELD] == pytest.approx(400, abs=80)

@@ -1,4 +1,4 @@
-"""The built-in embedder: page 4, M18."""
+"""The built-in embedder."""
 
 import asyncio
 from hashlib import sha256
@@ -24,7 +24,7 @@ def cosine(one: str, other: str) -> float:
 
 
 class TestVectors:
-    def test_it_says_what_they_are(self) -> None:
+    def test_model_and_dimension_are_stated(self) -> None:
         embedder: Embedder = BuiltinEmbedder()
         assert (embedder.name, embedder.dimension) == ("builtin-1", 768)
         vectors = embed("one", "two", "three")
@@ -36,18 +36,18 @@ class TestVectors:
 
     @settings(deadline=None)
     @given(st.lists(ANY_TEXT, min_size=1, max_size=9))
-    def test_each_has_length_1_whatever_the_text(self, texts: list[str]) -> None:
+    def test_vector_of_any_text_has_length_1(self, texts: list[str]) -> None:
         assert np.abs(np.linalg.norm(embed(*texts), axis=1) - 1).max() < 1e-6
 
     @settings(deadline=None)
     @given(st.lists(ANY_TEXT, min_size=1, max_size=9))
-    def test_what_else_is_in_the_batch_changes_no_bit(self, texts: list[str]) -> None:
+    def test_other_texts_in_the_batch_change_no_bit(self, texts: list[str]) -> None:
         backwards = embed(*reversed(texts))[::-1]
         for text, vector in zip(texts, backwards, strict=True):
             assert vector.tobytes() == embed(text)[0].tobytes()
 
-    def test_they_are_the_same_in_every_process_and_on_every_machine(self) -> None:
-        """If this must change, so must the embedder's name: stored vectors are of the old kind."""
+    def test_vectors_are_the_same_in_every_process_and_on_every_machine(self) -> None:
+        """Rename the embedder if these values must change: stored vectors are of the old kind."""
         [vector] = embed(
             "La migrazione del DATABASE è fallita: migrazione nº 42, 数据库 at startup!"
         )
@@ -56,12 +56,12 @@ class TestVectors:
 
     # The last has two stop words that share a place, with opposite signs.
     @pytest.mark.parametrize("text", ["", " \n", "?!", "\U0001f389", "\ud800", "her delle"])
-    def test_a_text_without_words_is_a_fixed_vector_near_nothing(self, text: str) -> None:
+    def test_text_without_words_is_a_fixed_vector_near_nothing(self, text: str) -> None:
         blank, other = embed(text, "a real text")
         assert blank.tobytes() == embed("")[0].tobytes()
         assert abs(float(blank @ other)) < 0.2
 
-    def test_no_more_of_a_text_counts_than_the_limit(self) -> None:
+    def test_text_beyond_the_limit_does_not_count(self) -> None:
         text = "word " * (MAX_CHARACTERS // 5) + "   "
         assert cosine(text, text[:MAX_CHARACTERS] + " beyond") == pytest.approx(1)
 
@@ -78,7 +78,7 @@ class TestForms:
             ("snake_case", "snake case"),
         ],
     )
-    def test_spelling_apart_they_are_one(self, one: str, other: str) -> None:
+    def test_texts_that_differ_in_spelling_only_are_equal(self, one: str, other: str) -> None:
         assert cosine(one, other) == pytest.approx(1)
 
     @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ class TestForms:
             (("api", "it"), None),
         ],
     )
-    def test_endings_are_cut_but_never_all_of_a_word(
+    def test_endings_are_cut_but_never_a_whole_word(
         self, forms: tuple[str, ...], common: str | None
     ) -> None:
         assert [stem(form) for form in forms] == [common or form for form in forms]
@@ -163,11 +163,11 @@ TRIPLES = [
 
 
 @pytest.mark.parametrize(("text", "near", "far"), TRIPLES, ids=[each[0] for each in TRIPLES])
-def test_a_text_of_the_same_matter_is_nearer_than_another(text: str, near: str, far: str) -> None:
+def test_text_on_the_same_subject_is_nearer_than_another(text: str, near: str, far: str) -> None:
     assert cosine(text, near) > cosine(text, far) + 0.1
 
 
-async def test_a_long_batch_lets_others_run() -> None:
+async def test_long_batch_lets_other_tasks_run() -> None:
     turns: list[int] = []
     loop = asyncio.get_running_loop()
     loop.call_soon(turns.append, 1)

@@ -1,4 +1,4 @@
-"""An answer that is cut off, empty, refused or filtered is no final answer."""
+"""Answers that are cut off, empty, refused or filtered: none is a final answer."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def asked(it: BaseAgent) -> list[str]:
     return [message.content for message in it.conversation_history]
 
 
-async def test_a_cut_off_text_is_gone_on_with_once_and_joined() -> None:
+async def test_cut_off_text_is_continued_once_and_joined() -> None:
     it = agent(cut("The begin"), said("ning, and the end."))
     response = await it.execute_query_async("go")
     assert (response.content, response.stop_reason) == (
@@ -36,7 +36,7 @@ async def test_a_cut_off_text_is_gone_on_with_once_and_joined() -> None:
     assert response.usage.model_calls == 2
 
 
-async def test_an_answer_that_is_cut_off_twice_is_none() -> None:
+async def test_answer_that_is_cut_off_twice_is_an_error() -> None:
     it = agent(cut("one "), cut("two"))
     response = await it.execute_query_async("go")
     assert (response.content, response.error_code, response.stop_reason) == (
@@ -58,7 +58,9 @@ async def test_an_answer_that_is_cut_off_twice_is_none() -> None:
     ],
     ids=["JSON", "fenced JSON", "reasoning", "policy", "nothing to accept", "tool call"],
 )
-async def test_what_cannot_be_gone_on_with_fails(message: AssistantMessage, policy: Any) -> None:
+async def test_cut_off_answer_that_cannot_continue_is_an_error(
+    message: AssistantMessage, policy: Any
+) -> None:
     it = agent(message, on_length=policy)
     response = await it.execute_query_async("go")
     assert (response.error_code, response.stop_reason) == ("model_length", "length")
@@ -66,14 +68,14 @@ async def test_what_cannot_be_gone_on_with_fails(message: AssistantMessage, poli
     assert response.tool_results == ()
 
 
-async def test_a_text_may_be_accepted_as_it_is() -> None:
+async def test_cut_off_text_may_be_accepted() -> None:
     it = agent(cut("half"), on_length="accept")
     response = await it.execute_query_async("go")
     assert (response.content, response.error, response.stop_reason) == ("half", None, "length")
     assert asked(it) == ["system", "go", "half"]
 
 
-async def test_an_empty_answer_is_asked_for_once_more() -> None:
+async def test_empty_answer_is_requested_once_more() -> None:
     it = agent(said(" "), said("here"))
     assert (await it.execute_query_async("go")).content == "here"
     assert asked(it) == ["system", "go", "here"]
@@ -82,7 +84,7 @@ async def test_an_empty_answer_is_asked_for_once_more() -> None:
     assert (response.error_code, response.stop_reason) == ("model_empty", "empty")
 
 
-async def test_a_part_that_is_followed_by_nothing_stays_in_the_output() -> None:
+async def test_first_part_stays_in_the_output_when_no_text_follows() -> None:
     it = agent(cut("half"), said(""), said(""))
     response = await it.execute_query_async("go")
     assert (response.content, response.error_code) == ("half", "model_empty")
@@ -96,7 +98,7 @@ async def test_a_part_that_is_followed_by_nothing_stays_in_the_output() -> None:
         (said("", "content_filter: OTHER"), "model_filtered", "content_filter"),
     ],
 )
-async def test_a_refusal_and_a_filter_end_the_query(
+async def test_refusal_and_filter_end_the_query(
     message: AssistantMessage, code: str, reason: str
 ) -> None:
     response = await agent(message).execute_query_async("go")
@@ -104,7 +106,7 @@ async def test_a_refusal_and_a_filter_end_the_query(
     assert response.content == message.content
 
 
-async def test_asking_again_costs_an_iteration() -> None:
+async def test_second_request_costs_an_iteration() -> None:
     for message, code in ((cut("half"), "model_length"), (said(""), "model_empty")):
         it = agent(message, max_iterations=1)
         assert (await it.execute_query_async("go")).error_code == code
@@ -117,7 +119,7 @@ async def test_tool_calls_after_a_cut_off_text_begin_another_answer() -> None:
     assert response.content == "half whole"
 
 
-async def test_half_an_answer_is_published_to_nobody() -> None:
+async def test_half_an_answer_is_not_published() -> None:
     graph = SharedMemoryGraph()
     graph.add_edge("a", "b")
     for messages, published in (
@@ -132,7 +134,7 @@ async def test_half_an_answer_is_published_to_nobody() -> None:
         assert [item.content for item in found] == ([published] if published else [])
 
 
-async def test_a_hook_may_heal_an_answer() -> None:
+async def test_hook_may_repair_an_answer() -> None:
     it = agent(said("I cannot.", refusal=True))
     it.on(AgentEvent.AFTER_LLM_CALL).handle(
         HookDecision.CONTINUE, AssistantMessage(content="healed")
@@ -140,7 +142,7 @@ async def test_a_hook_may_heal_an_answer() -> None:
     assert (await it.execute_query_async("go")).content == "healed"
 
 
-async def test_a_sub_agent_that_ends_so_is_an_error_to_its_caller() -> None:
+async def test_sub_agent_that_ends_so_is_an_error_to_its_caller() -> None:
     child = agent(cut("half"), on_length="fail")
     boss = agent(call("child", query="go"), "done")
     boss.register_agent(child, name="child", description="-")
@@ -155,6 +157,6 @@ def test_text_that_only_begins_like_json_is_text() -> None:
         assert is_text(cut(text))
 
 
-def test_another_policy_is_refused() -> None:
+def test_unknown_policy_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="on_length"):
         agent(on_length="retry")

@@ -1,4 +1,4 @@
-"""The factory and awareness: pages A7 and G11."""
+"""The agent factory, and agents' awareness of the graph."""
 
 import logging
 from typing import Any
@@ -48,7 +48,7 @@ def tools_of(agent: BaseAgent) -> dict[str, SubAgentWrapper]:
 
 
 class TestConfiguration:
-    def test_the_nearer_wins(self) -> None:
+    def test_the_most_specific_setting_wins(self) -> None:
         factory = AgentFactory({"max_iterations": 1, "description": "global", "agent_name": "g"})
         factory.register("a", Worker, defaults={"max_iterations": 2, "description": "default"})
         factory.register("b", Worker, defaults={"max_iterations": 3})
@@ -64,13 +64,13 @@ class TestConfiguration:
         assert factory.create("a").max_iterations == 2
         assert factory.create("b").max_iterations == 3
 
-    def test_a_name_is_the_agents_id(self) -> None:
+    def test_name_is_the_agents_id(self) -> None:
         agent = factory_of("a", "b").create("a", subagents=["b"])
         assert agent.agent_id == "a"
         assert agent.subagents[0].agent_id == "b"
         assert agent.memory_graph is None
 
-    def test_how_a_sub_agent_was_registered_is_how_it_is_attached(self) -> None:
+    def test_registration_decides_how_a_sub_agent_is_attached(self) -> None:
         factory = factory_of("lead")
         factory.register(
             "b", Worker, subagent_name="ask_b", subagent_description="says b", stateless=True
@@ -97,7 +97,7 @@ class TestConfiguration:
 
 
 class TestErrors:
-    def test_an_unknown_name_gets_the_names_there_are_and_the_nearest(self) -> None:
+    def test_unknown_name_error_lists_the_names_and_the_nearest(self) -> None:
         factory = factory_of("designer", "writer")
         with pytest.raises(UnknownAgentError) as caught:
             factory.create("desinger")
@@ -106,7 +106,7 @@ class TestErrors:
         with pytest.raises(UnknownAgentError):
             factory.create("writer", subagents=["desinger"])
 
-    def test_configuration_for_nobody_is_refused(self) -> None:
+    def test_configuration_for_an_unknown_agent_is_refused(self) -> None:
         with pytest.raises(UnknownAgentError, match="ghost"):
             factory_of("a", "b").create("a", subagents=["b"], subagent_config={"ghost": {}})
 
@@ -116,7 +116,7 @@ class TestErrors:
             factory.create("a", subagents=["mute"])
         assert caught.value.code == "missing_description"
 
-    def test_circles_are_refused_with_their_path(self) -> None:
+    def test_cycles_are_refused_with_their_path(self) -> None:
         factory = factory_of("a", "b", "c")
         with pytest.raises(CycleError) as caught:
             factory.create("a", subagents=["a"])
@@ -126,12 +126,12 @@ class TestErrors:
             factory.create("a", subagents=[below])
         assert caught.value.path == ("a", "b", "c", "a")
 
-    def test_one_agent_in_two_places_is_no_circle(self) -> None:
+    def test_one_agent_in_two_places_is_no_cycle(self) -> None:
         factory = factory_of("lead", "left", "right", "shared")
         left, right = (factory.create(name, subagents=["shared"]) for name in ("left", "right"))
         assert len(factory.create("lead", subagents=[left, right]).subagents) == 2
 
-    def test_agents_without_ids_are_told_apart_by_themselves(self) -> None:
+    def test_agents_without_ids_are_distinct(self) -> None:
         factory = factory_of("lead", "middle")
         leaf, top = Worker(description="x"), Worker(description="y")
         top.register_agent(factory.create("middle", subagents=[leaf]), name="m", description="-")
@@ -152,7 +152,7 @@ class TestAwareness:
         factory.with_memory_graph(graph or self.graph())
         return factory.create("lead", subagents=names)
 
-    def test_its_exact_text_right_after_the_system_message(self) -> None:
+    def test_its_exact_text_follows_the_system_message(self) -> None:
         lead = self.team("implementer", "designer", "requirements")
         assert texts(lead.conversation_history)[0] == "work"
         assert texts(lead.conversation_history)[1:] == [AWARENESS]
@@ -169,7 +169,7 @@ class TestAwareness:
         )
         assert "implementer" not in text[1].content
 
-    def test_the_order_is_the_whole_graphs(self) -> None:
+    def test_order_is_that_of_the_whole_graph(self) -> None:
         graph = SharedMemoryGraph()
         for name in ("implementer", "designer", "requirements"):
             graph.add_agent(name)
@@ -180,14 +180,14 @@ class TestAwareness:
         assert "order: designer, requirements, implementer" in lead.conversation_history[1].content
 
     @pytest.mark.parametrize("names", [(), ("designer",), ("requirements", "other")])
-    def test_without_an_edge_among_them_there_is_none(self, names: tuple[str, ...]) -> None:
+    def test_without_an_edge_among_them_there_is_no_awareness(self, names: tuple[str, ...]) -> None:
         assert texts(self.team(*names).conversation_history) == ["work"]
 
-    def test_without_a_graph_there_is_none(self) -> None:
+    def test_without_a_graph_there_is_no_awareness(self) -> None:
         lead = factory_of("a", "b", "c").create("a", subagents=["b", "c"])
         assert len(lead.conversation_history) == 1
 
-    def test_a_sub_agent_outside_the_graph_is_warned_of(
+    def test_sub_agent_outside_the_graph_causes_a_warning(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         factory = factory_of("lead", "designer", "other").with_memory_graph(self.graph())
@@ -202,7 +202,7 @@ class TestAwareness:
         lead = self.team("designer", "requirements", graph=graph)
         assert {lead.memory_graph, *(child.memory_graph for child in lead.subagents)} == {graph}
 
-    def test_an_agent_made_by_hand_joins_by_its_name(self) -> None:
+    def test_agent_made_by_hand_joins_by_its_name(self) -> None:
         graph = self.graph()
         factory = factory_of("lead", "requirements").with_memory_graph(graph)
         mine = Worker(agent_name="designer", description="-")
@@ -212,7 +212,7 @@ class TestAwareness:
 
 
 async def test_a_team_from_end_to_end() -> None:
-    """The orchestrator is no postman: what flows, flows along the edges."""
+    """Context flows along the edges, not through the orchestrator."""
     graph = SharedMemoryGraph()
     graph.add_edge("requirements", "designer")
     graph.add_edge("requirements", "implementer")

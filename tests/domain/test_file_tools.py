@@ -1,4 +1,4 @@
-"""The file tools: what they answer, and that every wrong use is an answer, too."""
+"""The file tools: their answers; every wrong use is an answer too."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ async def use(space: Workspace, name: str, **arguments: Any) -> ToolResult:
     return await tools[name].execute(call(name, **arguments))
 
 
-async def test_what_is_written_is_read_and_listed() -> None:
+async def test_written_file_can_be_read_and_listed() -> None:
     space = workspace()
     written = await use(space, "write_file", path="notes/a.md", content="Grüße")
     assert written.result == {"written_chars": 5}
@@ -38,7 +38,7 @@ async def test_what_is_written_is_read_and_listed() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00")), st.integers(1, 50))
-async def test_a_file_is_read_in_parts(text: str, limit: int) -> None:
+async def test_file_is_read_in_parts(text: str, limit: int) -> None:
     space = workspace()
     await space.write("a", text)
     parts, offset = "", 0
@@ -84,7 +84,7 @@ async def test_a_long_list_says_that_there_is_more() -> None:
         ("list_files", {"prefix": "\ud800"}, "prefix"),
     ],
 )
-async def test_a_wrong_use_is_an_answer_that_says_what_to_mend(
+async def test_wrong_use_is_an_answer_that_says_how_to_mend_it(
     name: str, arguments: dict[str, Any], says: str
 ) -> None:
     result = await use(workspace(), name, **arguments)
@@ -92,7 +92,7 @@ async def test_a_wrong_use_is_an_answer_that_says_what_to_mend(
     assert says in (result.error or "")
 
 
-async def test_a_full_workspace_is_an_answer_and_can_be_used_on() -> None:
+async def test_full_workspace_is_an_answer_and_stays_usable() -> None:
     space = workspace()
     results = [
         await use(space, "write_file", path=f"file{number}", content="x" * MAX_CONTENT)
@@ -104,7 +104,7 @@ async def test_a_full_workspace_is_an_answer_and_can_be_used_on() -> None:
     assert (await use(space, "write_file", path="file40", content="y")).status == "success"
 
 
-def test_the_tools_may_be_repeated_and_act_on_nothing_outside() -> None:
+def test_tools_may_be_repeated_and_have_no_effect_outside() -> None:
     for tool in file_tools(workspace):
         assert tool.idempotent
         assert getattr(tool, "local") is True  # noqa: B009

@@ -1,4 +1,4 @@
-"""Paths of virtual files, and the limits that hold whatever is written."""
+"""Paths of virtual files, and their limits, which no write exceeds."""
 
 import asyncio
 import unicodedata
@@ -102,7 +102,7 @@ texts = st.one_of(
 
 
 def accepted(text: str) -> str | None:
-    """Its normal form; ``None`` if it is refused."""
+    """Return the path's normal form; ``None`` if it is refused."""
     try:
         return check_path(text)
     except InvalidInputError as error:
@@ -118,7 +118,7 @@ def test_ordinary_names_in_any_script_are_paths(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", REFUSED, ids=lambda path: ascii(path[:20]))
-def test_what_is_no_plain_path_is_refused_everywhere(path: str) -> None:
+def test_invalid_paths_are_refused_everywhere(path: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         check_path(path)
     assert (refused.value.code, type(refused.value)) == ("bad_path", InvalidInputError)
@@ -128,7 +128,7 @@ def test_what_is_no_plain_path_is_refused_everywhere(path: str) -> None:
 
 @given(texts)
 @example("/global/a")
-def test_an_accepted_path_lies_in_one_place_and_stays_itself(text: str) -> None:
+def test_accepted_path_lies_in_one_place_and_is_its_own_normal_form(text: str) -> None:
     path = accepted(text)
     if path is None:
         return
@@ -151,14 +151,14 @@ def test_an_accepted_path_lies_in_one_place_and_stays_itself(text: str) -> None:
 @given(texts, st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
 @example("Größe", "NFD")
 @example("\ufb01le", "NFKC")
-def test_of_the_spellings_of_a_text_one_at_most_is_accepted(text: str, form: Any) -> None:
+def test_at_most_one_spelling_of_a_text_is_accepted(text: str, form: Any) -> None:
     other = unicodedata.normalize(form, text)
     assert other == text or accepted(text) is None or accepted(other) is None
 
 
 @given(st.lists(texts, max_size=20))
 @example(["a", "/a"])
-def test_two_texts_name_one_file_only_by_a_first_slash(spellings: list[str]) -> None:
+def test_two_texts_name_one_file_only_by_a_leading_slash(spellings: list[str]) -> None:
     named: dict[str, str] = {}
     for text in spellings:
         path = accepted(text)
@@ -167,7 +167,7 @@ def test_two_texts_name_one_file_only_by_a_first_slash(spellings: list[str]) -> 
 
 
 class Sizes(RuleBasedStateMachine):
-    """Limits hold whatever is written, and accepted writes are what is read."""
+    """Machine: no write exceeds the limits, and reads return accepted writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Sizes(RuleBasedStateMachine):
             self.model[who, path] = letter * size
 
     def too_much(self, who: UUID | None, path: str, content: str) -> bool:
-        """Whether the limits are broken by a write, and it does not only make things smaller."""
+        """Return whether a write breaks the limits and does not only make things smaller."""
         old = self.model.get((who, path))
         after = {**self.model, (who, path): content}
         place = {
@@ -234,7 +234,7 @@ TestSizes = Sizes.TestCase
 TestSizes.settings = settings(max_examples=50, stateful_step_count=30)
 
 
-def test_one_file_has_a_limit_of_its_own() -> None:
+def test_single_file_has_its_own_limit() -> None:
     files = VirtualFileSystem(max_bytes=100, max_file_bytes=10)
     files.write("a", "x" * 10)
     with pytest.raises(InvalidInputError, match="a file may have 10 bytes"):
@@ -243,7 +243,7 @@ def test_one_file_has_a_limit_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("content", ["a\x00", "a\ud800"])
-def test_what_could_not_be_stored_is_no_content(content: str) -> None:
+def test_content_that_cannot_be_stored_is_refused(content: str) -> None:
     files = VirtualFileSystem()
     with pytest.raises(InvalidInputError) as refused:
         files.write("a", content)

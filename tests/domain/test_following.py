@@ -1,4 +1,4 @@
-"""Whether a run did what its patterns say, and how that went, heard from its events."""
+"""Adherence of a run to its patterns, and their results, computed from its events."""
 
 from typing import Any
 from uuid import UUID
@@ -63,25 +63,25 @@ def hear(*events: Any) -> list[tuple[Any, Any]]:
     ("calls", "followed"),
     [("ab", True), ("xaxbx", True), ("ba", False), ("a", False), ("bab", True), ("", False)],
 )
-def test_what_it_says_to_use_is_used_in_that_order(calls: str, followed: bool) -> None:
+def test_pattern_is_followed_if_its_tools_are_used_in_order(calls: str, followed: bool) -> None:
     events = [event for n, name in enumerate(calls) for event in called(name, n)]
     assert hear(shown(uses=["a", "b"]), *events) == [(followed, None)]
-    assert hear(*events, shown(uses=["a", "b"])) == [(False, None)]  # that was before
+    assert hear(*events, shown(uses=["a", "b"])) == [(False, None)]  # before the pattern was shown
     assert hear(shown(), *events) == [(None, None)]
 
 
-def test_agents_count_as_tools_do_and_once() -> None:
+def test_agents_count_as_tools_and_only_once() -> None:
     asked = [begun("helper"), *agent("helper"), ended("helper")]
     assert hear(shown(uses=["helper"]), *asked) == [(True, None)]
     assert hear(shown(uses=["helper", "helper"]), *asked) == [(False, None)]
     assert hear(shown(uses=["helper", "helper"]), *asked, *asked[:1]) == [(True, None)]
-    # Asked for under another name, and one that its parent does not wait for.
+    # Called under another name, and one that its parent does not wait for.
     assert hear(shown(uses=["ask", "helper"]), begun("ask"), *agent("helper")) == [(True, None)]
     beside = [*called("dispatch_subagent"), *agent("helper"), agent("helper")[0]]
     assert hear(shown(uses=["helper", "helper"]), *beside) == [(False, None)]
 
 
-def test_the_next_call_that_it_is_about_says_how_it_went() -> None:
+def test_next_call_of_an_affected_tool_decides_the_result() -> None:
     about = shown(affects=["a"])
     assert hear(about, *called("b", 1, "no"), *called("a", 2)) == [(None, True)]
     assert hear(about, *called("a", 1, "no"), *called("a", 2)) == [(None, False)]
@@ -90,7 +90,7 @@ def test_the_next_call_that_it_is_about_says_how_it_went() -> None:
     assert hear(shown(affects=["a"], category="strategic"), *called("a")) == [(None, None)]
 
 
-def test_tasks_of_agents_say_so_too() -> None:
+def test_tasks_of_affected_agents_decide_the_result_too() -> None:
     about = shown(affects=["helper"])
     assert hear(about, *agent("helper")) == [(None, True)]
     assert hear(about, *agent("helper", code="model_error")) == [(None, False)]
@@ -100,7 +100,7 @@ def test_tasks_of_agents_say_so_too() -> None:
     assert hear(about, agent("helper")[0], late) == [(None, False)]
 
 
-def test_what_somebody_cancelled_says_nothing() -> None:
+def test_cancelled_calls_decide_nothing() -> None:
     stopped = agent("helper", code="cancelled")
     asked = [begun("helper"), *stopped, ended("helper", 1, "it was cancelled")]
     assert hear(shown(affects=["helper"]), *asked) == [(None, None)]
@@ -121,7 +121,7 @@ def test_all_arms_are_measured_alike(
     assert hear(one, *events) == hear(other, *events)
 
 
-def test_what_is_told_of_a_pattern() -> None:
+def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
     following = Following()
     for event in (shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)):
         following.hear(*event)
@@ -141,5 +141,5 @@ def test_what_is_told_of_a_pattern() -> None:
     assert [(each["arm"], each["version"]) for each in others] == [("control", 1), ("used", 2)]
 
 
-def test_so_many_are_followed() -> None:
+def test_number_of_followed_patterns_is_bounded() -> None:
     assert len(hear(*(shown(n) for n in range(MOST + 5)))) == MOST

@@ -1,4 +1,4 @@
-"""What a task asks for, read from its words."""
+"""Features of a task, read from its words."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_a_task_has_goals_constraints_and_criteria() -> None:
     }
 
 
-def test_what_is_not_known_is_no_feature() -> None:
+def test_unknown_feature_is_left_out() -> None:
     assert set(analyse("Hello").features) == {"complexity"}
     assert analyse("").goals == ()
     assert analyse("Hello there. It rains.").goals == ("Hello there.",)
@@ -49,7 +49,7 @@ def test_other_languages() -> None:
     )
 
 
-def test_a_tool_is_named_as_people_write_it() -> None:
+def test_tool_is_recognised_in_common_spellings() -> None:
     known = ["web_search", "search", "add"]
     assert analyse("Use Web Search for it", capabilities=known).features["tools_required"] == [
         "search",
@@ -58,14 +58,14 @@ def test_a_tool_is_named_as_people_write_it() -> None:
     assert "tools_required" not in analyse("address the researchers", capabilities=known).features
 
 
-def test_more_to_do_is_more_complex() -> None:
+def test_task_with_more_parts_is_more_complex() -> None:
     short, longer = analyse("Add 1 and 2."), analyse(TASK)
     long = analyse("\n".join([TASK] * 20))
     assert 0 < short.complexity < longer.complexity < long.complexity < 1
 
 
 @given(st.text(), st.lists(st.text(max_size=8), max_size=4))
-def test_any_text_has_some_that_are_bounded(task: str, capabilities: list[str]) -> None:
+def test_any_text_has_bounded_features(task: str, capabilities: list[str]) -> None:
     found = analyse(task, capabilities=capabilities)
     assert found == analyse(task, capabilities=capabilities)
     assert 0 <= found.complexity <= 1
@@ -75,7 +75,7 @@ def test_any_text_has_some_that_are_bounded(task: str, capabilities: list[str]) 
 
 
 @given(st.sampled_from(("must. ", "- ", "so that ", "a" * 50, "?" * 9)), st.integers(1, 20))
-def test_a_long_text_is_bounded(piece: str, times: int) -> None:
+def test_features_of_a_long_text_are_bounded(piece: str, times: int) -> None:
     found = analyse(piece * times * 2000)
     assert len(found.goals) <= MOST
     assert all(len(item) <= LONGEST_ITEM for item in (*found.goals, *found.constraints))

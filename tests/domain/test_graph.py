@@ -1,4 +1,4 @@
-"""The shared-memory graph: pages G1 to G8."""
+"""The shared-memory graph."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ FINAL, TOOLS, FULL = PropagationPolicy
 
 
 class Clock:
-    """A clock moved by hand."""
+    """Clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -92,7 +92,7 @@ class TestStructure:
         assert graph.to_dict() == before
 
     def test_the_order_breaks_ties_by_insertion(self) -> None:
-        # Plain breadth-first (networkx) would put d before b here.
+        # Plain breadth-first (networkx) would put d before b.
         graph = SharedMemoryGraph()
         for name in "abcd":
             graph.add_agent(name)
@@ -100,7 +100,7 @@ class TestStructure:
         graph.add_edge("a", "d")
         assert graph.get_topological_order() == ["a", "c", "b", "d"]
 
-    def test_the_order_of_some_is_the_whole_order_filtered(self) -> None:
+    def test_order_of_some_agents_is_the_whole_order_filtered(self) -> None:
         graph = SharedMemoryGraph()
         for name in "cba":
             graph.add_agent(name)
@@ -109,7 +109,7 @@ class TestStructure:
         assert graph.get_topological_order(["c", "a", "ghost"]) == ["a", "c"]
         assert graph.get_topological_order([]) == []
 
-    def test_the_order_follows_changes(self) -> None:
+    def test_order_follows_changes(self) -> None:
         graph = graph_of("b>a")
         assert graph.get_topological_order() == ["b", "a"]
         graph.add_agent("c")
@@ -146,7 +146,7 @@ class TestPublishing:
         assert graph.publication("a") == second
         assert pulled(graph.pull_for("b")) == ["a@2:two"]
 
-    async def test_side_by_side_each_gets_a_version_of_its_own(self) -> None:
+    async def test_concurrent_publications_each_get_a_version(self) -> None:
         graph = graph_of("a>b")
         done = await asyncio.gather(*(graph.publish("a", str(n)) for n in range(20)))
         assert sorted(each.version for each in done) == list(range(1, 21))
@@ -156,7 +156,7 @@ class TestPublishing:
         await graph.publish("new", "x")
         assert graph.nodes == ("new",)
 
-    async def test_clearing_forgets_what_was_published_only(self) -> None:
+    async def test_clear_removes_publications_only(self) -> None:
         graph = graph_of("a>b")
         before = graph.to_dict()
         await graph.publish("a", "x")
@@ -166,7 +166,7 @@ class TestPublishing:
         assert graph.pull_for("b") == []
         assert (await graph.publish("a", "x")).version == 1
 
-    async def test_restoring_brings_back_newer_versions_of_known_agents(self) -> None:
+    async def test_restore_brings_back_newer_versions_of_known_agents(self) -> None:
         source, graph = graph_of("a>b"), graph_of("a>b")
         old, new = await source.publish("a", "old"), await source.publish("a", "new")
         assert graph.restore(new)
@@ -177,13 +177,15 @@ class TestPublishing:
 
 
 class TestPulling:
-    async def test_only_direct_predecessors_that_published_in_topological_order(self) -> None:
+    async def test_pull_returns_direct_predecessors_that_published_in_topological_order(
+        self,
+    ) -> None:
         graph = graph_of("z>y", "y>x", "z>x", "w>x", "v>w", "u>x")
         for name in ("w", "y", "z", "v"):
             await graph.publish(name, name.upper())
         assert pulled(graph.pull_for("x")) == ["z@1:Z", "y@1:Y", "w@1:W"]
 
-    async def test_nobody_and_nothing(self) -> None:
+    async def test_pull_without_predecessors_or_publications_is_empty(self) -> None:
         graph = graph_of("a>b")
         assert graph.pull_for("ghost") == []
         assert graph.pull_for("b") == []
@@ -193,7 +195,7 @@ class TestPulling:
         await graph.publish("a", "x")
         assert graph.unpublished_predecessors("b") == []
 
-    async def test_an_edge_or_node_added_later_counts(self) -> None:
+    async def test_edge_or_node_added_later_counts(self) -> None:
         graph = graph_of("a>c")
         await graph.publish("a", "A")
         assert pulled(graph.pull_for("c")) == ["a@1:A"]
@@ -206,7 +208,7 @@ class TestPulling:
         assert pulled(graph.pull_for("c")) == ["b@1:B", "a@1:A"]
         assert pulled(graph.pull_for("d")) == ["c@1:C"]
 
-    async def test_indirectly_all_ancestors_nearest_first_each_once(self) -> None:
+    async def test_indirect_pull_returns_all_ancestors_nearest_first(self) -> None:
         graph = graph_of("a>b", "a>c", "b>d", "c>d", "a>d", "x>a")
         graph.add_edge("c", "d", FULL)
         for name in "xabcd":
@@ -217,7 +219,7 @@ class TestPulling:
         assert {item.content for item in items} == {"a", "b", "c", "x"}
         assert graph.pull_for_indirect("ghost") == []
 
-    async def test_it_is_fast(self) -> None:
+    async def test_pull_is_fast(self) -> None:
         graph = SharedMemoryGraph(ttl_s=60)
         for number in range(1000):
             graph.add_agent(f"n{number}")
@@ -232,7 +234,7 @@ class TestPulling:
 
 
 class TestTTL:
-    async def test_what_is_older_is_not_pulled(self) -> None:
+    async def test_expired_content_is_not_pulled(self) -> None:
         clock = Clock()
         graph = graph_of("a>b", ttl_s=10, clock=clock)
         await graph.publish("a", "x")
@@ -243,7 +245,7 @@ class TestTTL:
         await graph.publish("a", "y")
         assert pulled(graph.pull_for("b")) == ["a@2:y"]
 
-    async def test_a_nodes_own_goes_first(self) -> None:
+    async def test_ttl_of_a_node_has_precedence(self) -> None:
         clock = Clock()
         graph = graph_of("a>c", "b>c", ttl_s=10, clock=clock)
         graph.add_agent("b", ttl_s=100)
@@ -254,7 +256,7 @@ class TestTTL:
         graph.add_agent("b", ttl_s=20)
         assert graph.pull_for("c") == []
 
-    async def test_a_node_may_have_one_where_the_graph_has_none(self) -> None:
+    async def test_node_may_have_a_ttl_where_the_graph_has_none(self) -> None:
         clock = Clock()
         graph = SharedMemoryGraph(clock=clock)
         graph.add_agent("a", ttl_s=1)
@@ -263,7 +265,7 @@ class TestTTL:
         clock.forward(2)
         assert graph.pull_for("b") == []
 
-    async def test_what_is_published_again_keeps_its_time(self) -> None:
+    async def test_republished_content_keeps_its_time(self) -> None:
         clock = Clock()
         graph = graph_of("a>b", ttl_s=10, clock=clock)
         first = await graph.publish("a", "x")
@@ -272,7 +274,7 @@ class TestTTL:
         await again.publish("a", "x", version=1, timestamp=first.timestamp)
         assert again.pull_for("b") == []
 
-    async def test_sources_that_are_named_are_pulled_however_old(self) -> None:
+    async def test_named_sources_are_pulled_at_any_age(self) -> None:
         clock = Clock()
         graph = graph_of("a>c", "b>c", "x>a", ttl_s=10, clock=clock)
         for name in "abx":
@@ -283,7 +285,7 @@ class TestTTL:
         assert graph.pull_for("c", set()) == []
 
     @pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf")])
-    def test_it_is_a_positive_number(self, ttl_s: float) -> None:
+    def test_ttl_is_a_positive_number(self, ttl_s: float) -> None:
         with pytest.raises(InvalidInputError, match="ttl_s"):
             SharedMemoryGraph(ttl_s=ttl_s)
         with pytest.raises(InvalidInputError, match="ttl_s"):
@@ -304,7 +306,7 @@ MESSAGES: list[StandardMessage] = [
 
 
 class TestPolicies:
-    async def test_each_edge_carries_what_its_policy_says(self) -> None:
+    async def test_each_policy_carries_its_content(self) -> None:
         graph = graph_of("a>final")
         graph.add_edge("a", "tools", TOOLS)
         graph.add_edge("a", "full", FULL)
@@ -323,21 +325,21 @@ class TestPolicies:
         )
         assert graph.pull_for("full")[0].policy is FULL
 
-    async def test_plain_text_and_look_alikes_do_as_well(self) -> None:
+    async def test_plain_text_and_similar_objects_are_accepted(self) -> None:
         graph = graph_of("a>b")
         graph.add_edge("a", "b", TOOLS)
         alike = SimpleNamespace(tool_name="t", status="success", result="r", error=None)
         await graph.publish("a", "x", tool_results=["ready made", alike])
         assert graph.pull_for("b")[0].content == "x\n\nTool results:\nready made\nt: r"
 
-    async def test_with_nothing_to_add_it_is_the_answer_alone(self) -> None:
+    async def test_without_additions_content_is_the_answer_alone(self) -> None:
         graph = graph_of()
         graph.add_edge("a", "b", TOOLS)
         graph.add_edge("a", "c", FULL)
         await graph.publish("a", "x")
         assert graph.pull_for("b")[0].content == graph.pull_for("c")[0].content == "x"
 
-    def test_their_names_on_the_wire(self) -> None:
+    def test_names_of_policies_on_the_wire(self) -> None:
         assert [str(policy) for policy in PropagationPolicy] == [
             "final_response_only",
             "tool_results",
@@ -368,13 +370,13 @@ class TestForms:
         assert published is not None
         assert published.version == 1
 
-    async def test_a_dict_with_a_cycle_is_refused(self) -> None:
+    async def test_dict_with_a_cycle_is_refused(self) -> None:
         data = (await self.build()).to_dict()
         data["edges"].append({"source": "c", "target": "a", "policy": "tool_results"})
         with pytest.raises(CycleError):
             SharedMemoryGraph.from_dict(data)
 
-    async def test_mermaid_shows_edges_policies_and_who_has_published(self) -> None:
+    async def test_mermaid_shows_edges_policies_and_published_agents(self) -> None:
         assert (await self.build()).to_mermaid() == (
             "flowchart LR\n"
             '  n0["a"]:::published\n'
@@ -386,7 +388,7 @@ class TestForms:
             "  classDef published fill:#d6f5d6,stroke:#2e7d32\n"
         )
 
-    async def test_dot_does_too(self) -> None:
+    async def test_dot_shows_edges_policies_and_published_agents(self) -> None:
         assert (await self.build()).to_dot() == (
             "digraph shared_memory {\n"
             "  rankdir=LR;\n"

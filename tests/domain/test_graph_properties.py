@@ -1,4 +1,4 @@
-"""What holds for every graph."""
+"""Properties of every graph."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ def at() -> datetime:
 
 
 def built(wanted: list[Any]) -> SharedMemoryGraph:
-    """The graph that a list of acts makes, cycles left out."""
+    """Build the graph that a list of edits makes, without cycles."""
     graph = SharedMemoryGraph(clock=at)
 
     async def act() -> None:
@@ -51,7 +51,7 @@ def built(wanted: list[Any]) -> SharedMemoryGraph:
 
 
 @given(edges)
-def test_edges_keep_it_acyclic_and_every_refusal_is_a_true_cycle(
+def test_edges_keep_it_acyclic_and_every_refusal_names_a_real_cycle(
     wanted: list[tuple[str, str, PropagationPolicy]],
 ) -> None:
     graph = SharedMemoryGraph()
@@ -73,7 +73,7 @@ def test_edges_keep_it_acyclic_and_every_refusal_is_a_true_cycle(
 
 
 @given(acts)
-def test_the_order_is_the_one_that_always_takes_the_free_node_inserted_first(
+def test_order_always_takes_the_free_node_that_was_inserted_first(
     wanted: list[Any],
 ) -> None:
     graph = built(wanted)
@@ -87,10 +87,10 @@ def test_the_order_is_the_one_that_always_takes_the_free_node_inserted_first(
 
 
 @given(acts, acts)
-def test_pulling_equals_looking_at_every_edge(first: list[Any], second: list[Any]) -> None:
+def test_pull_equals_a_scan_of_all_edges(first: list[Any], second: list[Any]) -> None:
     graph = built(first)
     for name in NAMES:
-        graph.pull_for(name)  # what it keeps may not go stale
+        graph.pull_for(name)  # its cached order must not go stale
     for kind, *details in second:
         if kind == "agent":
             graph.add_agent(*details)
@@ -111,7 +111,7 @@ def test_pulling_equals_looking_at_every_edge(first: list[Any], second: list[Any
 
 
 @given(acts)
-def test_pulling_indirectly_finds_all_ancestors_by_distance(wanted: list[Any]) -> None:
+def test_indirect_pull_finds_all_ancestors_by_distance(wanted: list[Any]) -> None:
     graph = built(wanted)
     links: nx.DiGraph[str] = nx.DiGraph(graph.get_edges_for_nodes(NAMES))
     links.add_nodes_from(graph.nodes)

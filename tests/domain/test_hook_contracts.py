@@ -1,4 +1,4 @@
-"""What hooks may inject where, and what they may return: page A4."""
+"""Hooks: places where they may inject messages, and values that they may return."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ E = AgentEvent
 
 
 class TestInjection:
-    async def test_between_calls_and_answers_it_waits_in_call_order(self) -> None:
+    async def test_message_between_calls_and_answers_waits_in_call_order(self) -> None:
         it = full()
         for event in (E.AFTER_LLM_CALL, E.BEFORE_TOOL_EXECUTION, E.BEFORE_HISTORY_UPDATE):
             it.on(event).when(lambda status: status.iteration == 1).inject(
@@ -54,7 +54,7 @@ class TestInjection:
         ("position", "lands"),
         [(0, 0), (1, 1), (2, 2), (3, 5), (4, 5), (5, 5), (99, 6), (-1, 5), (-99, 0)],
     )
-    async def test_a_place_among_answers_means_after_them(self, position: int, lands: int) -> None:
+    async def test_place_among_answers_means_after_them(self, position: int, lands: int) -> None:
         # 0 system, 1 go, 2 calls, 3 answer, 4 answer, 5 note
         it = full()
         it.on(E.BEFORE_LLM_CALL).when(lambda s: s.iteration == 2).inject(human("note"))
@@ -62,13 +62,13 @@ class TestInjection:
         await it.execute_query_async("go")
         assert model_of(it).last.index("here") == lands
 
-    async def test_a_place_before_the_open_block_is_taken_at_once(self) -> None:
+    async def test_place_before_the_open_block_is_used_at_once(self) -> None:
         it = agent(call("broken"), "done", tools=[broken])
         it.on(E.ON_TOOL_ERROR).inject_at(1, lambda s: SystemMessage(content="schema"))
         await it.execute_query_async("go")
         assert model_of(it).last[:3] == ["system", "schema", "go"]
 
-    async def test_what_is_no_message_fails_the_query(self) -> None:
+    async def test_injecting_a_non_message_fails_the_query(self) -> None:
         it = agent("never")
         it.on(E.QUERY_START).inject(lambda status: "text")  # type: ignore[arg-type, return-value]
         response = await it.execute_query_async("go")
@@ -76,7 +76,7 @@ class TestInjection:
         assert "not str" in response.error
         assert shape(it) == ["user: go"]
 
-    async def test_injected_before_a_hook_fails_the_answer_stays(self) -> None:
+    async def test_message_injected_before_a_hook_fails_stays(self) -> None:
         it = agent("draft")
         it.on(E.BEFORE_FINAL_RESPONSE).inject(human("why")).handle(FAIL)
         await it.execute_query_async("go")
@@ -104,7 +104,7 @@ class TestContracts:
     @pytest.mark.parametrize("event", AgentEvent)
     @pytest.mark.parametrize("decision", [CONTINUE, RETRY, STOP])
     @pytest.mark.parametrize("kind", GOOD)
-    async def test_exactly_what_the_table_allows(
+    async def test_hooks_may_return_exactly_what_the_table_allows(
         self, event: AgentEvent, decision: HookDecision, kind: type | None
     ) -> None:
         contract = CONTRACTS[event]
@@ -138,7 +138,7 @@ class TestContracts:
             E.QUERY_END: None,
         }
 
-    async def test_a_broken_one_still_runs_query_end_and_leaves_a_valid_history(self) -> None:
+    async def test_broken_contract_still_runs_query_end_and_leaves_a_valid_history(self) -> None:
         it = full()
         ends: list[str | None] = []
         hook = it.on(E.AFTER_TOOL_EXECUTION).transform(lambda value, status: "text")
@@ -152,14 +152,14 @@ class TestContracts:
         model_of(it).answers[:] = ["fine"]
         assert (await it.execute_query_async("again")).content == "fine"
 
-    async def test_a_query_end_hook_that_breaks_it_runs_once(self) -> None:
+    async def test_query_end_hook_that_breaks_the_contract_runs_once(self) -> None:
         it, ends = agent("a"), []
         it.on(E.QUERY_END).do(lambda status: ends.append(1)).handle(STOP)
         with pytest.raises(HookContractError):
             await it.execute_query_async("go")
         assert ends == [1]
 
-    async def test_an_unfit_constant_breaks_it_like_a_function(self) -> None:
+    async def test_unfit_constant_breaks_the_contract_like_a_function(self) -> None:
         it = agent("a")
         it.on(E.AFTER_LLM_CALL).handle(CONTINUE, "text")
         with pytest.raises(HookContractError, match="str"):
