@@ -1,4 +1,4 @@
-"""Definitions of agents whose sub-agents run beside them."""
+"""Definitions of agents with asynchronous sub-agents."""
 
 from typing import Any
 
@@ -42,13 +42,13 @@ async def refusal(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str,
     return found
 
 
-async def test_it_need_not_name_anybody(client: httpx2.AsyncClient) -> None:
+async def test_sub_agent_names_are_optional(client: httpx2.AsyncClient) -> None:
     await create(client, orchestrator())
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
     assert stored == {"mode": "async", "names": [], "limits": None}
 
 
-async def test_its_limits_are_kept_and_can_lower_the_operator_s(
+async def test_limits_are_stored_and_can_lower_the_operator_s(
     client: httpx2.AsyncClient,
 ) -> None:
     await create(client, orchestrator(names=["a"], limits=LIMITS))
@@ -68,13 +68,13 @@ async def test_each_limit_has_bounds(client: httpx2.AsyncClient, name: str, valu
     assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
 
 
-async def test_limits_that_are_not_there_are_refused(client: httpx2.AsyncClient) -> None:
+async def test_unknown_limits_are_refused(client: httpx2.AsyncClient) -> None:
     for name in ("max_concurrent_global", "gc_ttl"):
         refused = await refusal(client, orchestrator(limits={name: 1}))
         assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
 
 
-async def test_limits_of_calls_that_are_waited_for_are_refused(client: httpx2.AsyncClient) -> None:
+async def test_limits_of_synchronous_sub_agents_are_refused(client: httpx2.AsyncClient) -> None:
     refused = await refusal(client, agent("boss", subagents={"names": ["a"], "limits": LIMITS}))
     assert refused["errors"][0]["pointer"] == "/subagents/limits"
     assert "mode 'async'" in refused["detail"]
@@ -82,19 +82,19 @@ async def test_limits_of_calls_that_are_waited_for_are_refused(client: httpx2.As
 
 
 @pytest.mark.parametrize("name", TASK_TOOLS)
-async def test_the_names_of_its_tools_are_taken(client: httpx2.AsyncClient, name: str) -> None:
+async def test_the_names_of_task_tools_are_reserved(client: httpx2.AsyncClient, name: str) -> None:
     body = {**orchestrator(), "tools": [http_tool(name)]}
     assert name in (await refusal(client, body))["detail"]
-    await create(client, {**body, "subagents": {"names": ["a"]}})  # whose they are not
+    await create(client, {**body, "subagents": {"names": ["a"]}})  # synchronous: reserves no names
 
 
-def test_these_are_the_tools_that_it_gets() -> None:
+def test_an_asynchronous_agent_gets_the_task_tools() -> None:
     boss = BaseAgent(system_message="x", provider=ScriptedModel())
     use_async_subagents(boss, SubagentRegistry())
     assert sorted(tool.name for tool in boss.registered_tools) == sorted(TASK_TOOLS)
 
 
-async def test_rules_may_name_its_tools_and_not_its_sub_agents(client: httpx2.AsyncClient) -> None:
+async def test_rules_may_name_tools_but_not_sub_agents(client: httpx2.AsyncClient) -> None:
     rule = {"tool_name": "await_subagent", "require_success": True}
     good = {**orchestrator(names=["critic"]), "tools": [CALCULATOR], "tool_policy": [rule]}
     await create(client, {**good, "exit_on_success": ["dispatch_subagent", "calculator"]})
@@ -108,12 +108,14 @@ async def test_rules_may_name_its_tools_and_not_its_sub_agents(client: httpx2.As
     assert "await_subagent" in (await refusal(client, {**sync, "name": "bad"}))["detail"]
 
 
-async def test_a_sub_agent_may_be_called_like_a_tool(client: httpx2.AsyncClient) -> None:
-    """Its model names it in a dispatch, and has no tool of that name."""
+async def test_a_sub_agent_and_a_tool_may_have_the_same_name(client: httpx2.AsyncClient) -> None:
+    """Check that the name is used in dispatches, and that no tool has it."""
     await create(client, {**orchestrator(names=["calculator"]), "tools": [CALCULATOR]})
 
 
-async def test_circles_are_refused_and_what_is_missing_is_named(client: httpx2.AsyncClient) -> None:
+async def test_circles_and_missing_sub_agents_are_refused_by_name(
+    client: httpx2.AsyncClient,
+) -> None:
     await create(client, agent("a", "b"), orchestrator(names=["a"]))
     body = {"system_message": "x", "subagents": {"mode": "async", "names": ["boss"]}}
     await create(client, {**body, "name": "b", "subagents": None})
@@ -127,7 +129,7 @@ async def test_circles_are_refused_and_what_is_missing_is_named(client: httpx2.A
     assert (refused["code"], "'b' (sub-agent of a)" in refused["detail"]) == ("unknown_agent", True)
 
 
-async def test_a_run_pins_all_that_it_may_dispatch_to(
+async def test_a_run_pins_all_agents_that_it_may_dispatch_to(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     await create(client, agent("a"), orchestrator(names=["a"]))
@@ -137,7 +139,7 @@ async def test_a_run_pins_all_that_it_may_dispatch_to(
     assert pinned == '{"a": 1, "boss": 1}'
 
 
-async def test_definitions_of_earlier_versions_are_read_as_before(
+async def test_definitions_of_earlier_versions_can_still_be_read(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     await create(client, agent("a"), agent("boss", "a"))

@@ -1,4 +1,4 @@
-"""Who did what: each act leaves a row in its own transaction, and nobody can change it."""
+"""The audit log: each action leaves a row in its own transaction, and no row can be changed."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ async def start(client: httpx2.AsyncClient) -> str:
     return run_id
 
 
-async def test_what_was_deleted_is_noted(client: httpx2.AsyncClient) -> None:
+async def test_deletions_are_recorded(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json=AGENT)
     await client.post("/v1/graphs", json={"name": "g", "nodes": ["a"]})
     assert (await client.post("/v1/schedules", json=SCHEDULE)).status_code == 201
@@ -54,14 +54,14 @@ async def test_what_was_deleted_is_noted(client: httpx2.AsyncClient) -> None:
     assert acts(await noted(client, noted_before=entries[1]["at"])) == acts(entries[:1])
 
 
-async def test_what_did_not_happen_is_not_noted(client: httpx2.AsyncClient) -> None:
+async def test_failed_requests_are_not_recorded(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json=AGENT)
     assert (await client.delete("/v1/agents/b")).status_code == 404
     assert (await client.delete("/v1/agents/a", headers={"if-match": '"7"'})).status_code == 412
     assert await noted(client) == []
 
 
-async def test_it_comes_in_pages(client: httpx2.AsyncClient) -> None:
+async def test_the_audit_log_comes_in_pages(client: httpx2.AsyncClient) -> None:
     for name in ("a", "b", "c"):
         await client.post("/v1/agents", json=AGENT | {"name": name})
         await client.delete(f"/v1/agents/{name}")
@@ -71,13 +71,13 @@ async def test_it_comes_in_pages(client: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("over", ["http", "websocket"])
-async def test_a_cancelled_run_is_noted_once(
+async def test_a_cancelled_run_is_recorded_once(
     client: httpx2.AsyncClient, server_: Running, over: str
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
     run_id = await start(client)
     if over == "http":
-        for status in (202, 200):  # the second ends nothing, for it is over
+        for status in (202, 200):  # the second request changes nothing: the run has ended
             assert (await client.post(f"/v1/runs/{run_id}/cancel")).status_code == status
     else:
         async with websockets.connect(
@@ -90,7 +90,7 @@ async def test_a_cancelled_run_is_noted_once(
 
 
 @pytest.mark.parametrize("over", ["http", "websocket"])
-async def test_a_cancelled_task_is_noted(
+async def test_a_cancelled_task_is_recorded(
     client: httpx2.AsyncClient, server_: Running, over: str
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
@@ -112,7 +112,7 @@ async def test_a_cancelled_task_is_noted(
     assert entry["details"] == {"run_id": run_id}
 
 
-async def test_nothing_is_done_that_cannot_be_noted(
+async def test_an_action_that_cannot_be_recorded_is_not_done(
     client: httpx2.AsyncClient, server_: Running, database_url: str
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
@@ -126,6 +126,6 @@ async def test_nothing_is_done_that_cannot_be_noted(
     assert (await client.get(f"/v1/runs/{run_id}")).json()["status"] == "queued"
 
 
-async def test_a_hand_made_filter_is_refused(client: httpx2.AsyncClient) -> None:
+async def test_invalid_filters_are_refused(client: httpx2.AsyncClient) -> None:
     for query in ("action=%", "action=Run.Cancel", "noted_after=yesterday", "since=2026"):
         assert (await client.get(f"/v1/audit?{query}")).status_code == 422

@@ -1,4 +1,4 @@
-"""Whatever a client sends: a 4xx problem that says what to mend, and nothing stored."""
+"""Bad requests: each gets a 4xx problem that says how to correct it, and nothing is stored."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ async def test_a_wrong_body_is_refused(client: httpx2.AsyncClient, raw: bytes, s
     assert (await client.get("/v1/agents")).json()["items"] == []
 
 
-async def test_text_that_only_looks_dangerous_is_kept_as_it_is(client: httpx2.AsyncClient) -> None:
+async def test_text_that_looks_dangerous_is_stored_unchanged(client: httpx2.AsyncClient) -> None:
     odd = "'; DROP TABLE runs;-- \\u0000 %s {x} {{y}} \u202e \U0001f600 \u0301"
     answer = await client.post(
         "/v1/agents", json=GOOD | {"description": odd, "metadata": {odd[:9]: odd}}
@@ -109,8 +109,8 @@ async def test_text_that_only_looks_dangerous_is_kept_as_it_is(client: httpx2.As
     assert stored["metadata"] == {odd[:9]: odd}
 
 
-async def test_a_whole_number_may_be_written_with_a_point(client: httpx2.AsyncClient) -> None:
-    """To JSON, 5.0 is an integer, and some write it so."""
+async def test_an_integer_may_be_written_with_a_decimal_point(client: httpx2.AsyncClient) -> None:
+    """Check that 5.0 is accepted: in JSON Schema it is an integer, and some clients write it so."""
     answer = await client.post("/v1/agents", json=GOOD | {"max_iterations": 5.0})
     assert (answer.status_code, answer.json()["max_iterations"]) == (201, 5)
     problem(await client.put("/v1/agents/a", json={"max_iterations": 5.5}), 422)
@@ -119,7 +119,7 @@ async def test_a_whole_number_may_be_written_with_a_point(client: httpx2.AsyncCl
     assert (stored["priority"], stored["token_budget"]) == (3, 1000)
 
 
-async def test_a_body_over_the_limit_is_refused_declared_or_not(
+async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     limit = server_.service.settings.max_body_bytes
@@ -150,7 +150,7 @@ async def test_a_body_of_another_type_is_refused(client: httpx2.AsyncClient) -> 
         ("PUT", "/v1/graphs/g/edges", "DELETE, POST"),
     ],
 )
-async def test_a_wrong_method_names_the_right_ones(
+async def test_a_wrong_method_is_answered_with_the_allowed_ones(
     client: httpx2.AsyncClient, method: str, path: str, allow: str
 ) -> None:
     answer = await client.request(method, path)
@@ -185,7 +185,7 @@ async def test_a_wrong_method_names_the_right_ones(
         ("/v1/runs?" + "&".join(f"metadata=k{n}:v" for n in range(6)), 422),
     ],
 )
-async def test_paths_and_queries_that_lead_nowhere(
+async def test_unknown_paths_and_bad_queries_are_refused(
     client: httpx2.AsyncClient, path: str, status: int
 ) -> None:
     problem(await client.get(path), status)
@@ -228,7 +228,7 @@ async def test_paths_and_queries_that_lead_nowhere(
         ({"webhook_url": "https://hooks.example.com/"}, "no_webhook_secret"),
     ],
 )
-async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(
+async def test_an_impossible_run_is_refused_and_leaves_no_row(
     client: httpx2.AsyncClient, server_: Running, change: dict[str, Any], code: str
 ) -> None:
     await client.post("/v1/agents", json=GOOD)
@@ -246,7 +246,7 @@ async def test_a_run_that_cannot_be_is_refused_and_leaves_no_row(
     assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 0
 
 
-async def test_a_commit_that_fails_is_an_error_answer_and_leaves_no_event(
+async def test_a_failed_commit_is_an_error_and_leaves_no_event(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     pool = server_.owner
@@ -268,7 +268,7 @@ async def test_a_commit_that_fails_is_an_error_answer_and_leaves_no_event(
     assert "forced" not in (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).text
 
 
-async def test_two_definitions_at_once_cannot_close_a_circle(client: httpx2.AsyncClient) -> None:
+async def test_two_concurrent_definitions_cannot_close_a_circle(client: httpx2.AsyncClient) -> None:
     for name in ("a", "b"):
         await client.post("/v1/agents", json=GOOD | {"name": name})
     answers = await asyncio.gather(
@@ -282,7 +282,9 @@ async def test_two_definitions_at_once_cannot_close_a_circle(client: httpx2.Asyn
     assert sorted(answer.status_code for answer in answers) == [200, 409]
 
 
-async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClient) -> None:
+async def test_the_documentation_loads_nothing_from_other_servers(
+    client: httpx2.AsyncClient,
+) -> None:
     page = (await client.get("/docs")).text
     assets = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert assets
@@ -308,7 +310,7 @@ async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClien
         ("/v1/runs/{run}/messages", 1),
     ],
 )
-async def test_a_hand_made_cursor_is_refused(
+async def test_an_invalid_cursor_is_refused(
     client: httpx2.AsyncClient, path: str, place: Any
 ) -> None:
     await client.post("/v1/agents", json=GOOD)
@@ -328,7 +330,7 @@ async def test_a_hand_made_cursor_is_refused(
         {"origin": "null"},
     ],
 )
-async def test_pages_of_other_origins_and_names_are_refused(
+async def test_requests_with_another_origin_or_host_are_refused(
     client: httpx2.AsyncClient, server_: Running, headers: dict[str, str]
 ) -> None:
     answer = await client.post("/v1/agents", json=GOOD, headers=headers)
@@ -344,7 +346,9 @@ async def test_pages_of_other_origins_and_names_are_refused(
     assert refused.value.response.status_code == (404 if "host" in headers else 403)
 
 
-async def test_the_server_s_own_page_may_ask(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_requests_of_the_server_s_own_page_are_accepted(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
     own = {"origin": f"http://127.0.0.1:{server_.port}"}
     assert (await client.post("/v1/agents", json=GOOD, headers=own)).status_code == 201
 
@@ -378,7 +382,7 @@ async def test_a_chain_of_sub_agents_too_deep_to_build_is_refused(
         (b'{"name":"\xe4"}', "UTF-8"),
     ],
 )
-async def test_json_that_cannot_be_read_is_told_why(
+async def test_unreadable_json_is_refused_with_the_reason(
     client: httpx2.AsyncClient, content: bytes, said: str
 ) -> None:
     headers = {"content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""How much a tenant can store of each kind; docs/security.md lists all bounds."""
+"""Bounds on the number of stored rows per tenant; docs/security.md lists them all."""
 
 import asyncpg
 import httpx2
@@ -13,13 +13,13 @@ NEW = {"name": "another", "system_message": "x"}
 
 
 async def execute(url: str, statement: str, number: int) -> None:
-    """As the database's owner: what it would take the API days to store."""
+    """Execute as the database's owner, to store in a moment rows that would take the API days."""
     connection = await asyncpg.connect(url)
     await connection.execute(statement, number)
     await connection.close()
 
 
-async def test_names_are_bounded_and_a_deleted_one_can_be_used_again(
+async def test_names_are_bounded_and_a_deleted_name_can_be_used_again(
     client: httpx2.AsyncClient, database_url: str
 ) -> None:
     await client.post("/v1/agents", json=NEW | {"name": "old"})
@@ -67,6 +67,6 @@ async def test_schedules_are_bounded(client: httpx2.AsyncClient, database_url: s
     assert (await client.post("/v1/schedules", json=new)).status_code == 201
 
 
-def test_an_error_that_quotes_much_is_cut() -> None:
+def test_a_long_quotation_in_an_error_is_cut() -> None:
     assert len(BottegaError("x" * 10**6).detail) == LONGEST_DETAIL
     assert BottegaError("x" * LONGEST_DETAIL).detail == "x" * LONGEST_DETAIL

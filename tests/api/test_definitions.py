@@ -46,7 +46,9 @@ async def test_an_agent_is_created_read_replaced_and_deleted(client: httpx2.Asyn
     assert (await client.get("/v1/agents/designer/versions")).status_code == 404
 
 
-async def test_a_name_created_again_goes_on_counting(client: httpx2.AsyncClient) -> None:
+async def test_a_name_created_again_continues_its_version_numbers(
+    client: httpx2.AsyncClient,
+) -> None:
     await create(client, agent("a"))
     await client.delete("/v1/agents/a")
     again = await client.post("/v1/agents", json=agent("a"))
@@ -62,7 +64,7 @@ async def test_a_second_post_is_refused_and_changes_nothing(client: httpx2.Async
     assert (await client.get("/v1/agents/a")).json()["description"] == "a"
 
 
-async def test_put_of_a_missing_name_is_not_found(client: httpx2.AsyncClient) -> None:
+async def test_put_of_an_unknown_name_is_not_found(client: httpx2.AsyncClient) -> None:
     answer = await client.put("/v1/agents/nobody", json={"system_message": "x"})
     assert answer.status_code == 404
 
@@ -114,13 +116,15 @@ async def test_lists_come_in_pages_that_join_without_gaps(client: httpx2.AsyncCl
 
 
 @pytest.mark.parametrize("query", ["cursor=nonsense", "cursor=WzFd", "limit=0", "limit=x", "no=1"])
-async def test_bad_list_parameters_say_what_to_mend(client: httpx2.AsyncClient, query: str) -> None:
+async def test_bad_list_parameters_are_refused_with_a_hint(
+    client: httpx2.AsyncClient, query: str
+) -> None:
     answer = await client.get(f"/v1/agents?{query}")
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_cursor_serves_only_its_own_list(client: httpx2.AsyncClient) -> None:
+async def test_a_cursor_is_valid_for_its_own_list_only(client: httpx2.AsyncClient) -> None:
     await create(client, agent("a"), agent("b"))
     cursor = (await client.get("/v1/agents?limit=1")).json()["next_cursor"]
     for path in ("/v1/runs", "/v1/agents/a/versions"):
@@ -131,7 +135,7 @@ async def test_a_cursor_serves_only_its_own_list(client: httpx2.AsyncClient) -> 
     assert turned.status_code == 422
 
 
-async def test_a_graph_takes_and_loses_edges(client: httpx2.AsyncClient) -> None:
+async def test_edges_are_added_to_and_removed_from_a_graph(client: httpx2.AsyncClient) -> None:
     created = await client.post(
         "/v1/graphs",
         json={
@@ -165,7 +169,7 @@ async def test_a_graph_takes_and_loses_edges(client: httpx2.AsyncClient) -> None
     assert (await client.get("/v1/graphs/g")).json()["version"] == 3
 
 
-async def test_a_graph_is_drawn_in_three_ways(client: httpx2.AsyncClient) -> None:
+async def test_a_graph_is_drawn_in_three_formats(client: httpx2.AsyncClient) -> None:
     edges = [{"source": "first-one", "target": "second-one"}]
     await client.post("/v1/graphs", json={"name": "g", "edges": edges})
     for kind, media, part in (

@@ -1,4 +1,4 @@
-"""Drawings of large graphs: what they cost others, and how often they are made."""
+"""Drawings of large graphs: their cost for other requests, and the cache."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ Wanted = tuple[UUID, dict[str, Any], dict[str, int], str]
 
 
 def graph(nodes: int, edges: int) -> dict[str, Any]:
-    """A graph with so many nodes, each joined to some that come soon after it."""
+    """Return a graph with so many nodes, each connected to a few of the next ones."""
     names = [f"agent-{number}" for number in range(nodes)]
     pairs = [
         (a, a + step) for step in range(1, nodes) for a in range(0, nodes - step, 1 + step % 3)
@@ -31,10 +31,10 @@ def graph(nodes: int, edges: int) -> dict[str, Any]:
     }
 
 
-async def test_a_large_drawing_is_not_made_by_the_process_that_serves(
+async def test_a_large_drawing_is_made_in_another_process(
     client: httpx2.AsyncClient,
 ) -> None:
-    """Others are served meanwhile; it is made once for all who ask, and then kept."""
+    """Check that other requests are answered meanwhile, and that concurrent ones share it."""
     await client.post("/v1/graphs", json={"name": "large", **graph(500, 1500)})
     await client.post("/v1/graphs", json={"name": "small", **graph(3, 2)})
     before = os.times()
@@ -64,7 +64,7 @@ async def test_concurrent_requests_get_the_same_drawing() -> None:
     assert await drawings.get(THEIRS, *wanted[1:]) is not first
 
 
-async def test_drawings_are_kept_up_to_so_many_bytes_and_seconds() -> None:
+async def test_the_cache_is_bounded_in_bytes_and_seconds() -> None:
     now = 0.0
     drawings = Drawings(lambda: now, most_bytes=10_000)
     small: Wanted = (MINE, graph(2, 1), {}, "svg")
@@ -80,7 +80,7 @@ async def test_drawings_are_kept_up_to_so_many_bytes_and_seconds() -> None:
     assert await drawings.get(*too_large) is not await drawings.get(*too_large)
 
 
-async def test_who_leaves_does_not_spoil_it_for_others() -> None:
+async def test_a_client_that_disconnects_cancels_no_shared_drawing() -> None:
     drawings = Drawings()
     wanted: Wanted = (MINE, graph(150, 200), {}, "svg")
     leaving, staying = (asyncio.ensure_future(drawings.get(*wanted)) for _ in range(2))
@@ -89,7 +89,7 @@ async def test_who_leaves_does_not_spoil_it_for_others() -> None:
     assert (await staying).startswith(b"<svg")
 
 
-async def test_edges_cannot_add_more_nodes_than_a_graph_may_have(
+async def test_edges_cannot_exceed_the_bound_on_nodes(
     client: httpx2.AsyncClient,
 ) -> None:
     edges = [{"source": f"a{n}", "target": f"b{n}"} for n in range(251)]
@@ -100,7 +100,7 @@ async def test_edges_cannot_add_more_nodes_than_a_graph_may_have(
     assert (await client.post("/v1/graphs/g/edges", json=edges[250])).status_code == 422
 
 
-async def test_a_tenant_has_only_so_many_made_at_a_time() -> None:
+async def test_concurrent_drawings_of_a_tenant_are_bounded() -> None:
     drawings = Drawings()
     wanted: list[Wanted] = [(MINE, graph(count, 1), {}, "svg") for count in range(2, 12)]
     answers = await asyncio.gather(

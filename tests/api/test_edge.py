@@ -1,4 +1,4 @@
-"""The edge: what a connection may carry, how slow it may be, and what every answer says."""
+"""Limits of HTTP connections (sizes and times), and the headers of every answer."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ SECURITY = {
 
 @pytest.fixture
 async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """A server that waits for nobody."""
+    """A server with very short timeouts."""
     short = settings.model_copy(update={"request_timeout_s": 0.02})
     async with running(short, database_url) as server:
         yield server
 
 
 async def sent(server: Running, *pieces: bytes) -> bytes:
-    """All that the server answers to raw bytes until it closes the connection."""
+    """Return everything that the server answers to raw bytes until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for piece in pieces:
         writer.write(piece)
@@ -76,7 +76,7 @@ def problem(answer: bytes, status: int, code: str) -> None:
         (b"nothing", b"", 400, "bad_request"),
     ],
 )
-async def test_a_head_that_is_too_large_or_no_head_is_refused(
+async def test_a_head_that_is_too_large_or_invalid_is_refused(
     server_: Running, upgrade: bytes, path: bytes, fields: bytes, status: int, code: str
 ) -> None:
     head = b"GET " + path + b" HTTP/1.1\r\n" + HOST + upgrade + fields + b"\r\n"
@@ -87,7 +87,7 @@ async def test_a_head_that_is_too_large_or_no_head_is_refused(
 @pytest.mark.parametrize(
     "field", [b"Sec-WebSocket-Key: short\r\n", b"Sec-WebSocket-Version: 12\r\n"]
 )
-async def test_a_handshake_that_is_none_is_refused(server_: Running, field: bytes) -> None:
+async def test_an_invalid_handshake_is_refused(server_: Running, field: bytes) -> None:
     name = field.partition(b":")[0]
     wrong = b"".join(
         line for line in UPGRADE.splitlines(keepends=True) if not line.startswith(name)
@@ -97,7 +97,7 @@ async def test_a_handshake_that_is_none_is_refused(server_: Running, field: byte
     problem(await sent(server_, head + wrong + b"\r\n"), 400, "bad_handshake")
 
 
-async def test_a_head_that_comes_in_pieces_is_read_and_counted_all_the_same(
+async def test_a_head_in_pieces_is_read_and_its_size_is_bounded(
     server_: Running,
 ) -> None:
     good = b"GET /healthz HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
@@ -107,7 +107,7 @@ async def test_a_head_that_comes_in_pieces_is_read_and_counted_all_the_same(
     problem(await sent(server_, *endless), 431, "headers_too_large")
 
 
-async def test_trailers_are_bounded_too(server_: Running) -> None:
+async def test_trailers_are_bounded(server_: Running) -> None:
     head = b"POST /v1/agents HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
     many = b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n"
     problem(await sent(server_, head + many), 431, "headers_too_large")
@@ -115,7 +115,7 @@ async def test_trailers_are_bounded_too(server_: Running) -> None:
     problem(await sent(server_, head + long), 431, "headers_too_large")
 
 
-async def test_more_requests_than_are_answered_are_not_kept(server_: Running) -> None:
+async def test_pipelined_requests_are_bounded(server_: Running) -> None:
     request = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     answer = await sent(server_, request * 1000)
     assert answer.count(b"HTTP/1.1 ") <= edge.MAX_PIPELINED
@@ -138,20 +138,20 @@ async def test_more_requests_than_are_answered_are_not_kept(server_: Running) ->
         ),
     ],
 )
-async def test_who_does_not_send_a_request_to_its_end_is_cut(
+async def test_an_unfinished_request_is_cut_off(
     hasty: Running, pieces: list[bytes], code: str
 ) -> None:
     problem(await sent(hasty, *pieces), 408, code)
     assert (await hasty.client.get("/v1/agents")).json()["items"] == []
 
 
-async def test_who_says_nothing_at_all_is_cut(hasty: Running) -> None:
+async def test_a_silent_connection_is_closed(hasty: Running) -> None:
     assert await sent(hasty) == b""
     assert await sent(hasty, b"\r\n") == b""
 
 
 @pytest.mark.parametrize(("then", "answer"), [(b"\r\n", b""), (b"GET /heal", b"HTTP/1.1 408 ")])
-async def test_who_falls_silent_after_an_answer_is_cut(
+async def test_an_idle_connection_is_closed_after_an_answer(
     hasty: Running, then: bytes, answer: bytes
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
@@ -163,7 +163,7 @@ async def test_who_falls_silent_after_an_answer_is_cut(
     writer.close()
 
 
-async def test_a_stream_may_take_longer_than_its_request(
+async def test_a_stream_may_last_longer_than_the_request_timeout(
     hasty: Running,
 ) -> None:
     await hasty.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
@@ -172,12 +172,12 @@ async def test_a_stream_may_take_longer_than_its_request(
     async with hasty.client.stream("GET", f"/v1/runs/{run}/events", headers=head) as answer:
         assert answer.status_code == 200
         later = await asyncio.gather(*(sent(hasty, b"GET /") for _ in range(3)))
-        assert all(b"408" in one for one in later)  # three times over the time is up
+        assert all(b"408" in one for one in later)  # three times the timeout has passed
         await hasty.client.post(f"/v1/runs/{run}/cancel")
         assert "run.cancelled" in "".join([piece async for piece in answer.aiter_text()])
 
 
-async def test_more_connections_than_there_may_be_are_refused(
+async def test_connections_over_the_limit_are_refused(
     settings: Settings, database_url: str
 ) -> None:
     few = settings.model_copy(update={"max_connections": 2, "trusted_proxies": ["127.0.0.0/8"]})
@@ -197,7 +197,7 @@ async def test_more_connections_than_there_may_be_are_refused(
 
 
 def said(answer: httpx2.Response, path: str) -> dict[str, Any]:
-    """The fields that are for browsers, checked to be there once."""
+    """Return the headers meant for browsers, after checking that each is there once."""
     names = [name.lower() for name, _ in answer.headers.multi_items()]
     for name in (*SECURITY, "cache-control"):
         assert names.count(name) == (name != "cache-control" or path.startswith("/v1/")), name
@@ -219,7 +219,7 @@ def said(answer: httpx2.Response, path: str) -> dict[str, Any]:
         ("POST", "/v1/runs", 415),
     ],
 )
-async def test_every_answer_says_what_browsers_may_do_with_it(
+async def test_every_answer_has_the_security_headers(
     client: httpx2.AsyncClient, method: str, path: str, status: int
 ) -> None:
     answer = await client.request(method, path)
@@ -228,14 +228,16 @@ async def test_every_answer_says_what_browsers_may_do_with_it(
     assert answer.headers.get("cache-control") == ("no-store" if "/v1/" in path else None)
 
 
-async def test_refusals_before_any_route_say_so_too(client: httpx2.AsyncClient) -> None:
+async def test_refusals_before_routing_have_the_security_headers(
+    client: httpx2.AsyncClient,
+) -> None:
     foreign = await client.get("/v1/agents", headers={"host": "evil.example"})
     long = await client.post("/v1/agents", content=b"x" * 2_000_000)
     assert (foreign.status_code, long.status_code) == (403, 413)
     assert said(foreign, "/v1/agents") == said(long, "/v1/agents") == SECURITY
 
 
-async def test_an_internal_error_says_so_too_and_nothing_of_itself(
+async def test_an_internal_error_has_the_security_headers_and_no_details(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     await server_.owner.execute("DROP TABLE schedules")
@@ -245,7 +247,7 @@ async def test_an_internal_error_says_so_too_and_nothing_of_itself(
     assert "schedules" not in answer.text
 
 
-async def test_the_documentation_runs_its_own_scripts_only(client: httpx2.AsyncClient) -> None:
+async def test_the_documentation_may_run_its_own_scripts_only(client: httpx2.AsyncClient) -> None:
     answer = await client.get("/docs")
     policy = said(answer, "/docs")["content-security-policy"]
     assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
@@ -261,15 +263,13 @@ PREFLIGHT = {
 }
 
 
-async def test_pages_of_other_origins_are_not_invited(client: httpx2.AsyncClient) -> None:
+async def test_other_origins_get_no_cors_headers(client: httpx2.AsyncClient) -> None:
     answer = await client.options("/v1/agents", headers=PREFLIGHT)
     assert answer.status_code >= 400
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_pages_of_the_origins_that_are_named_are(
-    settings: Settings, database_url: str
-) -> None:
+async def test_configured_origins_get_cors_headers(settings: Settings, database_url: str) -> None:
     open_ = settings.model_copy(update={"cors_origins": [PAGE]})
     async with running(open_, database_url) as server:
         client = server.client
@@ -304,7 +304,7 @@ async def test_pages_of_the_origins_that_are_named_are(
 @pytest.mark.parametrize(
     "origin", ["*", "null", "app.example.com", "https://app.example.com/", "https://*.example.com"]
 )
-def test_what_is_no_origin_is_no_setting(origin: str) -> None:
+def test_an_invalid_origin_is_refused_as_a_setting(origin: str) -> None:
     with pytest.raises(ValidationError, match="is not an origin"):
         Settings(_env_file=None, cors_origins=origin)
     assert Settings(_env_file=None, cors_origins=f"{PAGE}, http://localhost:3000").cors_origins == [

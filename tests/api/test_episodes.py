@@ -1,4 +1,4 @@
-"""Episodes over HTTP: brought in, read, found, forgotten, judged."""
+"""Episodes over HTTP: importing, reading, searching, deleting and feedback."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,7 +39,7 @@ def task(text: str) -> dict[str, str]:
     return {"original_input": text}
 
 
-async def test_an_import_is_shown_as_it_was_brought(client: httpx2.AsyncClient) -> None:
+async def test_an_imported_episode_is_returned_unchanged(client: httpx2.AsyncClient) -> None:
     body = {
         "outcome": "FAILURE",
         "at": "2026-10-01T08:30:00.123456Z",
@@ -88,7 +88,7 @@ async def test_an_import_is_shown_as_it_was_brought(client: httpx2.AsyncClient) 
     assert short["bodies"] == made["bodies"]
 
 
-async def test_what_is_not_given_is_empty(client: httpx2.AsyncClient) -> None:
+async def test_omitted_fields_are_empty(client: httpx2.AsyncClient) -> None:
     before = datetime.now(UTC)
     made = await remember(client)
     assert before <= datetime.fromisoformat(made["at"]) <= datetime.now(UTC)
@@ -97,7 +97,7 @@ async def test_what_is_not_given_is_empty(client: httpx2.AsyncClient) -> None:
     assert made["tags"] == made["bodies"] == []
 
 
-async def test_it_may_not_have_ended_in_the_future(client: httpx2.AsyncClient) -> None:
+async def test_an_end_in_the_future_is_refused(client: httpx2.AsyncClient) -> None:
     answers = []
     for minutes in (4, 10):
         at = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
@@ -107,7 +107,7 @@ async def test_it_may_not_have_ended_in_the_future(client: httpx2.AsyncClient) -
     assert answers[1].json()["errors"][0]["pointer"] == "/at"
 
 
-async def test_an_import_is_repeated_once(client: httpx2.AsyncClient) -> None:
+async def test_a_repeated_import_is_stored_once(client: httpx2.AsyncClient) -> None:
     body = {"outcome": "SUCCESS", "task": task("x")}
     key = {"idempotency-key": "k"}
     answers = [await client.post("/v1/episodes", json=body, headers=key) for _ in range(2)]
@@ -223,14 +223,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_what_makes_no_sense_is_refused(client: httpx2.AsyncClient) -> None:
+async def test_invalid_requests_are_refused(client: httpx2.AsyncClient) -> None:
     for path, body in REFUSED:
         answer = await client.post(f"/v1/episodes/{path}".rstrip("/"), json=body)
         assert answer.status_code == 422, answer.text
     assert (await client.get("/v1/episodes")).json()["items"] == []
 
 
-async def test_a_forgotten_episode_is_gone_at_once(client: httpx2.AsyncClient) -> None:
+async def test_a_forgotten_episode_disappears_at_once(client: httpx2.AsyncClient) -> None:
     made = await remember(client)
     path = f"/v1/episodes/{made['id']}"
     for _ in range(2):
@@ -243,14 +243,14 @@ async def test_a_forgotten_episode_is_gone_at_once(client: httpx2.AsyncClient) -
     assert (await client.delete(f"/v1/episodes/{uuid4()}")).status_code == 404
 
 
-async def test_an_import_names_the_key_that_brought_it(server_: Running, database_url: str) -> None:
+async def test_an_import_names_the_key_that_made_it(server_: Running, database_url: str) -> None:
     key = await holder(database_url, "acme", "run")
     async with key.client(server_) as client:
         made = await remember(client)
     assert made["origin"]["principal"] == f"key:{key.prefix}"
 
 
-async def test_who_may_only_read_may_search(server_: Running, database_url: str) -> None:
+async def test_a_read_key_may_search(server_: Running, database_url: str) -> None:
     key = await holder(database_url, "acme", "read")
     async with key.client(server_) as client:
         assert ids(await search(client, query="x")) == []
@@ -266,7 +266,9 @@ async def test_who_may_only_read_may_search(server_: Running, database_url: str)
     assert [answer.status_code for answer in refused] == [403, 403, 403]
 
 
-async def test_feedback_of_a_run_that_is_not_over_or_not_there(client: httpx2.AsyncClient) -> None:
+async def test_feedback_on_an_unfinished_or_unknown_run_is_refused(
+    client: httpx2.AsyncClient,
+) -> None:
     await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     run = (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()
     answer = await client.post(f"/v1/runs/{run['id']}/feedback", json={"score": 1})

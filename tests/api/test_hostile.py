@@ -1,5 +1,6 @@
-"""Hostile values in every place of every operation, as the OpenAPI document lists them: a 4xx, or
-stored and returned unchanged; never a 500, and never another row touched.
+"""Hostile values in every place of every operation of the OpenAPI document.
+
+Each gets a 4xx, or is stored and returned unchanged. None causes a 500 or touches another row.
 """
 
 import itertools
@@ -49,7 +50,7 @@ SEARCHES = (
     *("/v1/memory/context", "/v1/memory/learn"),
     *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
 )
-"""They answer with something else than what they are sent."""
+"""Operations whose answers differ from their requests."""
 _MARK = "\x02here\x03"
 
 Path = tuple[Any, ...]
@@ -57,7 +58,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Document:
-    """What the OpenAPI document says of what may be sent."""
+    """Reader of the OpenAPI document's request schemas."""
 
     root: dict[str, Any]
 
@@ -70,7 +71,7 @@ class Document:
         return schema
 
     def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """(method, path, operation), those that delete last."""
+        """Return all (method, path, operation), deletions last."""
         found = [
             (method, path, operation)
             for path, operations in self.root["paths"].items()
@@ -83,7 +84,7 @@ class Document:
         return content["application/json"]["schema"] if content else None
 
     def sample(self, schema: dict[str, Any]) -> Any:
-        """Something small that fits."""
+        """Return a small valid value of a schema."""
         schema = self.resolve(schema)
         if schema.get("examples"):
             return schema["examples"][0]
@@ -107,7 +108,7 @@ class Document:
         return next(text for text in _CANDIDATES if re.search(pattern, text))
 
     def places(self, schema: dict[str, Any], depth: int = 0) -> Iterator[Path]:
-        """Where in something of the schema there is a value, or a name of the client's own."""
+        """Yield the path of each value, and of each name that the client chooses, in a schema."""
         schema = self.resolve(schema)
         yield ()
         for number, one in enumerate(schema.get("anyOf", schema.get("oneOf", ()))):
@@ -123,7 +124,7 @@ class Document:
             yield from ((("item",), *rest) for rest in self.places(schema["items"], depth))
 
     def filled(self, schema: dict[str, Any], path: Path, value: Any) -> Any:
-        """Something that fits but for ``value``, which is at ``path``."""
+        """Return a valid value of a schema, but with ``value`` at ``path``."""
         if not path:
             return value
         schema, (kind, *step), rest = self.resolve(schema), path[0], path[1:]
@@ -143,7 +144,7 @@ class Document:
 
 
 class Attacker:
-    """Sends, and judges what is answered."""
+    """Sender of hostile requests that checks the answers."""
 
     def __init__(self, client: httpx2.AsyncClient, document: Document) -> None:
         self.client = client
@@ -154,7 +155,7 @@ class Attacker:
         self.known: dict[str, str] = {}
 
     async def make_victims(self) -> None:
-        """Something for the operations to work on."""
+        """Create the resources that the operations work on."""
         for name in ("requirements", "designer", "implementer", "coordinator", "a"):
             body = {"name": name, "description": "x", "system_message": "x"}
             await self.client.post("/v1/agents", json=body)
@@ -180,7 +181,7 @@ class Attacker:
         }
 
     def url(self, path: str, hostile: str = "", value: str = "") -> str:
-        """The path with a good value for each parameter but ``hostile``."""
+        """Return the path with a valid value for each parameter except ``hostile``."""
         start = "/".join(path.split("/")[:3])
         for name in re.findall(r"{(\w+)}", path):
             good = (
@@ -207,7 +208,7 @@ class Attacker:
             assert problem["code"], what
             assert problem["detail"], what
         elif where.split()[0] in SEARCHES:
-            assert answer.status_code == 200, what  # it may find nothing
+            assert answer.status_code == 200, what  # may find nothing
         elif "content" in sent and isinstance(value, str) and value not in ("", "null"):
             assert value in list(texts(answer.json())), what
             self.kept.add(where)
@@ -216,7 +217,7 @@ class Attacker:
         for number, place in enumerate(self.document.places(schema)):
             where = f"{path} {place}"
             values = [*TEXTS, *VALUES]
-            # Many places, of a few kinds: in turns.
+            # There are many places but few kinds of them, so alternate between kinds.
             if path.startswith(("/v1/episodes", "/v1/memory", "/v1/patterns")):
                 values = values[number % 3 :: 3]
             for value in values:
@@ -234,7 +235,7 @@ class Attacker:
 
     def as_json(self, body: Any, place: Path) -> dict[str, Any]:
         if isinstance(body, dict) and "name" in body and place[:1] != (("field", "name"),):
-            body = body | {"name": f"n{next(self.numbers)}"}  # else it exists already
+            body = body | {"name": f"n{next(self.numbers)}"}  # a used name would be a conflict
         content = json.dumps(body).encode()
         return {"content": content, "headers": {"content-type": "application/json"}}
 
@@ -244,7 +245,7 @@ class Attacker:
             value = text[:20_000]
             raw = value.encode("utf-8", "surrogatepass")
             if parameter["in"] == "path":
-                if raw:  # empty, it is another path
+                if raw:  # an empty value makes another path
                     await self.judge(where, method, self.url(path, name, value), value)
             elif parameter["in"] == "query":
                 url = f"{self.url(path)}?{name}={quote(raw, safe='')}"
@@ -254,7 +255,7 @@ class Attacker:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All texts in JSON, names included."""
+    """Yield all texts in a JSON value, names included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -267,13 +268,13 @@ def texts(value: Any) -> Iterator[str]:
 
 
 async def rows(url: str) -> set[tuple[str, str]]:
-    """Every row of every table, as text."""
+    """Return every row of every table, as text."""
     connection = await asyncpg.connect(url)
     try:
         tables = await connection.fetch(
             "SELECT table_name AS name FROM information_schema.tables"
             " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
-            # They tell when they were used.
+            # These tables record when they were used.
             " AND table_name NOT IN ('api_keys', 'episode_state')"
         )
         return {
@@ -287,7 +288,7 @@ async def rows(url: str) -> set[tuple[str, str]]:
 
 @pytest.fixture
 async def client(settings: Settings, database_url: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """An administrator, who may do everything, as often as they like."""
+    """A client of an administrator without a rate limit."""
     admin = await holder(database_url)
     often = settings.model_copy(update={"requests_per_s": 1e6})
     async with running(often, database_url) as server:
@@ -296,7 +297,7 @@ async def client(settings: Settings, database_url: str) -> AsyncIterator[httpx2.
 
 
 @pytest.mark.parametrize("half", [0, 1])
-async def test_hostile_values_everywhere(
+async def test_hostile_values_are_refused_or_stored_unchanged(
     client: httpx2.AsyncClient, database_url: str, half: int
 ) -> None:
     document = Document((await client.get("/openapi.json")).json())
@@ -313,7 +314,7 @@ async def test_hostile_values_everywhere(
     before = await rows(database_url)
 
     attacker = Attacker(client, document)
-    # Those that take a body first, so that each half has as many of them.
+    # Operations with a body come first, so that each half has equally many of them.
     operations = sorted(document.operations(), key=lambda each: document.body(each[2]) is None)
     for method, path, operation in operations[half::2]:
         await attacker.make_victims()

@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: sent twice, done once."""
+"""``Idempotency-Key``: a repeated request is carried out once."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def count(server: Running, table: str) -> int:
         ("/v1/runs", RUN, "runs"),
     ],
 )
-async def test_the_same_again_is_the_same_resource(
+async def test_a_repeated_request_returns_the_same_resource(
     client: httpx2.AsyncClient, server_: Running, path: str, body: dict[str, Any], table: str
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
@@ -53,7 +53,9 @@ async def test_the_same_again_is_the_same_resource(
     assert (await post(client, path, body, "key-2")).text != first.text
 
 
-async def test_a_key_is_for_one_request(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_a_key_is_refused_for_a_different_request(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
     await client.post("/v1/agents", json=AGENT)
     assert (await post(client, "/v1/runs", RUN)).status_code == 202
     for path, body in (("/v1/runs", RUN | {"input": "y"}), ("/v1/agents", AGENT | {"name": "b"})):
@@ -61,7 +63,7 @@ async def test_a_key_is_for_one_request(client: httpx2.AsyncClient, server_: Run
     assert (await count(server_, "runs"), await count(server_, "agents")) == (1, 1)
 
 
-async def test_what_was_refused_may_be_repeated(client: httpx2.AsyncClient) -> None:
+async def test_a_refused_request_may_be_repeated(client: httpx2.AsyncClient) -> None:
     assert problem(await post(client, "/v1/runs", RUN), 422)["code"] == "unknown_agent"
     await client.post("/v1/agents", json=AGENT)
     accepted = await post(client, "/v1/runs", RUN)
@@ -69,7 +71,7 @@ async def test_what_was_refused_may_be_repeated(client: httpx2.AsyncClient) -> N
     assert (await post(client, "/v1/runs", RUN)).json() == accepted.json()
 
 
-async def test_of_two_at_once_one_creates(
+async def test_of_two_concurrent_requests_one_creates(
     client: httpx2.AsyncClient, server_: Running, database_url: str
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
@@ -90,7 +92,9 @@ async def test_of_two_at_once_one_creates(
     assert await count(server_, "runs") == 2
 
 
-async def test_many_at_once_make_one(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_many_concurrent_requests_create_one_resource(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
     await client.post("/v1/agents", json=AGENT)
     answers = await asyncio.gather(*(post(client, "/v1/runs", RUN) for _ in range(20)))
     assert {answer.status_code for answer in answers} <= {202, 409}
@@ -98,7 +102,7 @@ async def test_many_at_once_make_one(client: httpx2.AsyncClient, server_: Runnin
     assert await count(server_, "runs") == 1
 
 
-async def test_a_creation_that_fails_leaves_no_answer(
+async def test_a_failed_creation_stores_no_answer(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     pool = server_.owner
@@ -117,7 +121,7 @@ async def test_a_creation_that_fails_leaves_no_answer(
     assert (await post(client, "/v1/runs", RUN)).status_code == 202
 
 
-async def test_keys_are_forgotten_after_a_day(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_keys_expire_after_a_day(client: httpx2.AsyncClient, server_: Running) -> None:
     pool = server_.owner
     await client.post("/v1/agents", json=AGENT)
     first = (await post(client, "/v1/runs", RUN)).json()
@@ -134,13 +138,11 @@ async def test_keys_are_forgotten_after_a_day(client: httpx2.AsyncClient, server
         FROM idempotency_keys, generate_series(1, 30) n
     """)
     while await count(server_, "idempotency_keys") > 1:
-        await queue.sweep(pool)  # the server's own may be at it
+        await queue.sweep(pool)  # the server's own sweep may hold the lock
     assert (await post(client, "/v1/runs", RUN)).json() == second
 
 
-async def test_another_tenant_s_key_is_another(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_tenants_may_use_the_same_key(client: httpx2.AsyncClient, server_: Running) -> None:
     await client.post("/v1/agents", json=AGENT)
     await server_.owner.execute("""
         WITH tenant AS (INSERT INTO tenants (name) VALUES ('other') RETURNING id)
@@ -151,7 +153,7 @@ async def test_another_tenant_s_key_is_another(
 
 
 @pytest.mark.parametrize("key", [b"", b"a b", b"x" * 256, b"\xc3\xbc", b"a\tb"])
-async def test_a_key_is_visible_ascii(client: httpx2.AsyncClient, key: bytes) -> None:
+async def test_a_key_must_be_visible_ascii(client: httpx2.AsyncClient, key: bytes) -> None:
     sent = {b"idempotency-key": key, b"content-type": b"application/json"}
     answer = await client.post("/v1/agents", content=json.dumps(AGENT), headers=sent)
     (error,) = problem(answer, 422)["errors"]

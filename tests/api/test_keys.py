@@ -1,4 +1,4 @@
-"""API keys: nobody gets in without one once there was one, and each does what its scope says."""
+"""API keys: required once a key exists, each with the rights of its scope."""
 
 import re
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ async def closed(settings: Settings, database_url: str, admin: Holder) -> AsyncI
 
 
 async def execute(url: str, statement: str, *arguments: Any) -> None:
-    """A statement of the operator's own, past the service."""
+    """Execute a statement as the operator, directly in the database."""
     connection = await asyncpg.connect(url)
     await connection.execute(statement, *arguments)
     await connection.close()
@@ -53,7 +53,7 @@ async def document(server: Running) -> dict[str, Any]:
     return found
 
 
-async def test_every_operation_needs_a_key_and_says_so(closed: Running) -> None:
+async def test_every_operation_needs_a_key_and_documents_it(closed: Running) -> None:
     found = operations(await document(closed))
     assert len(found) > 40
     for method, path, operation in found:
@@ -64,7 +64,7 @@ async def test_every_operation_needs_a_key_and_says_so(closed: Running) -> None:
         assert {"401", "403", "429"} <= set(operation["responses"])
 
 
-async def test_there_is_nothing_to_learn_without_a_key(closed: Running) -> None:
+async def test_requests_without_a_key_reveal_nothing(closed: Running) -> None:
     for method, path in (
         ("GET", "/nothing"),
         ("OPTIONS", "/v1/runs"),
@@ -81,7 +81,7 @@ async def test_there_is_nothing_to_learn_without_a_key(closed: Running) -> None:
 
 
 @pytest.mark.parametrize("scope", ["read", "run", "admin"])
-async def test_an_operation_takes_the_scopes_that_it_names(
+async def test_an_operation_accepts_the_scopes_that_it_documents(
     closed: Running, database_url: str, scope: Any
 ) -> None:
     scopes = ["read", "run", "admin"]
@@ -97,7 +97,7 @@ async def test_an_operation_takes_the_scopes_that_it_names(
                 assert f"'{needed}'" in answer.json()["detail"]
 
 
-async def test_only_named_operations_let_a_read_key_post(closed: Running) -> None:
+async def test_a_read_key_may_post_to_listed_operations_only(closed: Running) -> None:
     may = {
         operation["operationId"]
         for method, _, operation in operations(await document(closed))
@@ -134,16 +134,14 @@ async def test_administration_needs_an_administrator(closed: Running) -> None:
         (f"Bearer {WRONG}\u00e9".encode("latin-1"), "bad_key"),
     ],
 )
-async def test_what_is_no_good_key_is_refused(
-    closed: Running, header: str | bytes, code: str
-) -> None:
+async def test_an_invalid_key_is_refused(closed: Running, header: str | bytes, code: str) -> None:
     sent: Any = {"authorization": header}
     answer = await closed.client.get("/v1/runs", headers=sent)
     assert problem(answer, 401)["code"] == code
     assert "traceback" not in answer.text.lower()
 
 
-async def test_two_keys_at_once_are_none(closed: Running, admin: Holder) -> None:
+async def test_two_keys_in_one_request_are_refused(closed: Running, admin: Holder) -> None:
     value = f"Bearer {admin.key}"
     headers = [("authorization", value), ("authorization", value)]
     answer = await closed.client.get("/v1/runs", headers=headers)
@@ -185,7 +183,7 @@ async def test_keys_come_in_pages(closed: Running, admin: Holder) -> None:
     assert names == ["a test's", "b", "c"]
 
 
-async def test_an_idempotency_key_keeps_no_secret(
+async def test_a_stored_idempotent_answer_contains_no_secret(
     closed: Running, admin: Holder, database_url: str
 ) -> None:
     again = {"idempotency-key": "same"}
@@ -213,7 +211,7 @@ async def test_an_idempotency_key_keeps_no_secret(
         NEW | {"tenant_id": NOBODY},
     ],
 )
-async def test_a_key_that_cannot_be_made_is_refused(
+async def test_an_invalid_new_key_is_refused(
     closed: Running, admin: Holder, body: dict[str, Any]
 ) -> None:
     async with admin.client(closed) as client:
@@ -222,7 +220,7 @@ async def test_a_key_that_cannot_be_made_is_refused(
         assert len((await client.get("/v1/keys")).json()["items"]) == 1
 
 
-async def test_keys_of_another_tenant_are_not_there(
+async def test_keys_of_another_tenant_are_not_found(
     closed: Running, admin: Holder, database_url: str
 ) -> None:
     other = await holder(database_url, "umbrella")
@@ -241,7 +239,7 @@ async def test_keys_of_another_tenant_are_not_there(
         assert len((await client.get("/v1/keys")).json()["items"]) == 1
 
 
-async def test_each_tenant_has_names_of_its_own(
+async def test_tenants_may_use_the_same_names(
     closed: Running, admin: Holder, database_url: str
 ) -> None:
     other = await holder(database_url, "umbrella")
@@ -252,7 +250,7 @@ async def test_each_tenant_has_names_of_its_own(
         assert (await second.post("/v1/agents", json=agent)).status_code == 201
 
 
-async def test_an_expired_key_says_so(closed: Running, database_url: str) -> None:
+async def test_an_expired_key_is_refused_as_expired(closed: Running, database_url: str) -> None:
     held = await holder(database_url, scope="read", expires=timedelta(days=1))
     async with held.client(closed) as client:
         assert (await client.get("/v1/runs")).status_code == 200
@@ -266,7 +264,7 @@ async def test_an_expired_key_says_so(closed: Running, database_url: str) -> Non
     assert problem(answer, 401)["code"] == "key_expired"
 
 
-async def test_what_administrators_do_is_noted(closed: Running, admin: Holder) -> None:
+async def test_actions_of_administrators_are_recorded(closed: Running, admin: Holder) -> None:
     async with admin.client(closed) as client:
         made = (await client.post("/v1/keys", json=NEW)).json()
         for _ in range(2):
@@ -279,7 +277,7 @@ async def test_what_administrators_do_is_noted(closed: Running, admin: Holder) -
     assert {entry["actor"] for entry in noted} == {f"key:{admin.prefix}"}
 
 
-async def test_the_last_use_is_stored_beside_the_requests(closed: Running, admin: Holder) -> None:
+async def test_the_last_use_is_stored_in_the_background(closed: Running, admin: Holder) -> None:
     async with admin.client(closed) as client:
         assert (await client.get("/v1/keys")).status_code == 200
         while not await closed.owner.fetchval("SELECT last_used_at FROM api_keys"):
@@ -288,7 +286,9 @@ async def test_the_last_use_is_stored_beside_the_requests(closed: Running, admin
         assert key["last_used_at"]
 
 
-async def test_a_use_is_stored_once_a_minute(database_url: str, admin: Holder) -> None:
+async def test_the_last_use_is_stored_at_most_once_a_minute(
+    database_url: str, admin: Holder
+) -> None:
     connection = await asyncpg.connect(database_url)
     note = "SELECT note_key_use($1, $2)"
     used = "SELECT last_used_at FROM api_keys WHERE id = $1"
@@ -304,7 +304,7 @@ async def test_a_use_is_stored_once_a_minute(database_url: str, admin: Holder) -
     await connection.close()
 
 
-async def test_a_tenant_has_only_so_many_keys(
+async def test_the_keys_of_a_tenant_are_bounded(
     closed: Running, admin: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bottega.tenants.keys.MOST_KEYS", 2)
@@ -316,7 +316,7 @@ async def test_a_tenant_has_only_so_many_keys(
         assert (await client.post("/v1/keys", json=NEW)).status_code == 201
 
 
-async def test_a_read_key_s_requests_are_read_only(closed: Running, database_url: str) -> None:
+async def test_requests_with_a_read_key_change_nothing(closed: Running, database_url: str) -> None:
     held = await holder(database_url, scope="read")
     agent = {"name": "a", "system_message": "x"}
     async with held.client(closed) as client:

@@ -1,4 +1,4 @@
-"""Limits of tenants with keys: who asks too much is told so, and costs nobody else anything."""
+"""Limits per tenant: exceeding them is refused with a reason, and costs other tenants nothing."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def ok(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def asked(app: Any, who: Somebody | None, **scope: Any) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of what is answered to ``who``."""
+    """Return the status, headers and body of the answer to ``who``."""
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -47,7 +47,7 @@ async def asked(app: Any, who: Somebody | None, **scope: Any) -> tuple[int, dict
     return messages[0]["status"], headers, b"".join(m.get("body", b"") for m in messages)
 
 
-async def test_who_asks_too_often_is_refused_and_told_when_to_come_back() -> None:
+async def test_too_many_requests_are_refused_with_a_time_to_retry() -> None:
     now = 1000.0
     app = LimitTenants(ok, per_s=0.5, streams=1, clock=lambda: now)
     status, headers, _ = await asked(app, Somebody(A))
@@ -82,7 +82,9 @@ async def test_without_keys_there_is_no_limit() -> None:
         {"path": "/v1/runs", "method": "POST", "query_string": b"w%61it=60"},
     ],
 )
-async def test_streams_are_counted_and_a_closed_one_makes_room(stream: dict[str, Any]) -> None:
+async def test_event_streams_are_bounded_and_a_closed_one_makes_room(
+    stream: dict[str, Any],
+) -> None:
     end = asyncio.Event()
     begun: list[Scope] = []
 
@@ -105,7 +107,7 @@ async def test_streams_are_counted_and_a_closed_one_makes_room(stream: dict[str,
     assert not app.open
 
 
-async def test_the_limit_is_a_tenant_s_and_strangers_do_not_use_it_up(
+async def test_the_limit_is_per_tenant_and_unknown_keys_do_not_use_it(
     settings: Settings, database_url: str
 ) -> None:
     few = settings.model_copy(update={"requests_per_s": 0.001})
@@ -137,14 +139,14 @@ async def test_the_limit_is_a_tenant_s_and_strangers_do_not_use_it_up(
 
 
 async def _run_of(server: Running, somebody: Holder) -> str:
-    """A run of theirs that nobody executes."""
+    """Create a run of a tenant that no worker executes."""
     async with somebody.client(server) as client:
         await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
         run: str = (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()["id"]
     return run
 
 
-async def test_one_stream_more_is_refused_and_a_closed_one_makes_room(
+async def test_a_stream_over_the_limit_is_refused_until_one_closes(
     settings: Settings, database_url: str
 ) -> None:
     one = settings.model_copy(update={"max_streams": 1})
@@ -167,7 +169,7 @@ async def test_one_stream_more_is_refused_and_a_closed_one_makes_room(
 
 
 @pytest.mark.parametrize(("per_s", "cancelled"), [(1e6, True), (0.001, False)])
-async def test_a_cancel_frame_counts_as_a_request_and_waits_and_pings_do_not(
+async def test_cancel_frames_count_as_requests_but_waits_and_pings_do_not(
     settings: Settings, database_url: str, per_s: float, cancelled: bool
 ) -> None:
     somebody = await holder(database_url)

@@ -1,4 +1,4 @@
-"""Looks through the memory, ordered and read over HTTP."""
+"""Maintenance jobs of the memory, ordered and read over HTTP."""
 
 import asyncio
 from typing import Any
@@ -20,8 +20,8 @@ async def finished(client: httpx2.AsyncClient, path: str) -> dict[str, Any]:
             return report
 
 
-async def test_ordered_twice_it_is_one_and_it_is_noted_once(client: httpx2.AsyncClient) -> None:
-    """Here no worker is up, so that it waits."""
+async def test_a_job_ordered_twice_is_created_and_recorded_once(client: httpx2.AsyncClient) -> None:
+    """Check it without a worker, so that the job stays queued."""
     several = await asyncio.gather(*(client.post(PATH) for _ in range(4)))
     assert {answer.status_code for answer in several} == {202}
     assert len({answer.json()["id"] for answer in several}) == 1
@@ -33,7 +33,7 @@ async def test_ordered_twice_it_is_one_and_it_is_noted_once(client: httpx2.Async
     assert [entry["target"] for entry in noted] == [report["id"]]
 
 
-async def test_a_worker_does_it_and_the_report_says_what_there_is(
+async def test_a_worker_executes_the_job_and_stores_its_report(
     settings: Settings, database_url: str
 ) -> None:
     async with running(settings, database_url, worker=True) as server:

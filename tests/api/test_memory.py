@@ -1,4 +1,4 @@
-"""What a memory knows for a task, and what it is taught, over HTTP."""
+"""Memory over HTTP: the context for a task, and learning from episodes."""
 
 import asyncio
 from typing import Any
@@ -52,7 +52,7 @@ async def known(client: httpx2.AsyncClient, **more: Any) -> dict[str, Any]:
 
 
 async def validated(server: Running, name: str, category: Category, domain: str) -> UUID:
-    """A pattern that has shown what it is worth."""
+    """Create a pattern and validate it."""
     patterns = server.service.patterns
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": name})
     applicability = Applicability(domains=(domain,))
@@ -68,7 +68,7 @@ async def validated(server: Running, name: str, category: Category, domain: str)
     return kept.key
 
 
-async def test_a_task_s_context_is_what_is_like_it_and_what_is_known_of_its_domain(
+async def test_the_context_has_similar_episodes_and_domain_knowledge(
     server_: Running, client: httpx2.AsyncClient
 ) -> None:
     general = await validated(server_, "look twice", Category.STRATEGIC, "billing")
@@ -90,14 +90,16 @@ async def test_a_task_s_context_is_what_is_like_it_and_what_is_known_of_its_doma
     assert len((await known(client, k=1))["episodes"]) == 1
 
 
-async def test_without_a_domain_there_is_no_knowledge_of_it(client: httpx2.AsyncClient) -> None:
+async def test_the_context_without_a_domain_has_no_domain_knowledge(
+    client: httpx2.AsyncClient,
+) -> None:
     await learn(client, episode=EPISODE, insights=[LESSON])
     found = await known(client, domain=None)
     assert found["knowledge"] == {"patterns": [], "insights": []}
     assert len(found["episodes"]) == 1
 
 
-async def test_what_an_episode_teaches_becomes_candidates_once(
+async def test_an_episode_s_lessons_become_candidates_once(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     first = await learn(client, episode=EPISODE, insights=[LESSON])
@@ -116,10 +118,10 @@ async def test_what_an_episode_teaches_becomes_candidates_once(
     assert again["reflection"] == first["reflection"]
     assert len(again["candidates"]) == 2
     assert await server_.owner.fetchval("SELECT count(*) FROM patterns") == 2
-    assert (await known(client))["patterns"] == []  # nobody knows yet what it is worth
+    assert (await known(client))["patterns"] == []  # candidates are not validated yet
 
 
-async def test_outcomes_count_of_runs_only_and_once(
+async def test_only_outcomes_of_runs_count_and_only_once(
     server_: Running, client: httpx2.AsyncClient
 ) -> None:
     pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
@@ -138,7 +140,7 @@ async def test_outcomes_count_of_runs_only_and_once(
     assert (row["arm"], row["good"], row["followed"]) == ("reported", True, True)
 
 
-async def test_what_is_taught_is_in_the_audit_log_and_names_no_episode_that_is_gone(
+async def test_learning_is_audited_without_ids_of_deleted_episodes(
     server_: Running, client: httpx2.AsyncClient
 ) -> None:
     pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
@@ -154,7 +156,7 @@ async def test_what_is_taught_is_in_the_audit_log_and_names_no_episode_that_is_g
         assert not [row for row in rows if taught["episode_id"] in row["row"]], table
 
 
-async def test_outcomes_take_no_connection_but_that_of_the_request(server_: Running) -> None:
+async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> None:
     pattern = await validated(server_, "look twice", Category.STRATEGIC, "billing")
     own = told("Export", day(300), domain="billing", trust=3)
     database = server_.service.database
@@ -171,7 +173,7 @@ async def test_outcomes_take_no_connection_but_that_of_the_request(server_: Runn
         assert learned.applications == 1
 
 
-async def test_it_is_done_once_for_an_idempotency_key(
+async def test_learning_happens_once_per_idempotency_key(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     body = {"episode": EPISODE, "insights": [LESSON]}
@@ -196,7 +198,7 @@ async def test_it_is_done_once_for_an_idempotency_key(
         ({"episode": EPISODE, "insights": [LESSON] * 21}, 422),
     ],
 )
-async def test_what_cannot_be_learned_leaves_nothing(
+async def test_an_invalid_learning_request_stores_nothing(
     client: httpx2.AsyncClient, server_: Running, body: dict[str, Any], status: int
 ) -> None:
     problem(await client.post("/v1/memory/learn", json=body), status)
@@ -204,7 +206,7 @@ async def test_what_cannot_be_learned_leaves_nothing(
         assert await server_.owner.fetchval(f"SELECT count(*) FROM {table}") == 0
 
 
-async def test_for_an_error_the_patterns_about_failures_are_asked(
+async def test_a_task_with_an_error_matches_patterns_about_failures(
     server_: Running, client: httpx2.AsyncClient
 ) -> None:
     recovery = await validated(server_, "call it once more", Category.RECOVERY, "billing")

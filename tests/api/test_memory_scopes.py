@@ -1,4 +1,4 @@
-"""Users and sessions in what clients import, list and search."""
+"""Users and sessions in imports, lists and searches."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ async def answers(client: httpx2.AsyncClient, asked: dict[str, str]) -> dict[str
     }
 
 
-async def test_a_search_sees_what_it_names_and_else_what_names_no_user(
+async def test_a_search_without_a_user_finds_only_episodes_without_one(
     client: httpx2.AsyncClient,
 ) -> None:
     known = await imported(client)
@@ -89,7 +89,7 @@ async def test_only_an_administrator_sees_the_whole_tenant(
                 assert answer.status_code == expected, (way, scope)
 
 
-async def test_the_session_s_user_counts_for_imports(client: httpx2.AsyncClient) -> None:
+async def test_an_import_gets_its_session_s_user(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     run = {"agent": "a", "input": "x", "session_id": "s", "user": "alice"}
     assert (await client.post("/v1/runs", json=run)).status_code == 202
@@ -107,7 +107,7 @@ async def test_the_session_s_user_counts_for_imports(client: httpx2.AsyncClient)
 
 
 @pytest.mark.parametrize("whose", WHOSE)
-async def test_what_a_user_s_episode_teaches_stays_with_it(
+async def test_lessons_of_a_user_s_episode_stay_with_that_user(
     client: httpx2.AsyncClient, whose: dict[str, str]
 ) -> None:
     lesson = "Her card number is 4111."

@@ -14,7 +14,7 @@ END $$
 """
 
 
-async def test_the_root_says_what_answers_and_where_its_documentation_is(server_: Running) -> None:
+async def test_the_root_names_the_service_and_its_documentation(server_: Running) -> None:
     answer = await server_.client.get("/")
     assert answer.status_code == 200
     assert answer.json() == {"name": "bottega", "version": __version__, "docs": "/docs"}
@@ -23,7 +23,7 @@ async def test_the_root_says_what_answers_and_where_its_documentation_is(server_
 
 @pytest.fixture
 async def full_disk(server_: Running) -> asyncpg.Pool:
-    """The database answers each new agent and each new table as on a full disk."""
+    """Let the database fail each new agent and each new table as on a full disk."""
     owner = server_.owner
     await owner.execute(FULL_DISK.format(kind="trigger"))
     await owner.execute(
@@ -41,14 +41,14 @@ async def test_a_full_disk_is_named_until_a_write_succeeds(
     server_: Running, full_disk: asyncpg.Pool
 ) -> None:
     client, agent = server_.client, {"name": "a", "system_message": "x"}
-    assert (await client.get("/readyz")).status_code == 200  # nobody has met it yet
+    assert (await client.get("/readyz")).status_code == 200  # no write has failed yet
     refused = await client.post("/v1/agents", json=agent)
     assert (refused.status_code, refused.json()["code"]) == (503, "storage_full")
     assert refused.headers["retry-after"] == "30"
     for _ in range(2):
         waiting = await client.get("/readyz")
         assert (waiting.status_code, waiting.json()["code"]) == (503, "storage_full")
-    assert (await client.get("/v1/agents")).json()["items"] == []  # reading works
+    assert (await client.get("/v1/agents")).json()["items"] == []  # reading still works
     await full_disk.execute("ALTER EVENT TRIGGER full_disk DISABLE")
     assert (await client.get("/readyz")).status_code == 200
     await full_disk.execute("DROP TRIGGER full_disk ON agents")

@@ -1,4 +1,4 @@
-"""Patterns over HTTP: added, found, told of, judged, changed, given up."""
+"""Patterns over HTTP: created, listed, matched, applied, validated, changed and deprecated."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -71,7 +71,7 @@ async def post(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, 
 
 
 async def proven(client: httpx2.AsyncClient, times: int = 12, **fields: Any) -> dict[str, Any]:
-    """A pattern that went well so often that it is validated."""
+    """Create a pattern with enough successes to be validated."""
     added = await add(client, **fields)
     for _ in range(times):
         told = await post(client, f"{added['id']}/applications", good=True, baseline_rate=0.3)
@@ -87,7 +87,7 @@ def problem(answer: httpx2.Response, status: int) -> Any:
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda content: content["kind"])
-async def test_what_is_added_is_shown_as_a_candidate(
+async def test_a_new_pattern_is_a_candidate(
     client: httpx2.AsyncClient, content: dict[str, Any]
 ) -> None:
     other = str(uuid4())
@@ -147,7 +147,7 @@ async def test_what_is_added_is_shown_as_a_candidate(
         ),
     ],
 )
-async def test_what_cannot_be_is_refused_with_its_place(
+async def test_an_invalid_pattern_is_refused_with_a_pointer(
     client: httpx2.AsyncClient, changes: dict[str, Any], pointer: str
 ) -> None:
     body = {"name": "divide", "category": "strategic", "content": HEURISTIC} | changes
@@ -155,7 +155,7 @@ async def test_what_cannot_be_is_refused_with_its_place(
     assert pointer in [error["pointer"] for error in refused["errors"]], refused
 
 
-async def test_only_what_is_validated_is_matched_and_explained(
+async def test_only_validated_patterns_are_matched_and_explained(
     client: httpx2.AsyncClient,
 ) -> None:
     await add(client, applicability=BILLING)
@@ -173,7 +173,7 @@ async def test_only_what_is_validated_is_matched_and_explained(
     assert plain["items"][0]["parts"] is None
 
 
-async def test_a_task_is_read_for_what_it_is(client: httpx2.AsyncClient) -> None:
+async def test_features_are_extracted_from_a_task(client: httpx2.AsyncClient) -> None:
     good = await proven(client, applicability={"domains": ["billing"], "complexity": [0, 1]})
     found = await post(
         client, "match", task="Export the invoices.", context={"domain": "billing", "size": 3}
@@ -185,7 +185,7 @@ async def test_a_task_is_read_for_what_it_is(client: httpx2.AsyncClient) -> None
     assert read_of["features"]["complexity"] == 0.7
 
 
-async def test_what_helps_on_failure_is_asked_for_by_a_failure(
+async def test_patterns_about_failures_match_failures_only(
     client: httpx2.AsyncClient,
 ) -> None:
     failed = {"feature": "failure_signature", "op": "eq", "value": "timeout @fetch"}
@@ -249,7 +249,9 @@ async def test_a_change_makes_a_version_and_a_stale_one_is_refused(
     assert same.json()["version"] == 4
 
 
-async def test_what_says_something_else_begins_again(client: httpx2.AsyncClient) -> None:
+async def test_a_pattern_with_a_new_meaning_starts_again_as_a_candidate(
+    client: httpx2.AsyncClient,
+) -> None:
     good = await proven(client)
     path = f"/v1/patterns/{good['id']}"
     told = (await client.patch(path, json={"version": 1, "detail": "Since May."})).json()
@@ -265,7 +267,7 @@ async def test_what_says_something_else_begins_again(client: httpx2.AsyncClient)
     assert refused["errors"][0]["pointer"] == "/applicability/conditions/0/any"
 
 
-async def test_an_application_counts_once_for_its_request(client: httpx2.AsyncClient) -> None:
+async def test_a_repeated_application_counts_once(client: httpx2.AsyncClient) -> None:
     added = await add(client)
     path = f"/v1/patterns/{added['id']}/applications"
     for _ in range(2):
@@ -278,7 +280,8 @@ async def test_an_application_counts_once_for_its_request(client: httpx2.AsyncCl
     assert judged["verdict"] == "INSUFFICIENT_EVIDENCE"
     imported = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
     episode = (await client.post("/v1/episodes", json=imported)).json()
-    for episode_id in (episode["id"], str(uuid4())):  # no evidence: imported, unknown
+    # no evidence: an imported and an unknown episode
+    for episode_id in (episode["id"], str(uuid4())):
         told = await client.post(path, json={"good": True, "episode_id": episode_id})
         assert told.json() == {"recorded": False}
     late = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -287,7 +290,9 @@ async def test_an_application_counts_once_for_its_request(client: httpx2.AsyncCl
     assert newer["code"] == "stale_version"
 
 
-async def test_five_of_five_are_judged_as_the_page_says(client: httpx2.AsyncClient) -> None:
+async def test_five_successes_of_five_are_significant_but_do_not_promote(
+    client: httpx2.AsyncClient,
+) -> None:
     added = await add(client)
     for _ in range(5):
         await post(client, f"{added['id']}/applications", good=True, baseline_rate=0.5)
@@ -295,11 +300,11 @@ async def test_five_of_five_are_judged_as_the_page_says(client: httpx2.AsyncClie
     assert judged["verdict"] == "VALIDATED"
     assert judged["p_value"] == pytest.approx(0.03125)
     assert judged["confidence"] == pytest.approx(0.760, abs=5e-4)
-    assert judged["state"] == "CANDIDATE"  # the e-value says: not yet
+    assert judged["state"] == "CANDIDATE"  # the e-value is too low
     assert judged["baseline"]["name"] == "given"
 
 
-async def test_one_is_given_up_for_another(client: httpx2.AsyncClient) -> None:
+async def test_a_pattern_is_deprecated_in_favour_of_another(client: httpx2.AsyncClient) -> None:
     old, new = await proven(client), await add(client, name="new")
     given_up = await post(
         client, f"{old['id']}/deprecate", reason="a better one", replaced_by=new["id"]
@@ -315,7 +320,7 @@ async def test_one_is_given_up_for_another(client: httpx2.AsyncClient) -> None:
     assert problem(unknown, 404)["code"] == "not_found"
 
 
-async def test_those_that_are_alike_are_found_and_become_one(client: httpx2.AsyncClient) -> None:
+async def test_similar_patterns_are_found_and_merged(client: httpx2.AsyncClient) -> None:
     one = await add(client, applicability=BILLING)
     two = await add(client, applicability=BILLING | {"domains": ["sales"]})
     far = await add(
@@ -338,7 +343,7 @@ async def test_those_that_are_alike_are_found_and_become_one(client: httpx2.Asyn
         assert problem(await client.post("/v1/patterns/merge", json={"ids": ids}), status)
 
 
-async def test_pruning_says_what_went(client: httpx2.AsyncClient) -> None:
+async def test_pruning_lists_the_removed_patterns(client: httpx2.AsyncClient) -> None:
     kept, harmful = await add(client), await add(client, name="harmful")
     for _ in range(20):
         await post(client, f"{harmful['id']}/applications", good=False, baseline_rate=0.9)
@@ -348,7 +353,7 @@ async def test_pruning_says_what_went(client: httpx2.AsyncClient) -> None:
     assert await post(client, "prune") == {"ids": []}
 
 
-async def test_an_unknown_one_is_not_found(client: httpx2.AsyncClient) -> None:
+async def test_an_unknown_pattern_is_not_found(client: httpx2.AsyncClient) -> None:
     path = f"/v1/patterns/{uuid4()}"
     answers = [
         await client.get(path),
@@ -362,7 +367,7 @@ async def test_an_unknown_one_is_not_found(client: httpx2.AsyncClient) -> None:
         assert problem(answer, 404)["code"] == "not_found"
 
 
-async def test_who_wrote_it_is_in_the_audit_log(server_: Running, database_url: str) -> None:
+async def test_the_audit_log_names_a_pattern_s_author(server_: Running, database_url: str) -> None:
     admin = await holder(database_url)
     async with admin.client(server_) as client:
         one = await add(client, applicability=BILLING)

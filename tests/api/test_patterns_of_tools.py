@@ -1,4 +1,4 @@
-"""Agents whose tools have costly patterns: refused at once, compiled beside other requests."""
+"""Costly regular expressions in tools: refused at once, or compiled without delaying others."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
 def agent(*tools: list[str]) -> dict[str, Any]:
-    """An agent whose tools have these patterns."""
+    """Return an agent whose tools have these patterns."""
     made = [
         {
             "type": "http",
@@ -31,7 +31,7 @@ def agent(*tools: list[str]) -> dict[str, Any]:
 
 
 async def longest_gap(until: asyncio.Task[Any]) -> float:
-    """Return the longest time of this process's in which the event loop did nothing else."""
+    """Return the longest CPU time for which the event loop did nothing else."""
     longest, last = 0.0, time.process_time()
     while not until.done():
         await asyncio.sleep(0)
@@ -63,8 +63,10 @@ async def test_too_large_patterns_are_refused_at_once(
     assert (await client.get("/v1/agents")).json()["items"] == []
 
 
-async def test_others_are_answered_while_patterns_are_compiled(client: httpx2.AsyncClient) -> None:
-    """Compiling one takes 0.02 s and holds the interpreter; between two of them others run."""
+async def test_other_requests_are_answered_while_patterns_are_compiled(
+    client: httpx2.AsyncClient,
+) -> None:
+    """Compile patterns of 0.02 s each; each holds the interpreter, but others run between two."""
     patterns = bomb(900, 8)
     sent = asyncio.ensure_future(client.post("/v1/agents", json=agent(patterns)))
     began = time.process_time()
@@ -73,7 +75,9 @@ async def test_others_are_answered_while_patterns_are_compiled(client: httpx2.As
     assert gap < (time.process_time() - began) / 2
 
 
-async def test_a_usual_pattern_is_taken_in_each_of_many_tools(client: httpx2.AsyncClient) -> None:
+async def test_a_common_pattern_is_accepted_in_each_of_many_tools(
+    client: httpx2.AsyncClient,
+) -> None:
     body = agent(*[[UUID, r"^[\w.-]{1,64}$"]] * 40)
     assert (await client.post("/v1/agents", json=body)).status_code == 201
     stored = (await client.get("/v1/agents/a")).json()

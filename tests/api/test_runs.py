@@ -1,4 +1,4 @@
-"""What a run can be asked for, and how runs are found again."""
+"""The fields of runs, and the filters of their list."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ async def start(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     return run
 
 
-async def test_a_run_shows_its_limits(client: httpx2.AsyncClient) -> None:
+async def test_a_run_returns_its_limits(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json=AGENT)
     plain = await start(client)
     assert plain["timeout_s"] == 3600
@@ -33,7 +33,7 @@ async def test_a_run_shows_its_limits(client: httpx2.AsyncClient) -> None:
     assert shown == [7, 60, 5000]
 
 
-async def test_what_a_server_sets_as_its_limits_counts(
+async def test_a_run_gets_the_server_s_default_limits(
     settings: Settings, database_url: str
 ) -> None:
     configured = settings.model_copy(update={"queue_timeout_s": 30.0, "run_timeout_s": 40.0})
@@ -43,7 +43,7 @@ async def test_what_a_server_sets_as_its_limits_counts(
     assert (run["queue_timeout_s"], run["timeout_s"]) == (30, 40)
 
 
-async def test_a_webhook_waits_for_the_end_and_keeps_its_query_to_itself(
+async def test_a_webhook_is_pending_until_the_end_and_hides_its_query(
     settings: Settings, database_url: str
 ) -> None:
     configured = settings.model_copy(
@@ -76,7 +76,7 @@ async def test_a_webhook_waits_for_the_end_and_keeps_its_query_to_itself(
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_no base64!", "x" * 500])
-def test_a_secret_that_signs_nothing_is_refused(
+def test_a_secret_without_a_webhook_is_refused(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOTTEGA_WEBHOOK_SECRET", secret)
@@ -89,7 +89,7 @@ def test_a_secret_that_signs_nothing_is_refused(
 
 
 async def found(client: httpx2.AsyncClient, **query: Any) -> list[str]:
-    """The inputs of the runs that a list answers with, over all its pages."""
+    """Return the inputs of all runs that a list returns, over all its pages."""
     inputs: list[str] = []
     answer = await client.get("/v1/runs", params={"limit": 2, "view": "full", **query})
     while True:
@@ -122,7 +122,7 @@ async def test_runs_are_found_by_metadata(client: httpx2.AsyncClient) -> None:
     assert len(await found(client)) == 5
 
 
-async def test_runs_are_found_by_the_time_they_were_made(
+async def test_runs_are_found_by_their_creation_time(
     client: httpx2.AsyncClient, server_: Running
 ) -> None:
     await client.post("/v1/agents", json=AGENT)
@@ -138,7 +138,7 @@ async def test_runs_are_found_by_the_time_they_were_made(
     ]
     assert await found(client, created_after="2000-01-01T00:00:00Z") == list("01234")
     assert await found(client, created_after="2999-01-01T00:00:00+02:00") == []
-    # Its transaction took a while: it has the time of its begin, and an id of the end.
+    # Its transaction was slow: its time is that of the beginning, its id that of the end.
     await server_.owner.execute(
         "UPDATE runs SET created_at = created_at - interval '30 min' WHERE id = $1", runs[4]["id"]
     )

@@ -1,4 +1,4 @@
-"""How busy the workers are, as each tenant may know it; and whether there is one."""
+"""The workers' load as a tenant may see it, and readiness by workers."""
 
 from contextlib import AsyncExitStack
 from typing import Any
@@ -32,7 +32,7 @@ async def workers(server: Running, headers: dict[str, str] | None = None) -> lis
     return found
 
 
-async def test_of_other_tenants_only_sums_are_shown(server_: Running, database_url: str) -> None:
+async def test_only_sums_are_shown_of_other_tenants(server_: Running, database_url: str) -> None:
     acme, other, third = [await holder(database_url, name) for name in ("acme", "other", "third")]
     pool = server_.service.database.pool
     first = Snapshot(POOL, {acme.tenant_id: BUSY, other.tenant_id: FEW})
@@ -49,13 +49,13 @@ async def test_of_other_tenants_only_sums_are_shown(server_: Running, database_u
     assert await workers(server_, acme.headers) == []
 
 
-async def test_whoever_may_read_may_see_it(server_: Running, database_url: str) -> None:
+async def test_a_read_key_may_see_the_scheduler(server_: Running, database_url: str) -> None:
     reader = await holder(database_url, "acme", "read")
     assert await workers(server_, reader.headers) == []
     assert (await server_.client.get("/v1/scheduler")).status_code == 401
 
 
-async def test_a_worker_is_here_or_elsewhere_or_nowhere(
+async def test_readiness_names_the_place_of_a_worker(
     settings: Settings, server_: Running, database_url: str
 ) -> None:
     async def told() -> tuple[int, str]:
@@ -70,7 +70,7 @@ async def test_a_worker_is_here_or_elsewhere_or_nowhere(
         (shown,) = await workers(server_)
         assert shown["pool"]["runs"] == 0
         assert shown["tenant"] == NOTHING
-    assert await told() == (200, "none")  # it has left
+    assert await told() == (200, "none")  # the worker has stopped
     async with heartbeats(server_.service.database.pool, lambda: Snapshot({}), 600):
         await server_.owner.execute(SILENT.format("workers"))
         assert await told() == (200, "none")

@@ -1,4 +1,4 @@
-"""Times with every UTC offset, in every place where the OpenAPI document has one."""
+"""Times with every UTC offset, in every place of the OpenAPI document that takes one."""
 
 import json
 from base64 import urlsafe_b64encode
@@ -38,7 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "create_key": {"name": "k", "scope": "read"},
     "record_pattern_application": {"good": True, "baseline_rate": 0.5},
 }
-"""A body for each operation that takes a time in one, by operation id."""
+"""By operation id, a body for each operation that takes a time in its body."""
 
 
 def times(
@@ -78,7 +78,7 @@ async def operations(
 
 
 async def requests(client: httpx2.AsyncClient) -> list[tuple[str, str, tuple[str, ...], bool]]:
-    """All places of times: operation id, method and path, where, and if it is in the query."""
+    """Return all places of times: operation id, method and path, place, and true for the query."""
     document, found = await operations(client)
     places: list[tuple[str, str, tuple[str, ...], bool]] = []
     for method, path, operation in found:
@@ -99,7 +99,7 @@ async def admin(settings: Settings, database_url: str) -> AsyncIterator[httpx2.A
         yield client
 
 
-async def test_every_time_takes_every_offset(admin: httpx2.AsyncClient) -> None:
+async def test_every_time_accepts_every_offset(admin: httpx2.AsyncClient) -> None:
     pattern = await add(admin)
     places = await requests(admin)
     assert {name for name, _, _, in_query in places if not in_query} == BODIES.keys()
@@ -138,7 +138,7 @@ async def test_no_cursor_with_a_time_breaks_a_list(client: httpx2.AsyncClient) -
                 assert answer.status_code == (200 if value in GOOD else 422), value
 
 
-async def test_an_offset_moves_a_time_and_no_more(client: httpx2.AsyncClient) -> None:
+async def test_an_offset_changes_only_the_time(client: httpx2.AsyncClient) -> None:
     kept = await remember(client, at="2026-03-01T12:00:00.123456+23:59")
     assert kept["at"] == "2026-02-28T12:01:00.123456Z"
     for after, before, count in [

@@ -1,4 +1,4 @@
-"""Bodies whose fields depend on each other: the OpenAPI document and the server agree on them."""
+"""Bodies with fields that depend on each other: the server and the OpenAPI document agree."""
 
 import itertools
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, dict[str, list[Any]]]] = {
         },
     ),
 }
-"""By schema: where to send it, and the values to combine."""
+"""By schema: its operation, and the values to combine."""
 
 
 def bodies(fields: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -77,7 +77,7 @@ def bodies(fields: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 async def defined(client: httpx2.AsyncClient) -> None:
-    """The agents and graphs that the bodies and the document's examples name."""
+    """A server with the agents and graphs that the bodies and the document's examples name."""
     for name in ("a", "b", "coordinator"):
         agent = {"name": name, "description": "x", "system_message": "x"}
         assert (await client.post("/v1/agents", json=agent)).status_code == 201
