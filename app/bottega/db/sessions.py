@@ -88,7 +88,6 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
     generation: int
 
     def begin(self, trust: Trust) -> None:
-        """Set up a new connection."""
         self.trust, self.generation = trust, trust.generation
         _keep_alive(self._transport.get_extra_info("socket"))
 

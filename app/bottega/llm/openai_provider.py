@@ -43,7 +43,6 @@ _DEFAULTS = ModelOptions()
 
 
 def new_call_id() -> str:
-    """Return an id for a tool call without one."""
     return f"call_{uuid.uuid4().hex}"
 
 

@@ -43,7 +43,6 @@ Items = Callable[[AssistantMessage | ToolMessage], bytes]
 
 
 def piece_of(message: StandardMessage, items: Items) -> Piece:
-    """Return a message's kind and encoding."""
     if isinstance(message, ToolMessage):
         return (RESULTS, items(message))
     if isinstance(message, AssistantMessage):

@@ -310,7 +310,6 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
 
     @property
     def on_loopback(self) -> bool:
-        """True if only this machine can reach the API."""
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -330,7 +329,6 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
 
     @property
     def default_model(self) -> str:
-        """Model of agents without one of their own."""
         return DEMO_MODEL_NAME if self.uses_demo_model else self.model
 
 

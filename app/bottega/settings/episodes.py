@@ -105,7 +105,6 @@ class EpisodeSettings(BaseSettings):
 
     @property
     def memory_options(self) -> MemoryOptions:
-        """Options of retrieval and lifecycle."""
         groups = {"scoring": self._options(ScoringOptions), "ages": self._options(Ages)}
         return MemoryOptions(**groups, **self._named(MemoryOptions, *groups))
 

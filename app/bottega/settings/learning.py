@@ -85,6 +85,5 @@ class LearningSettings(BaseSettings):
 
     @property
     def learning_options(self) -> LearningOptions:
-        """Options of learning from runs."""
         names = [each.name for each in fields(LearningOptions)]
         return LearningOptions(**{name: getattr(self, f"learning_{name}") for name in names})

@@ -104,12 +104,10 @@ class SubagentSettings(BaseSettings):
 
     @property
     def subagent_limits(self) -> SubagentLimits:
-        """Limits of asynchronous sub-agents."""
         return self._subagents(SubagentLimits)
 
     @property
     def subagent_options(self) -> SchedulerOptions:
-        """Options of a worker's pool, queue and breakers for asynchronous sub-agents."""
         return self._subagents(SchedulerOptions)
 
     def _subagents(self, kind: type[T]) -> T:

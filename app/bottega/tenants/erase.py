@@ -183,7 +183,6 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
 
 
 async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
-    """Remove a tenant's rows from all tables."""
     removed: Removed = Counter()
     more = True
     while more:

@@ -285,7 +285,6 @@ class Keyring:
     async def _live(
         self, connection: asyncpg.Connection, asked: set[tuple[UUID, UUID]]
     ) -> dict[tuple[UUID, UUID], Key]:
-        """Return the keys that are not revoked."""
         if not asked:
             return {}
         rows = await connection.fetch("SELECT * FROM live_keys($1, $2)", *zip(*asked, strict=True))

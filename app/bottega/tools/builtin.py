@@ -57,8 +57,6 @@ class _Builtin(FunctionTool):
 
 
 def current_time(deps: ToolDeps) -> ToolBase:
-    """Make the tool for the current time in a time zone."""
-
     async def function(
         timezone: Annotated[
             str, Field(description="IANA name, such as Europe/Rome or UTC.", max_length=100)
@@ -90,8 +88,6 @@ def _unknown_zone(name: str) -> str:
 
 
 def calculator(deps: ToolDeps) -> ToolBase:
-    """Make the tool for exact arithmetic."""
-
     async def function(
         expression: Annotated[str, Field(description="Such as (17.5 * 3 - 2) ** 2 / sqrt(2).")],
     ) -> Number | str:
@@ -108,8 +104,6 @@ def calculator(deps: ToolDeps) -> ToolBase:
 
 
 def http_get(deps: ToolDeps) -> ToolBase:
-    """Make the tool that reads a public web page or API as text."""
-
     async def function(
         url: Annotated[str, Field(description="Public address, http:// or https://.")],
     ) -> dict[str, Any]:
@@ -146,8 +140,6 @@ def http_get(deps: ToolDeps) -> ToolBase:
 
 
 def read_shared_memory(deps: ToolDeps) -> ToolBase:
-    """Make the tool that reads what the agent's predecessors in its graph have published."""
-
     async def function(
         source_id: Annotated[
             str | None, Field(description="Name of one agent to read; all of them without it.")

@@ -257,7 +257,6 @@ class HttpTool(ToolBase):
         )
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
-        """Return URL and body of a call."""
         if self._arguments.patterns:
             await asyncio.to_thread(self._arguments.check, arguments)
         else:

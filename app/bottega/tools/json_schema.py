@@ -80,12 +80,10 @@ class ArgumentSchema:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the arguments."""
         return frozenset(self.schema["properties"])
 
     @property
     def required(self) -> frozenset[str]:
-        """Names of the required arguments."""
         return frozenset(self.schema.get("required", ()))
 
     def check(self, arguments: Mapping[str, Any]) -> None:
@@ -212,7 +210,6 @@ class _Inlined:
 
 
 def _escaped(name: str) -> str:
-    """Return a step of a JSON Pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

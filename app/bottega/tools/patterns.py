@@ -62,7 +62,6 @@ class Size:
         )
 
     def times(self, count: int) -> "Size":
-        """Return the size of ``count`` copies."""
         return Size(self.bytes * count, self.states * count, self.repeats * count)
 
 

@@ -57,17 +57,14 @@ class UrlTemplate:
 
     @property
     def path_names(self) -> frozenset[str]:
-        """Placeholders of the path."""
         return frozenset(name for pieces in self.segments for name in pieces[1::2])
 
     @property
     def names(self) -> frozenset[str]:
-        """All placeholders."""
         return self.path_names | {name for _, pieces in self.query for name in pieces[1::2]}
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys of the query."""
         return frozenset(key for key, _ in self.query)
 
     def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:

@@ -34,7 +34,6 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    """Parse the command line and serve."""
     options = _options()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -34,8 +34,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's answer: a text, tool calls, or both."""
-
     text: str = ""
     calls: tuple[Call, ...] = ()
 
@@ -105,7 +103,6 @@ class Conversation:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Texts that other agents shared, in their order."""
         return tuple(
             Source(piece["source"], piece["content"].strip("\n"))
             for piece in self.context

@@ -213,7 +213,6 @@ def _is_task(task: Any) -> bool:
 
 
 def _found(task: dict[str, Any]) -> str:
-    """Return a section's text."""
     return "\n\n".join(_pieces(task))
 
 

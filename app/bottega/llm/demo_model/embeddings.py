@@ -45,7 +45,6 @@ def answering(embed: Vectorise) -> Callable[[dict[str, Any]], Awaitable[bytes]]:
 
 
 def body(vectors: "NDArray[Any]", request: dict[str, Any], tokens: int = 1) -> bytes:
-    """Encode vectors as the API does, in the requested encoding."""
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(row, request)}
         for index, row in enumerate(vectors)

@@ -83,7 +83,6 @@ class Component:
 
 
 def answer(conversation: Conversation) -> str:
-    """Return the specialist's text for its role."""
     topic = topic_of(conversation.asked)
     sources = conversation.sources
     match role(conversation):

@@ -16,7 +16,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def completion(answer: Answer, request: dict[str, Any]) -> bytes:
-    """Encode the complete answer."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
     if answer.calls:
         message["tool_calls"] = _calls(answer, request)
@@ -51,12 +50,10 @@ def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def event(data: Any) -> bytes:
-    """Encode one server-sent event."""
     return b"data: %b\n\n" % to_json(data)
 
 
 def error(message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Encode an error in the form of OpenAI's API."""
     kind = "invalid_request_error"
     return to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
