@@ -1,19 +1,19 @@
-"""Whether what earlier runs taught changes what later ones do, shown with a placebo.
+"""Does memory of earlier runs improve later ones? A simulation with a placebo.
 
     python -m benchmarks.learning [--seeds 20] [--episodes 400] [--quick] [--plot plot.svg]
 
-A scripted team does tasks whose right way nobody tells it (benchmarks/learning/world.py): it does
-what memory says as often as --follows says, and guesses otherwise. All arms have the same tasks and
-the same luck, in virtual time, without a database. What decides is the service's own: goal
-analysis, matching, draws, episodes told from events, mining, validation, refining, scoring.
+A scripted team does tasks without being told the right way (benchmarks/learning/world.py). It
+follows memory with the probability --follows, and guesses otherwise. All arms have the same tasks
+and the same luck, in virtual time, without a database. The decisions are the service's own: goal
+analysis, matching, assignment, episodes from events, mining, validation, refinement, scoring.
 
     no memory            nothing
     last k               the last 5 episodes
-    episodes only        5 episodes found by likeness; on failure 3 that failed alike
-    episodes + patterns  the whole
+    episodes only        5 similar episodes; on failure 3 with a similar failure
+    episodes + patterns  all of memory
     oracle               the right way
-    shuffled memory      the placebo: what the whole has at that time for a task of another domain
-                         and type, or for the failure of another tool
+    shuffled memory      the placebo: that memory for a task of another domain and type, or for the
+                         failure of another tool
 """
 
 import argparse

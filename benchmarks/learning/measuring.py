@@ -1,4 +1,4 @@
-"""The arms, run side by side on the same tasks, and what is measured of each."""
+"""The arms, run side by side on the same tasks, and their measures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,18 +34,19 @@ ARMS = (NONE, "last k", "episodes only", FULL, "oracle", PLACEBO)
 FOLLOWS = 0.8
 TELLS = 0.2
 NIGHT = 20
-"""Tasks between two nights: a day's."""
+"""Tasks per day, after which a night follows."""
 QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How one arm's runs of one seed went, in order.
+    """The results of one arm's runs with one seed, in order.
 
     Attributes:
-        validated: patterns that were VALIDATED at the end.
-        left: of each pattern that was validated when what is right changed, and left VALIDATED,
-            applications since the change until then. stayed: how many did not leave.
+        validated: patterns that are VALIDATED at the end.
+        left: for each pattern that was validated at the change and left VALIDATED later, its
+            applications in between.
+        stayed: number of patterns that did not leave.
     """
 
     good: Sequence[bool]
@@ -58,7 +59,7 @@ class Course:
     stayed: int = 0
 
     def quarter(self, number: int) -> float:
-        """Success in it, 0 to 1."""
+        """Return the success rate of a quarter."""
         size = len(self.good) // QUARTERS
         return mean(self.good[number * size : (number + 1) * size])
 
@@ -73,12 +74,12 @@ async def measure(
     arms: Sequence[str] = ARMS,
     options: LearningOptions | None = None,
 ) -> dict[str, Course]:
-    """The arms on the tasks of one seed.
+    """Run the arms on the tasks of one seed.
 
     Args:
-        follows: how often the model does what memory says.
-        tells: how often an episode says how the work was done.
-        drift: in the middle what is right becomes something else.
+        follows: probability that the model follows memory.
+        tells: probability that an episode reports how the work was done.
+        drift: change the right way in the middle.
     """
     options = options or LearningOptions()
     tasks = world(seed, episodes, follows=follows, tells=tells, drift=drift)
@@ -87,7 +88,7 @@ async def measure(
         NONE: Nothing(),
         "last k": LastFew(),
         "episodes only": Remembering(tasks, options, learns=False),
-        PLACEBO: Misaddressed(full),  # before what it looks into has learned of the same task
+        PLACEBO: Misaddressed(full),  # before that memory learns from the task
         FULL: full,
         "oracle": Told(tasks),
     }
@@ -133,8 +134,10 @@ def _course(
 
 
 def failing(options: LearningOptions | None = None, good: int = 90, n: int = 100) -> int | None:
-    """After how many applications that fail a validated pattern leaves VALIDATED of which so many
-    went well; ``None``: not within a hundred."""
+    """Return the failed applications after which a pattern leaves VALIDATED, within a hundred.
+
+    Before, ``good`` of ``n`` applications succeeded. ``None``: it does not leave.
+    """
     patterns = Patterns(Episodes(1), options or LearningOptions())
     patterns.now = START
     content = Content(ContentKind.HEURISTIC, {"action": "use it"}, ("it",), ())

@@ -1,6 +1,6 @@
-"""What the service keeps in its database, kept here: episodes, patterns, applications, nights.
+"""The service's stored state in memory: episodes, patterns, applications, nights.
 
-The decisions are the service's own pure functions; only the rows are not there.
+All decisions are the service's own pure functions; only the database is missing.
 """
 
 from collections import Counter, defaultdict
@@ -45,9 +45,9 @@ _LIKE = 200
 
 
 class Episodes:
-    """Episodes, found again by the built-in embedder's vectors and the service's scoring.
+    """Episodes, retrieved by the built-in embedder's vectors and the service's scoring.
 
-    The service looks for words beside that, which takes a database.
+    The service also searches by words, which needs a database.
     """
 
     def __init__(self, room: int) -> None:
@@ -61,7 +61,7 @@ class Episodes:
         self.all.append(episode)
 
     async def search(self, text: str, *, k: int, domain: str | None, now: datetime) -> list[Hit]:
-        """The best for a task."""
+        """Return the best episodes for a task."""
         vector = (await self._embedder.embed([text]))[0]
         cosines = self._vectors[: len(self.all)] @ vector
         nearest = np.argsort(-cosines, kind="stable")[:_CANDIDATES].tolist()
@@ -82,12 +82,12 @@ class Episodes:
         return [Hit(by_id[each.candidate.episode_id], each.score, each.parts) for each in best]
 
     def touch(self, sources: Iterable[str]) -> None:
-        """Count an access of each episode among what a run was given."""
+        """Count an access of each episode that a run was given."""
         ids = (each.removeprefix(EPISODE) for each in sources if each.startswith(EPISODE))
         self._accesses.update(map(UUID, ids))
 
     def similar_failures(self, signature: str, k: int) -> list[Episode]:
-        """The latest that failed alike."""
+        """Return the latest episodes with the same failure."""
         alike = (each for each in reversed(self.all) if each.failure_signature == signature)
         return [each for each, _ in zip(alike, range(k), strict=False)]
 
@@ -111,7 +111,7 @@ class Patterns:
         self._by_fingerprint: dict[str, UUID] = {}
         self._matcher: Matcher | None = None
 
-    # --- Which apply ----------------------------------------------------------------------------
+    # --- Matching -------------------------------------------------------------------------------
 
     @property
     def matcher(self) -> Matcher:
@@ -138,7 +138,7 @@ class Patterns:
         failure_signature: str | None = None,
         draw: Callable[[Pattern], float],
     ) -> list[Match]:
-        """The most promising first."""
+        """Return applicable candidates, the most promising first."""
 
         def promise(match: Match) -> tuple[float, float]:
             tally = _tally(self._given(match.pattern))
@@ -176,10 +176,10 @@ class Patterns:
                 break
         return found
 
-    # --- What came of them ----------------------------------------------------------------------
+    # --- Outcomes -------------------------------------------------------------------------------
 
     def reflect(self, episode: Episode) -> None:
-        """Count what came of the patterns that a run was given, and see whether any fell."""
+        """Record the applications of an episode, and review patterns that declined."""
         seen = observed(episode)
         if seen is not None:
             self._observed.append(seen)
@@ -201,8 +201,10 @@ class Patterns:
                 self._fall(self.all[pattern.key], why)
 
     def left_after(self, since: datetime) -> tuple[list[int], int]:
-        """Of the patterns for the start of a run that were validated then: after how many more
-        applications each of those left VALIDATED that did, and how many did not."""
+        """Return the applications after which patterns left VALIDATED, and how many stayed.
+
+        Counts patterns for the start of a run that were VALIDATED at ``since``.
+        """
         left: list[int] = []
         stayed = 0
         for (key, version), (entered, gone) in self._validated.items():
@@ -245,14 +247,14 @@ class Patterns:
     # --- Nights ---------------------------------------------------------------------------------
 
     def night(self) -> None:
-        """Stages 2 to 4 of the nightly look."""
+        """Mine, validate and refine, as the nightly maintenance does."""
         for each in mine(self._observed):
             self.add(each)
         self.validate()
         self.refine()
 
     def add(self, pattern: Pattern) -> Pattern:
-        """As a candidate; one that was given up comes back if enough speaks for it since."""
+        """Add a candidate; a deprecated one returns if enough new episodes support it."""
         known = self._by_fingerprint.get(str(pattern.fingerprint))
         if known is None:
             number = UUID(int=len(self.all) + 1)
@@ -296,7 +298,7 @@ class Patterns:
                 self._keep(judged.but(lifecycle=life, updated_at=self.now))
 
     def refine(self) -> None:
-        """End reviews, and give up what is of low value."""
+        """End reviews, and deprecate patterns of low value."""
         for pattern in list(self.all.values()):
             if pattern.state is PatternState.IN_REVIEW:
                 self._review(pattern)
@@ -337,7 +339,7 @@ class Patterns:
 def _asked(
     features: Features, failure_signature: str | None
 ) -> tuple[Features, Collection[Category]]:
-    """What is asked of the matcher: at the start of a run, or when something failed."""
+    """Return the matcher's query and categories: at the start, or after a failure."""
     if failure_signature is None:
         return features, AT_START
     return {**features, "failure_signature": failure_signature}, ON_FAILURE

@@ -1,9 +1,8 @@
-"""A scripted model: it does what memory says as often as it heeds it, and otherwise guesses.
+"""A scripted model: it follows memory with a given probability, and guesses otherwise.
 
-It reads what it is given as the service writes it. Of patterns the first that says anything of a
-decision counts; if none does, what most of the runs did that went well, of those that it is told
-of. It does not notice that a text is about something else: whether memory gives it the right one
-is what is measured.
+It reads memory as the service renders it. The first pattern about a decision counts, or else the
+most frequent choice of the rendered successful runs. It does not notice if a text is about another
+task: the benchmark measures if memory provides the right one.
 """
 
 import re
@@ -22,11 +21,11 @@ _RECOVERED = re.compile(r"When (\w+) failed, called (\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What the model does, and why.
+    """A decision of the model.
 
     Attributes:
-        heeded: whether memory said it.
-        guess: what it would have done without.
+        heeded: it follows memory.
+        guess: the decision without memory.
     """
 
     choice: tuple[str, ...]
@@ -35,13 +34,13 @@ class Decided:
 
 
 def report(order: Sequence[str], tool: str, recovery: str | None) -> str:
-    """What the model answers in the end: how it went about it."""
+    """Return the model's final answer: how it did the work."""
     text = f"Asked {', then '.join(order)}. Called {tool}."
     return text if recovery is None else f"{text} When {tool} failed, called {recovery}."
 
 
 def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
-    """In which order it asks its sub-agents."""
+    """Decide on the order of its sub-agents."""
     own = guessed(ORDERS, guess)
     said = _first(_only(names, AGENTS) for names in _patterns(texts))
     if len(said) < 2:
@@ -57,7 +56,7 @@ def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
 
 
 def tool(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
-    """Which tool it calls."""
+    """Decide on the tool to call."""
     said = _first(_only(names, TOOLS)[:1] for names in _patterns(texts)) or _most(
         (found[1],) for text in _successes(texts) if (found := _CALLED.search(text))
     )
@@ -67,11 +66,11 @@ def tool(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
 def recovery(
     failed: str, texts: Sequence[str], helped: Sequence[str], heeds: bool, guess: float
 ) -> Decided:
-    """What it calls when a tool failed.
+    """Decide on the call after a tool failed.
 
     Args:
-        texts: that it was given at the start.
-        helped: that it was given when that failed.
+        texts: memory from the start of the run.
+        helped: memory about the failure.
     """
     said = _first(_only(names, RECOVERIES)[:1] for names in _patterns(helped))
     for several, by in ((helped, None), (texts, failed)):
@@ -88,7 +87,7 @@ def _one(said: tuple[str, ...], own: str, heeds: bool) -> Decided:
 
 
 def _patterns(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The names in what each pattern says to do, in order."""
+    """Yield the names in each pattern's advice, in order."""
     for text in texts:
         if text.startswith("[pattern"):
             yield _NAMES.findall(" ".join(_SAYS.findall(text)))
@@ -99,7 +98,7 @@ def _successes(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _only(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that are known, each once."""
+    """Return the known names, each once."""
     known = frozenset(known)
     return tuple(dict.fromkeys(each for each in names if each in known))
 
@@ -109,5 +108,5 @@ def _first(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _most(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """What is said most often; of equals, what is said first."""
+    """Return the most frequent item; of equals, the first."""
     return max(Counter(said).items(), key=lambda each: each[1], default=((), 0))[0]

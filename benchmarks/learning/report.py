@@ -1,4 +1,4 @@
-"""What the courses of several seeds come to: tables, intervals, a plot."""
+"""Summary of the courses of several seeds: tables, intervals, a plot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from benchmarks.learning.measuring import ARMS, FULL, NONE, PLACEBO, QUARTERS, Course
 
 Courses = Sequence[Mapping[str, Course]]
-"""Of each seed, by arm."""
+"""Courses by seed and arm."""
 
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13,
       2.12, 2.11, 2.10, 2.09)  # fmt: skip
@@ -17,7 +17,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 360, 50, 40
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of a mean over seeds, by Student's t."""
+    """Return the 95 % confidence interval of a mean over seeds, by Student's t."""
     if len(values) < 2:
         return values[0], values[0]
     t = _T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96 + 2.6 / (len(values) - 1)
@@ -31,7 +31,7 @@ def stated(values: Sequence[float], digits: int = 2) -> str:
 
 
 def of(courses: Courses, arm: str, measure: Callable[[Course], float]) -> list[float]:
-    """A measure of an arm, for each seed."""
+    """Return a measure of an arm, for each seed."""
     return [measure(each[arm]) for each in courses]
 
 
@@ -40,13 +40,13 @@ def last(course: Course) -> float:
 
 
 def paired(courses: Courses, one: str, other: str) -> list[float]:
-    """By how much one arm does better than another in the last quarter, on the same tasks."""
+    """Return the difference of two arms in the last quarter, on the same tasks."""
     pairs = zip(of(courses, one, last), of(courses, other, last), strict=True)
     return [a - b for a, b in pairs]
 
 
 def arms(courses: Courses) -> list[str]:
-    """The lines of the table, and of what it comes to."""
+    """Return the lines of the table and its summary."""
     lines = [f"{'success by quarter, with the 95 % interval over seeds':22}"]
     for arm in ARMS:
         quarters = [
@@ -76,7 +76,7 @@ def arms(courses: Courses) -> list[str]:
 
 
 def drift(courses: Courses) -> list[str]:
-    """The lines on what happens when right becomes wrong in the middle."""
+    """Return the lines about a change of the right way in the middle."""
     size = len(courses[0][FULL].good)
     eighth = size // 8
     spans = {
@@ -109,7 +109,7 @@ def drift(courses: Courses) -> list[str]:
 
 
 def moving(courses: Courses, arm: str, points: int = 20) -> list[float]:
-    """Success over time: the mean over seeds of so many stretches of equal length."""
+    """Return success over time: means over seeds, in ``points`` parts of equal length."""
     size = len(courses[0][arm].good) // points
     return [
         mean(of(courses, arm, lambda each, n=number: mean(each.good[n * size : (n + 1) * size])))  # type: ignore[misc]
@@ -118,7 +118,7 @@ def moving(courses: Courses, arm: str, points: int = 20) -> list[float]:
 
 
 def sparks(courses: Courses) -> list[str]:
-    """A line for each arm, which rises with success, from 0 to 1."""
+    """Return a line for each arm that rises with success, from 0 to 1."""
     blocks = "▁▂▃▄▅▆▇█"
     return [
         f"  {arm:20} {''.join(blocks[min(7, int(each * 8))] for each in moving(courses, arm))}"
@@ -127,7 +127,7 @@ def sparks(courses: Courses) -> list[str]:
 
 
 def svg(courses: Courses, title: str) -> str:
-    """Success over time of each arm, as a picture."""
+    """Return a plot of each arm's success over time, as SVG."""
     wide, high = _WIDTH - _LEFT - 150, _HEIGHT - 2 * _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',

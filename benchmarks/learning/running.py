@@ -1,4 +1,4 @@
-"""One run of the scripted team, told event by event, and what each arm is given for it."""
+"""One run of the scripted team, reported event by event, and the memory of each arm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,10 +35,10 @@ from bottega.runs.memory import may_help
 LEAD = "lead"
 TENANT = UUID(int=1)
 PROMPT_TOKENS = 400
-"""Of a call without anything from memory."""
+"""Tokens of a call without memory."""
 _ALIKE = 3
-_SECONDS = 2.0  # of a call
-_USERS = 5  # whose tasks they are, so that patterns may say of which kind these are
+_SECONDS = 2.0  # per call
+_USERS = 5  # patterns may depend on the user
 _DEFINITIONS: Mapping[str, Mapping[str, Any]] = {
     LEAD: {
         "tools": [{"name": each, "type": "builtin"} for each in (*TOOLS, *RECOVERIES)],
@@ -53,11 +53,12 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        tokens: that the model read and wrote. given: of memory's texts, each once.
-        harmed: whether memory was followed where it was wrong and a guess would have been right.
+        tokens: tokens that the model read and wrote.
+        given: tokens of memory's texts, each text once.
+        harmed: the run followed memory where it was wrong and a guess would have been right.
     """
 
     episode: Episode
@@ -85,7 +86,7 @@ class _Run:
         return new
 
     def think(self) -> None:
-        """A call of the model: what it was given is in every prompt."""
+        """Call the model; all texts from memory are in each prompt."""
         self.calls += 1
         read = PROMPT_TOKENS + sum(map(estimated_tokens, self.texts))
         usage = {"input": read, "output": 40}
@@ -93,7 +94,7 @@ class _Run:
         self.telling.hear(EventType.LLM_COMPLETED, None, LEAD, {"usage": usage})
 
     def call(self, name: str, error: str | None = None) -> None:
-        """A call of a tool, or of a sub-agent as one."""
+        """Call a tool, or a sub-agent as a tool."""
         self.think()
         about = {"call": self.calls, "tool_call_id": "t1", "name": name}
         hear = self.telling.hear
@@ -167,7 +168,7 @@ def _harms(decided: Decided, right: tuple[str, ...]) -> bool:
 
 
 def _ended(run: _Run, good: bool, order_well: bool, answer: str) -> Episode:
-    """The episode as the service would store it."""
+    """Return the episode as the service would store it."""
     why = "nothing came of the tools" if order_well else "the parts do not fit together"
     error = {"code": "refused", "message": f"the reader refused it: {why}"}
     row = run.telling.episode(
@@ -180,29 +181,29 @@ def _ended(run: _Run, good: bool, order_well: bool, answer: str) -> Episode:
     return Episode.from_row({**row, "at": run.task.at}, trace=row["bodies"].get("trace"))
 
 
-# --- What the arms are given ------------------------------------------------------------------
+# --- The memory of the arms -------------------------------------------------------------------
 
 
 class Nothing:
     """No memory."""
 
     async def start(self, task: Task, features: Features) -> list[Event]:
-        """What a run is given of earlier ones."""
+        """Return the memory at a run's start."""
         return []
 
     async def failed(self, task: Task, features: Features, tool: str, error: str) -> list[Event]:
-        """What it is given when a tool failed."""
+        """Return the memory after a tool failed."""
         return []
 
     async def learn(self, played: Played) -> None:
-        """What this run teaches later ones."""
+        """Learn from a run."""
 
     def night(self) -> None:
-        """Between two days."""
+        """Do the work between two days."""
 
 
 class Told(Nothing):
-    """The oracle: the right way, as a pattern would say it."""
+    """The oracle: the right way, rendered as a pattern."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -221,7 +222,7 @@ def _said(text: str) -> Event:
 
 
 class LastFew(Nothing):
-    """The last episodes, whatever they are about."""
+    """The last episodes, about any task."""
 
     def __init__(self) -> None:
         self._episodes: list[Episode] = []
@@ -241,7 +242,7 @@ class Remembering(Nothing):
     """The service's memory.
 
     Args:
-        learns: whether there are patterns; else episodes alone.
+        learns: use patterns, not only episodes.
     """
 
     def __init__(self, world: World, options: LearningOptions, *, learns: bool) -> None:
@@ -257,7 +258,7 @@ class Remembering(Nothing):
         return found
 
     async def look(self, task: Task, features: Features) -> list[Event]:
-        """What there is for a task; does not count as an access."""
+        """Retrieve memory for a task without counting an access."""
         found = await self._patterns(task, features)
         hits = await self.episodes.search(
             task.text, k=MOST_EPISODES, domain=task.domain, now=task.at
@@ -296,8 +297,10 @@ class Remembering(Nothing):
 
 
 class Misaddressed(Nothing):
-    """The placebo: what another arm's memory holds at that time for a task of another domain and
-    type, or for the failure of another tool."""
+    """The placebo: another arm's current memory, but for another task.
+
+    The task has another domain and type; a failure is that of another tool.
+    """
 
     def __init__(self, of: Remembering) -> None:
         self._of = of

@@ -1,10 +1,9 @@
-"""Tasks with a right way to do them that nobody tells, and how they go. Deterministic.
+"""Tasks with a hidden right way, and their results. Deterministic.
 
-A task belongs to a domain and is of a type. Three things decide how it goes: the order in which
-three sub-agents are asked (each domain has a right one), the tool that is called then (each type
-has a right one), and, if that fails, what is called next (each tool's failure has a right answer).
-All of it is drawn once per seed, independently: the right way of one domain is that of another
-about as often as a guess would be right.
+A task has a domain and a type. Three decisions determine its result: the order of three sub-agents
+(each domain has a right one), the tool (each type has a right one), and, if that fails, the next
+call (each tool's failure has a right one). All are drawn once per seed, independently: the right
+way of one domain fits another only as often as a guess does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ ORDERS = tuple(permutations(AGENTS))
 PER_DAY = 20
 START = datetime(2027, 1, 1, tzinfo=UTC)
 
-# How often each part goes well if it is done the right way, and otherwise.
+# Probability of success of each part: done the right way, and otherwise.
 ORDER_WELL = (0.95, 0.1)
 TOOL_WELL = (0.85, 0.2)
 RECOVERY_WELL = (0.9, 0.1)
@@ -45,14 +44,14 @@ RECOVERY_WELL = (0.9, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task, and the luck of whoever does it, which is the same for everybody.
+    """One task, with the same luck for all arms.
 
     Attributes:
-        heeds: whether memory is followed, if it says something, for each of the three decisions.
-        guesses: what is done otherwise, 0 to 1.
-        tells: whether the answer says how the work was done.
-        luck: a part goes well if this is below how often it does.
-        elsewhere: which of the other domains, and types, a placebo is about.
+        heeds: memory is followed, for each of the three decisions.
+        guesses: the decisions without memory, 0 to 1.
+        tells: the answer reports how the work was done.
+        luck: a part succeeds if this is below its probability.
+        elsewhere: another domain and type, for the placebo.
     """
 
     number: int
@@ -70,7 +69,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """The right way, for each domain, type of task, and tool that failed."""
+    """The right way by domain, type of task, and failed tool."""
 
     order: Mapping[str, tuple[str, ...]]
     tool: Mapping[str, str]
@@ -79,10 +78,10 @@ class Right:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is to be learned, and the tasks.
+    """The right ways and the tasks.
 
     Attributes:
-        rights: from the number of which task on it is the right way.
+        rights: right ways with the number of their first task.
     """
 
     salt: UUID
@@ -90,17 +89,17 @@ class World:
     rights: Sequence[tuple[int, Right]]
 
     def right(self, number: int) -> Right:
-        """What is right for a task."""
+        """Return the right way of a task."""
         return [each for since, each in self.rights if since <= number][-1]
 
 
 def world(seed: int, episodes: int, *, follows: float, tells: float, drift: bool = False) -> World:
-    """
+    """Draw the right ways and tasks of a seed.
+
     Args:
-        follows: how often the model does what memory says.
-        tells: how often an answer says how the work was done, so that its episode does.
-        drift: in the middle the right order of each domain, and the right tool of each type,
-            become others.
+        follows: probability that the model follows memory.
+        tells: probability that an answer, and so its episode, reports how the work was done.
+        drift: in the middle, change each domain's right order and each type's right tool.
     """
     random = Random(f"world {seed}")
     right = Right(
@@ -153,5 +152,5 @@ def _three(values: Sequence[T]) -> tuple[T, T, T]:
 
 
 def guessed(choices: Sequence[T], guess: float) -> T:
-    """What a guess falls on."""
+    """Return the choice that a guess in [0, 1) selects."""
     return choices[int(guess * len(choices))]

@@ -1,1 +1,1 @@
-"""What memory finds, and what that costs. ``python -m benchmarks.memory``."""
+"""Quality and cost of memory. ``python -m benchmarks.memory``."""

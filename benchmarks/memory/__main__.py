@@ -1,4 +1,4 @@
-"""What memory finds, and what it costs, on this machine, now.
+"""Quality and cost of memory, on this machine.
 
     python -m benchmarks.memory [quality scale tenants cache working]
     python -m benchmarks.memory scale --episodes 1000000      (about an hour, 20 GB of disk)
@@ -6,12 +6,12 @@
     quality   recall@5, recall@10, NDCG@10 of words, vectors and both, by class of question, on a
               generated corpus with known answers, for each way of scoring; seeds 1 and 2
     scale     ingest, latency and recall of the modes of search, by id, by attributes; bytes each
-    tenants   whether tenants that hold little of many rows find what they have
-    cache     hit rate of the hot episodes, beside the perfect cache's and LRU's
+    tenants   recall of tenants that own few of many rows
+    cache     hit rate of the hot episodes, beside a perfect cache and LRU
     working   operations of the working memory, and the prompts of a run of 200 tool calls
 
-Without names: quality, cache, working, and scale at 10,000 and 100,000. Absolute times belong to
-the machine; ratios to the floor of the same run carry over.
+Without names: quality, cache, working, and scale at 10,000 and 100,000. Absolute times depend on
+the machine; ratios to the floor of the same invocation are comparable.
 """
 
 import argparse

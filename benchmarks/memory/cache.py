@@ -1,4 +1,4 @@
-"""How often the cache of hot episodes has what is asked for, when few are asked for often."""
+"""Hit rate of the cache of hot episodes, for skewed requests."""
 
 import asyncio
 import time
@@ -15,14 +15,14 @@ from bottega.memory.hot import CAPACITY, HotEpisodes
 
 
 def shares(episodes: int, exponent: float) -> NDArray[np.float64]:
-    """How likely each is asked for: the n-th most popular n ** -exponent, in all 1."""
+    """Return the probability of each episode: proportional to rank ** -exponent."""
     weights = np.arange(1, episodes + 1, dtype=np.float64) ** -exponent
     shared: NDArray[np.float64] = weights / weights.sum()
     return shared
 
 
 def asked(episodes: int, exponent: float, count: int, seed: int) -> NDArray[np.intp]:
-    """Which episodes are asked for, in turn; ids say nothing of popularity."""
+    """Draw the requested episodes, in order; ids are independent of popularity."""
     random = np.random.default_rng(seed)
     ids = random.permutation(episodes)
     drawn: NDArray[np.intp] = ids[random.choice(episodes, count, p=shares(episodes, exponent))]
@@ -30,7 +30,7 @@ def asked(episodes: int, exponent: float, count: int, seed: int) -> NDArray[np.i
 
 
 def least_recent(order: NDArray[np.intp], capacity: int, warm: int) -> float:
-    """The rate of a cache that lets go of what was not asked for longest."""
+    """Return the hit rate of an LRU cache."""
     kept: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for place, item in enumerate(order.tolist()):
@@ -45,7 +45,7 @@ def least_recent(order: NDArray[np.intp], capacity: int, warm: int) -> float:
 
 
 async def ours(order: NDArray[np.intp], capacity: int, warm: int) -> tuple[float, float]:
-    """The rate of the service's cache, and microseconds per question that it answers."""
+    """Return the hit rate of the service's cache, and the microseconds of a hit."""
     cache = HotEpisodes(capacity=capacity, ttl_s=1e9)
     at = datetime(2026, 1, 1, tzinfo=UTC)
     hits = 0
@@ -71,7 +71,7 @@ def main(
     capacity: int = CAPACITY,
     seed: int = 1,
 ) -> None:
-    """``cases``: episodes, exponent, questions; the first third warms the cache up."""
+    """Print a line for each of ``cases``: episodes, exponent, requests (a third warms up)."""
     print(f"hit rate of {capacity:,} episodes{'':22} ours  perfect     LRU   target   us per hit")
     for episodes, exponent, count in cases:
         order = asked(episodes, exponent, count, seed)

@@ -1,8 +1,7 @@
-"""Vectors that lie in clusters, as those of real texts do, and what is nearest among them.
+"""Vectors in clusters, like those of real texts, and their exact nearest neighbours.
 
-A vector is its cluster's centre, plus what tells it from its neighbours (in 32 directions that all
-share, as real ones have few that matter), plus a little in all directions. Kept as float16, as the
-database keeps them.
+A vector is its cluster's centre, plus an offset in 32 shared directions (real vectors also vary in
+few), plus a little noise in all directions. Stored as float16, as in the database.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ _SHARED = 32
 
 @dataclass(frozen=True)
 class Clusters:
-    """Where the clusters lie. The same seed gives the same ones.
+    """Positions of the clusters, determined by the seed.
 
     Attributes:
         centres: shape (c, d). directions: shape (32, d).
@@ -41,7 +40,7 @@ class Clusters:
         )
 
     def vectors(self, count: int, seed: int) -> Halves:
-        """Shape (count, d), each of length 1."""
+        """Draw vectors of shape (count, d), each of length 1."""
         made = np.empty((count, DIMENSION), np.float16)
         for start in range(0, count, _BATCH):
             size = min(_BATCH, count - start)
@@ -56,7 +55,7 @@ class Clusters:
 
 
 def cosines(vectors: Halves, queries: Floats) -> Floats:
-    """Of all with all, shape (queries, vectors)."""
+    """Return the cosines of all pairs, shape (queries, vectors)."""
     found = np.empty((len(queries), len(vectors)), np.float32)
     for start in range(0, len(vectors), _BATCH):
         part = vectors[start : start + _BATCH].astype(np.float32)
@@ -65,7 +64,7 @@ def cosines(vectors: Halves, queries: Floats) -> Floats:
 
 
 def nearest(all_cosines: Floats, eligible: NDArray[np.bool_], k: int) -> NDArray[np.intp]:
-    """The exact ``k`` nearest of those that are eligible (shape of the cosines), best first."""
+    """Return the exact ``k`` nearest eligible vectors (shape of the cosines), best first."""
     masked = np.where(eligible, all_cosines, -np.inf)
     some = np.argpartition(masked, -k, axis=1)[:, -k:]
     order = np.argsort(-np.take_along_axis(masked, some, axis=1), axis=1)

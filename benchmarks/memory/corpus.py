@@ -1,11 +1,11 @@
-"""A corpus of tasks and of questions whose right answers are known.
+"""A corpus of tasks and questions with known answers.
 
-The generator decides what is relevant (the same intent for the same entity, the same ticket, the
-same kind of failure), before any text is written; no text is ever compared. The same seed gives
-the same corpus. Outcome, age and accesses have nothing to do with relevance, but for the classes
-``old`` (all that is relevant is three to six months old, while recent tasks share its words),
-``aged`` (the same beyond six months, when only what is close may be found, spec page 4, M15) and
-``latest`` (of one topic's tasks, only those of the last two weeks are).
+The generator decides on relevance (the same intent for the same entity, the same ticket, the same
+kind of failure) before it writes any text. Texts are never compared. A seed determines the corpus.
+Outcome, age and accesses are independent of relevance, except in three classes: ``old`` (all
+relevant tasks are three to six months old, and recent tasks share their words), ``aged`` (the same
+beyond six months, where only close episodes may be found) and ``latest`` (only a topic's tasks of
+the last two weeks are relevant).
 """
 
 import re
@@ -22,13 +22,16 @@ AGED_DAYS = (185.0, 360.0)
 _MOST_LOVED = 5.0  # times as many tasks as the least loved topic
 
 Topic = tuple[Intent, str]
-"""What a task is about: an intent and the entity it is for."""
+"""A task's subject: an intent and its entity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An episode as the generator knows it. ``steps`` are tools; ``kind`` says what its topic is
-    for: plain, old, aged, latest, italian. ``age_days`` is 0 to 360."""
+    """An episode with the facts of its generation.
+
+    ``steps`` are tools. ``kind`` is the purpose of its topic: plain, old, aged, latest, italian.
+    ``age_days`` is 0 to 360.
+    """
 
     number: int
     topic: Topic
@@ -46,7 +49,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question, its class, and the numbers of the episodes that answer it."""
+    """A question, its class, and the numbers of the relevant episodes."""
 
     text: str
     relevant: frozenset[int]
@@ -56,13 +59,16 @@ class Query:
 
 
 Asked = tuple[Query, tuple[str | None, str | None]]
-"""A question and what it is about: intent, entity."""
+"""A question and its subject: intent, entity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """``about`` tells what a text means, for an embedder that shall understand: the intent, if
-    the text says one, and the entity, if it names one."""
+    """Episodes and questions.
+
+    ``about`` holds the meaning of each text, for an embedder that understands: the intent and the
+    entity, if the text has them.
+    """
 
     episodes: Sequence[Told]
     queries: Sequence[Query]
@@ -70,7 +76,7 @@ class Corpus:
 
 
 def corpus(seed: int, size: int = 5_000, per_class: int = 40) -> Corpus:
-    """``size`` episodes and ``per_class`` questions of each class, the same for the same seed."""
+    """Generate ``size`` episodes, and ``per_class`` questions of each class."""
     random = Random(seed)
     plans = _plans(random, size)
     episodes = [
@@ -90,7 +96,7 @@ def corpus(seed: int, size: int = 5_000, per_class: int = 40) -> Corpus:
 
 
 def _distinct(count: int, ask: Callable[[], "Asked"]) -> list["Asked"]:
-    """``count`` questions, none asked twice (fewer if there are not so many)."""
+    """Return ``count`` different questions, or fewer if there are not enough."""
     found: dict[str, Asked] = {}
     for _ in range(count * 20):
         if len(found) == count:
@@ -104,7 +110,7 @@ def _distinct(count: int, ask: Callable[[], "Asked"]) -> list["Asked"]:
 
 
 def _plans(random: Random, size: int) -> list[tuple[Topic, str, float, str]]:
-    """Of each episode topic, kind of topic, age in days and ticket; shuffled."""
+    """Return topic, kind, age in days and ticket of each episode; shuffled."""
     pairs: list[Topic] = [(intent, entity) for intent in intents() for entity in ENTITIES]
     random.shuffle(pairs)
     share = max(3, size // 80)  # topics of each special kind
@@ -133,14 +139,14 @@ def _ages(random: Random, kind: str) -> list[float]:
 
 
 def _age(random: Random) -> float:
-    """Two in five tasks are of the last three weeks."""
+    """Draw an age; two in five are below three weeks."""
     return random.uniform(0, 20) if random.random() < 0.4 else random.uniform(0, OLD_DAYS[1])
 
 
 def _ticketed(
     random: Random, plans: list[tuple[Topic, str, float, str]]
 ) -> list[tuple[Topic, str, float, str]]:
-    """One to three tasks of a topic in a row share a ticket."""
+    """Let one to three successive tasks of a topic share a ticket."""
     numbers = random.sample(range(1_000, 99_999), len(plans))
     found: list[tuple[Topic, str, float, str]] = []
     left, last, ticket = 0, None, ""
@@ -232,7 +238,7 @@ def _told(random: Random, number: int, topic: Topic, kind: str, age: float, tick
 
 
 class Index:
-    """Which episodes there are of a topic, an intent, a ticket, a kind of failure."""
+    """Episodes by topic, intent, ticket and kind of failure."""
 
     def __init__(self, episodes: Sequence[Told]) -> None:
         self.episodes = episodes
@@ -286,13 +292,13 @@ def _of_topic(index: Index, topic: Topic, text: str, domain: str | None = None) 
 
 
 def _plain(random: Random, index: Index, kind: str = "plain") -> tuple[Topic, str]:
-    """A topic, and its words as some stored task has them."""
+    """Return a topic, and its text in some stored task."""
     topic = random.choice(index.topics[kind])
     return topic, random.choice(topic[0].stored).format(e=topic[1])
 
 
 def _some_words(random: Random, text: str, entity: str, count: int) -> list[str]:
-    """The entity and ``count`` longer words of the text, in their order."""
+    """Return ``count`` longer words of the text, in order, and the entity."""
     found = [word for word in _WORD.findall(text.replace(entity, "")) if word not in _SMALL_WORDS]
     chosen = set(random.sample(found, min(count, len(found))))
     return [word for word in found if word in chosen] + [entity]
@@ -309,7 +315,7 @@ def _paraphrase(random: Random, index: Index) -> Asked:
 
 
 def _meaning(random: Random, index: Index) -> Asked:
-    """In other words, and for anybody: whatever the entity."""
+    """Ask for an intent in other words, for any entity."""
     intent = random.choice([each for each, _ in index.topics["plain"]])
     text = random.choice(intent.asked).format(e=random.choice(("a company", "one client")))
     told = [each for each in index.by_intent[intent.key] if each.kind != "italian"]
@@ -323,7 +329,7 @@ def _typos(random: Random, index: Index) -> Asked:
 
 
 def _mistyped(random: Random, word: str) -> str:
-    """Every other word with two letters swapped, one left out, or one doubled."""
+    """Swap two letters, omit one, or double one, in half of the words."""
     place = random.randrange(1, len(word) - 1)
     before, here, after = word[:place], word[place], word[place + 1 :]
     return random.choice(
@@ -384,7 +390,7 @@ def _latest(random: Random, index: Index) -> Asked:
 
 
 def _failures(random: Random, index: Index) -> Asked:
-    """Failures like this one: another number, another entity, the same kind of failure."""
+    """Ask for failures of the same kind, with another number and entity."""
     failure = random.choice([each for each in failures() if each in index.by_failure])
     message = failure.message.format(n=random.randint(100, 9_999), e=random.choice(ENTITIES))
     relevant = _about(index.by_failure[failure])

@@ -1,4 +1,4 @@
-"""Embedders to compare the built-in one with: worse than any in use, and better than spelling."""
+"""Embedders for comparison with the built-in one: some useless, some better than any real one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ def _unit(vectors: NDArray[np.float64]) -> Vectors:
 
 
 def _direction(name: str) -> NDArray[np.float64]:
-    """A direction of its own for each name, of length about 1."""
+    """Return a random direction for a name, of length about 1."""
     drawn = np.random.default_rng(crc32(name.encode())).normal(size=DIMENSION)
     return cast("NDArray[np.float64]", drawn / np.sqrt(DIMENSION))
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Knows nothing: a random direction per text."""
+    """A random direction per text, without meaning."""
 
     name: str = "noise"
     dimension: int = DIMENSION
@@ -37,8 +37,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Knows next to nothing, and is sure of it: words counted in 16 buckets, so that most texts are
-    near each other."""
+    """Counts of words in 16 buckets: nearly meaningless, with high cosines of most texts."""
 
     name: str = "buckets"
     dimension: int = DIMENSION
@@ -53,11 +52,10 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Understanding:
-    """Knows what a text of the corpus means, more or less: the intent and the entity that the
-    generator had in mind, and ``noise`` of its own for each text. ``narrow`` is what all texts
-    have in common: as in many models, the more, the closer together all cosines are.
+    """Vectors of the meaning that the generator gave a text: intent, entity and ``noise``.
 
-    It knows no ticket's number and no error: real ones hardly do.
+    ``narrow`` is the weight of a direction common to all texts; as in many real models, it raises
+    all cosines. Tickets' numbers and errors have no meaning here, as in most real models.
     """
 
     about: About

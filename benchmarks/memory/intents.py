@@ -1,8 +1,8 @@
-"""What tasks are about, written by hand: the same thing said in words that do not overlap.
+"""Subjects of tasks, written by hand in several wordings without common words.
 
-``intents.txt`` holds, per intent: ``=`` how it is told in stored tasks, ``?`` how somebody asks for
-it later (no content word in common with ``=``, which a test checks), ``~`` the stored and the asked
-form in Italian. ``{e}`` stands for the entity (a customer, product or service) that it is for.
+``intents.txt`` holds, per intent: ``=`` the wording in stored tasks, ``?`` the wording of later
+questions (without content words of ``=``, which a test checks), ``~`` both wordings in Italian.
+``{e}`` stands for the entity: a customer, product or service.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One thing that can be wanted. Its key is unique; phrases hold ``{e}``."""
+    """An intent. Its key is unique; phrases hold ``{e}``."""
 
     key: str
     domain: str
@@ -25,7 +25,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A way to fail. ``{n}`` (a number) and ``{e}`` in its message vary, the rest stays."""
+    """A kind of failure. ``{n}`` (a number) and ``{e}`` in its message vary."""
 
     domain: str
     tool: str
@@ -42,7 +42,7 @@ ENTITIES = (
 
 @cache
 def intents() -> tuple[Intent, ...]:
-    """All intents, in the order they stand here."""
+    """Return all intents, in the order of the file."""
     found = []
     for block in Path(__file__).with_suffix(".txt").read_text("utf-8").strip().split("\n\n"):
         head, *lines = block.splitlines()
@@ -57,7 +57,7 @@ def intents() -> tuple[Intent, ...]:
 
 @cache
 def failures() -> tuple[Failure, ...]:
-    """All ways to fail, a few per domain."""
+    """Return all kinds of failure, a few per domain."""
     rows = (line.split("|") for line in _FAILURES.strip().splitlines())
     return tuple(Failure(*(part.strip() for part in row)) for row in rows)
 

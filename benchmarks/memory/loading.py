@@ -1,4 +1,4 @@
-"""A great many episodes in the database at once: copied, and indexed afterwards."""
+"""Bulk loading of episodes into the database: copied first, indexed afterwards."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from bottega.memory.embeddings import DIMENSION, BuiltinEmbedder
 
 EMBEDDER = "clusters-1"
 SESSIONS = 100
-"""Episodes of a session."""
+"""Episodes per session."""
 DROPPED = ("ix_episode_vectors_task_768", "ix_episode_search_terms")
 
 _BATCH = 5_000
@@ -45,7 +45,7 @@ SELECT tenant_id, task_type, id FROM episodes WHERE task_type IN ('forecast', 't
 
 @dataclass(frozen=True)
 class Many:
-    """Episodes as numpy sees them: row n is the episode with the id n + 1.
+    """Episodes as arrays: row n is the episode with the id n + 1.
 
     Attributes:
         age_days: 360 to 0. domain, outcome, failure: names as text.
@@ -65,7 +65,7 @@ class Many:
 
 
 def made(corpus: Corpus, vectors: Halves, seed: int) -> Many:
-    """What the vectors are of: the corpus' texts, over and over, in the order of time."""
+    """Assign the corpus's texts to the vectors, repeatedly, in the order of time."""
     count = len(vectors)
     rows = [stage.row(told) for told in corpus.episodes]
     ages = -np.sort(-np.random.default_rng(seed).uniform(0, 360, count))
@@ -78,7 +78,7 @@ def made(corpus: Corpus, vectors: Halves, seed: int) -> Many:
 
 
 async def fill(url: str, count: int) -> None:
-    """Give :data:`stage.TENANT` so many episodes, whose vectors are the built-in embedder's."""
+    """Give :data:`stage.TENANT` ``count`` episodes, with vectors of the built-in embedder."""
     texts = corpus(7, min(count, 5_000))
     embedder = BuiltinEmbedder()
     random = np.random.default_rng(7)
@@ -92,7 +92,7 @@ async def fill(url: str, count: int) -> None:
 async def load(
     url: str, corpus: Corpus, many: Many, *, embedder: str = EMBEDDER
 ) -> dict[str, float]:
-    """Store them all as :data:`stage.TENANT`'s; the seconds that each part of it took."""
+    """Store the episodes for :data:`stage.TENANT`; return the seconds of each part."""
     connection = await asyncpg.connect(url, command_timeout=None)
     try:
         await register_vector(connection)
@@ -169,7 +169,7 @@ def _episodes(rows: list[dict[str, Any]], many: Many) -> Iterator[tuple[Any, ...
     )
     for number in range(len(many)):
         row = rows[number % len(rows)]
-        ticket = f"{random.randrange(16**8):08x}"  # words of its own
+        ticket = f"{random.randrange(16**8):08x}"  # a unique word
         summary = row["summary"] | {"task": f"{row['summary']['task']} Reference {ticket}."}
         yield (
             stage.TENANT, UUID(int=number + 1), many.at(number), f"s{number // SESSIONS}",

@@ -1,4 +1,4 @@
-"""How good a ranking is, when it is known what is relevant. Pure."""
+"""Measures of a ranking with known relevance. Pure."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one ranking, each from 0 to 1. Recall is out of what fits: min(k, how many there are)."""
+    """Measures of one ranking, from 0 to 1. Recall counts at most k relevant items."""
 
     recall5: float
     recall10: float
@@ -20,7 +20,7 @@ class Measured:
 
 
 def measured(ranking: Sequence[int], relevant: AbstractSet[int]) -> Measured:
-    """``ranking``: item numbers, best first; ``relevant`` holds one at least."""
+    """Measure ``ranking`` (item numbers, best first); ``relevant`` must not be empty."""
     gains = [item in relevant for item in ranking[:10]]
     ideal = sum(1 / log2(place + 2) for place in range(min(10, len(relevant))))
     return Measured(
@@ -32,13 +32,13 @@ def measured(ranking: Sequence[int], relevant: AbstractSet[int]) -> Measured:
 
 
 def interval(values: Sequence[float], seed: int = 0, rounds: int = 2_000) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean: bootstrap over the values, by percentiles."""
+    """Return the bootstrap 95 % confidence interval of the mean, by percentiles."""
     drawn = np.random.default_rng(seed).choice(np.asarray(values), (rounds, len(values)))
     low, high = np.percentile(drawn.mean(axis=1), (2.5, 97.5))
     return float(low), float(high)
 
 
 def recall_of_exact(found: Sequence[Sequence[int]], exact: NDArray[np.intp]) -> float:
-    """Which share of the exact nearest, shape (queries, k), an index has found."""
+    """Return the share of the exact nearest, shape (queries, k), that an index found."""
     hits = (len(set(row) & set(right.tolist())) for row, right in zip(found, exact, strict=True))
     return sum(hits) / exact.size

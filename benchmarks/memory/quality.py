@@ -1,8 +1,8 @@
-"""How well a question finds what answers it: by words, by vectors, by both.
+"""Quality of search by words, by vectors, and by both.
 
 Each question goes through the service's own search and scoring on the embedded PostgreSQL. One
-retrieval gives the candidates, which are then scored in every way there is. Choose on one seed,
-report on another.
+retrieval gives the candidates, which every variant of scoring then ranks. Choose parameters on one
+seed, and report on another.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Retrieved = list[tuple[Query, list[Candidate]]]
 
 
 def embedders(made: Corpus) -> list[Embedder]:
-    """The built-in one, two that are no good, three that know what the corpus means."""
+    """Return the built-in embedder, two useless ones, and three that know the corpus."""
     return [
         BuiltinEmbedder(),
         Noise(),
@@ -48,11 +48,11 @@ async def retrieve(
     *,
     words: bool = True,
 ) -> Retrieved:
-    """The candidates of each question.
+    """Retrieve the candidates of each question.
 
     Args:
-        vectors: of the questions, shape (n, d); ``None``: by words alone.
-        words: whether the questions' words count.
+        vectors: vectors of the questions, shape (n, d); ``None``: search by words only.
+        words: search by words, too.
     """
     found: Retrieved = []
     for place, query in enumerate(queries):
@@ -75,7 +75,7 @@ async def retrieve(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: what was tried, and each question's measures with its class."""
+    """A line of a table: the variant's name, and each question's class and measures."""
 
     name: str
     each: Sequence[tuple[str, Measured]]
@@ -86,7 +86,7 @@ class Row:
 
 
 def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
-    """What the questions find if scored so."""
+    """Rank the candidates with given options, and measure the rankings."""
     each = []
     for query, candidates in retrieved:
         best = score(candidates, options, stage.NOW, query.domain)[:10]
@@ -96,7 +96,7 @@ def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
 
 
 def variants() -> list[tuple[str, ScoringOptions]]:
-    """Similarity alone, then the whole formula, normalised in every way."""
+    """Return similarity alone, and then the whole formula, with all normalisations."""
     named = [(f"{how}, alone", alone(ScoringOptions(normalisation=how))) for how in _ways()]
     for how, of_recency in product(_ways(), (False, True)):
         options = ScoringOptions(normalisation=how, normalise_recency=of_recency)
@@ -105,7 +105,7 @@ def variants() -> list[tuple[str, ScoringOptions]]:
 
 
 def alone(options: ScoringOptions) -> ScoringOptions:
-    """The same, but similarity alone decides."""
+    """Return the options with similarity as the only term."""
     return replace(options, recency=0.0, success=0.0, accesses=0.0, domain=0.0)
 
 
@@ -114,7 +114,7 @@ def _ways() -> tuple[Normalisation, ...]:
 
 
 async def measure(seed: int, size: int, per_class: int) -> dict[str, list[Row]]:
-    """The tables of one corpus, by embedder."""
+    """Return the tables of one corpus, by embedder."""
     made = corpus(seed, size, per_class)
     async with stage.database() as opened:
         return await tables(opened.pool, made, embedders(made))
@@ -123,7 +123,7 @@ async def measure(seed: int, size: int, per_class: int) -> dict[str, list[Row]]:
 async def tables(
     pool: asyncpg.Pool, made: Corpus, compared: Sequence[Embedder]
 ) -> dict[str, list[Row]]:
-    """Store a corpus and ask it all its questions, with each embedder in turn."""
+    """Store a corpus and ask its questions, with each embedder in turn."""
     texts = [query.text for query in made.queries]
     default = ScoringOptions()
     found: dict[str, list[Row]] = {}
@@ -146,7 +146,7 @@ async def tables(
 
 
 def show(found: dict[str, list[Row]]) -> None:
-    """Per embedder: each way overall, and the default's classes."""
+    """Print, per embedder, each variant overall, and the default by class."""
     for embedder, rows in found.items():
         print(f"\nembedder: {embedder}")
         print(f"{'':34} recall@5  @10  any@10  NDCG@10 (95 %)     " + " ".join(

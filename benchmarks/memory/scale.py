@@ -1,6 +1,6 @@
-"""What storing, searching and reading cost with many episodes, and what searching misses.
+"""Cost of storing, searching and reading many episodes, and recall of the search.
 
-The floor of the same run: a round trip that does nothing, and the exact answer by numpy.
+The floor in the same invocation: an empty round trip, and the exact answer by numpy.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ TABLES = (
 
 
 class Fixed:
-    """An embedder that has the vectors of some texts at hand."""
+    """An embedder with precomputed vectors of some texts."""
 
     name = loading.EMBEDDER
     dimension = DIMENSION
@@ -58,8 +58,11 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Timed:
-    """Of many operations, one after the other: milliseconds of each, and what the database and
-    this process computed for one, on average. On a busy machine the latter tells more."""
+    """Times of sequential operations.
+
+    Milliseconds of each, and the mean CPU milliseconds of the database and of this process for one.
+    On a busy machine the CPU times are more reliable.
+    """
 
     took: Sequence[float]
     database_ms: float
@@ -89,7 +92,7 @@ def show(name: str, timed: Timed, note: str = "") -> None:
 
 
 async def ingest(pool: asyncpg.Pool, corpus: Corpus, rounds: int) -> None:
-    """Episodes through ``store_episode``, one per transaction, and many in one."""
+    """Store episodes by ``store_episode``: one per transaction, and many in one."""
     numbers = count(10**9)
     rows = [stage.row(told) for told in corpus.episodes]
 
@@ -115,7 +118,7 @@ async def ingest(pool: asyncpg.Pool, corpus: Corpus, rounds: int) -> None:
 
 
 class Asked:
-    """Questions: a text and a vector each, and what the exact answers are."""
+    """Questions with text and vector, and their exact answers."""
 
     def __init__(self, many: Many, vectors: Floats, corpus: Corpus, random: Random) -> None:
         self.many = many
@@ -129,7 +132,7 @@ class Asked:
         self.eligible = fresh | (self.cosines >= AGED_COSINE)
 
     def exact(self, matching: NDArray[np.bool_], k: int = 10) -> NDArray[np.intp]:
-        """The nearest of those that match, by the rules of age."""
+        """Return the nearest that match, by the rules of age."""
         return nearest(self.cosines, self.eligible & matching, k)
 
 
@@ -137,8 +140,10 @@ async def semantic(
     name: str, memory: EpisodicMemory, pool: asyncpg.Pool, asked: Asked,
     matching: NDArray[np.bool_], where: EpisodeFilter = search.ANY,
 ) -> None:  # fmt: skip
-    """Top ten through the whole of it: candidates, scoring, reading. Recall: which of the exact ten
-    nearest were among the candidates."""
+    """Measure the top ten by the whole search: candidates, scoring, reading.
+
+    Recall is the share of the exact ten nearest among the candidates.
+    """
     found: list[list[int]] = []
 
     async def candidates(place: int) -> None:
@@ -218,7 +223,7 @@ async def listed(
     name: str, memory: EpisodicMemory, pool: asyncpg.Pool, many: Many, where: EpisodeFilter,
     matching: NDArray[np.bool_] | None, rounds: int,
 ) -> None:  # fmt: skip
-    """Twenty by what is known of them, the latest first."""
+    """List twenty episodes by attributes, the latest first."""
     answers: list[list[int]] = []
 
     async def ask() -> None:

@@ -1,4 +1,4 @@
-"""A database to measure on, and a corpus or vectors in it."""
+"""A database for measurements, with a corpus or vectors in it."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ TENANT = DEFAULT_TENANT
 
 @asynccontextmanager
 async def database() -> AsyncIterator[Database]:
-    """A fresh, migrated database of our own, configured as the service's own is."""
+    """Open a fresh, migrated database, configured like the service's."""
     folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
     with folder as name, embedded.running(Path(name)) as url:
         await asyncio.to_thread(migrate.upgrade, url)
@@ -35,7 +35,7 @@ async def database() -> AsyncIterator[Database]:
 
 
 def row(told: Told) -> dict[str, Any]:
-    """An episode as ``store_episode`` takes it; its id is its number."""
+    """Return an episode as ``store_episode`` takes it; its id is its number."""
     failure = told.failure
     return {
         "id": str(UUID(int=told.number + 1)),
@@ -58,7 +58,7 @@ def row(told: Told) -> dict[str, Any]:
 
 
 def number(episode_id: UUID) -> int:
-    """The number that :func:`row` made an id of."""
+    """Return the number of an id that :func:`row` made."""
     return episode_id.int - 1
 
 
@@ -68,7 +68,7 @@ async def _many(connection: asyncpg.Connection, statement: str, rows: Sequence[A
 
 
 async def store(pool: asyncpg.Pool, episodes: Sequence[Told]) -> None:
-    """Keep the corpus as episodes of :data:`TENANT`, with their accesses, and sample its words."""
+    """Store the corpus as episodes of :data:`TENANT`, with accesses, and sample its words."""
     async with acting_as(pool, TENANT) as connection:
         await _many(
             connection,
@@ -84,7 +84,7 @@ async def store(pool: asyncpg.Pool, episodes: Sequence[Told]) -> None:
 
 
 async def embed(pool: asyncpg.Pool, episodes: Sequence[Told], embedder: Embedder) -> None:
-    """Put the vectors of one embedder in place of any other's."""
+    """Replace all vectors by those of one embedder."""
     async with acting_as(pool, TENANT) as connection:
         await connection.execute("DELETE FROM episode_vectors WHERE tenant_id = $1", TENANT)
         parts = [

@@ -1,7 +1,7 @@
-"""Whether tenants find what they have, however little is theirs, and wherever it lies.
+"""Recall of tenants in a shared vector index, by the size and position of their data.
 
-All tenants' vectors are in one index, which knows no tenants. Some here lie far from what is asked
-for: between the question and theirs are all the others'. Fails if fewer are found than exist.
+All tenants' vectors are in one index without tenants. Some tenants' vectors are far from the
+questions, with all others between. Fails if a search finds fewer rows than exist.
 """
 
 import asyncio
@@ -38,8 +38,10 @@ _BATCH = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Attributes:
-    share: of all episodes. far: whether they lie away from where questions are asked.
+    """A tenant.
+
+    Attributes:
+        share: share of all episodes. far: its vectors are far from the questions.
     """
 
     name: str
@@ -66,11 +68,11 @@ TENANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What was loaded: row n is the episode with the id n + 1.
+    """The loaded data: row n is the episode with the id n + 1.
 
     Attributes:
-        owner: whose each is, by its place among the tenants. age_days: 0 to 170.
-        questions: shape (q, d), where most tenants' vectors lie.
+        owner: place of the row's tenant. age_days: 0 to 170.
+        questions: shape (q, d), where most tenants' vectors are.
     """
 
     tenants: Sequence[Tenant]
@@ -88,13 +90,13 @@ class Held:
 
 
 def drawn(count: int, tenants: Sequence[Tenant] = TENANTS, seed: int = 1) -> Held:
-    """``count`` vectors in clusters, all tenants' mixed."""
+    """Draw ``count`` vectors in clusters, with all tenants mixed."""
     random = np.random.default_rng(seed)
     sizes = [max(K, round(count * tenant.share)) for tenant in tenants[:-1]]
     owner = np.repeat(np.arange(len(tenants)), [*sizes, count - sum(sizes)])
     random.shuffle(owner)
     clusters = Clusters.drawn(max(20, count // 200), seed)
-    # Whatever its cluster, all that is near is nearer to a question than all that is far.
+    # In any cluster, all near vectors are nearer to a question than all far ones.
     side = random.normal(scale=DIMENSION**-0.5, size=DIMENSION).astype(np.float32)
     far = np.array([tenant.far for tenant in tenants])[owner]
     vectors = clusters.vectors(count, seed)
@@ -152,7 +154,7 @@ _TABLES = (
 
 @asynccontextmanager
 async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asyncpg.Connection]:
-    """As the application's role, for a tenant; or as the login, for none."""
+    """Connect as the application's role for a tenant, or as the login without one."""
     settings = {"role": APP_ROLE, "bottega.tenant": str(tenant.id)} if tenant else {}
     connection = await asyncpg.connect(url, server_settings=settings)
     try:
@@ -162,7 +164,7 @@ async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asy
 
 
 async def load(url: str, held: Held, *, memory: str = "3GB") -> float:
-    """Store it all; the seconds that the index of the vectors took, which is built last."""
+    """Store all; return the seconds for the vectors' index, which is built last."""
     async with connected(url) as connection:
         await register_vector(connection)
         await connection.execute(
@@ -216,7 +218,7 @@ FILTERS = {
 
 
 def eligible(held: Held, tenant: int, name: str) -> NDArray[np.bool_]:
-    """Which rows may be found."""
+    """Return a mask of the rows that may be found."""
     may: NDArray[np.bool_] = held.owner == tenant
     if name == "of a domain":
         may &= held.domain == 3
@@ -227,13 +229,13 @@ def eligible(held: Held, tenant: int, name: str) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one question found.
+    """The result of one question.
 
     Attributes:
-        expected: how many there were to be found, :data:`K` at most.
-        exact: what part of the :data:`BEST` nearest there are is among them.
-        plain: how many the index alone gives, walked as far as it is by default.
-        plain_exact: what part of the same is among those.
+        expected: number of rows to find, :data:`K` at most.
+        exact: share of the :data:`BEST` nearest that was found.
+        plain: number of rows from the index alone, with its default search.
+        plain_exact: share of the same nearest among those.
     """
 
     expected: int
@@ -255,10 +257,10 @@ ORDER BY task::halfvec({DIMENSION}) <=> $1::real[]::halfvec({DIMENSION}) LIMIT {
 async def ask(
     url: str, held: Held, tenant: int, name: str, *, plainly: bool = True
 ) -> list[Answer]:
-    """All questions, as the application's role, of one tenant.
+    """Ask all questions, as the application's role, for one tenant.
 
     Args:
-        plainly: whether the index alone is asked, too.
+        plainly: also search by the index alone.
     """
     may = eligible(held, tenant, name)
     expected = min(K, int(may.sum()))
@@ -312,7 +314,7 @@ async def _plain(
 
 
 async def measure(url: str, held: Held) -> list[str]:
-    """Print what each tenant finds; answer with what is wrong."""
+    """Print the results of each tenant; return the failures."""
     wrong = []
     print(f"{'':25} {'found':>9} {'recall':>7} {'plain':>7} {'recall':>7} {'ms p50':>7} max")
     for tenant, name in ((t, n) for t in range(len(held.tenants)) for n in FILTERS):
@@ -333,7 +335,7 @@ async def measure(url: str, held: Held) -> list[str]:
 
 
 def main(count: int = 200_000) -> None:
-    """Exits with an error if what exists is not found."""
+    """Measure, and exit with an error if existing rows are not found."""
     held = drawn(count)
     folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
     with folder as name, embedded.running(Path(name)) as url:

@@ -1,4 +1,4 @@
-"""What the working memory costs: its operations on a full one, and a run of 200 tool calls."""
+"""Cost of the working memory: operations on a full one, and a run of 200 tool calls."""
 
 import asyncio
 import statistics
@@ -18,7 +18,7 @@ RESULT = "row {n}: " + "value 12.5, state ok, owner team-b; " * 56
 
 
 def full() -> WorkingMemory:
-    """One that is as full as it gets."""
+    """Return a working memory that is completely full."""
     memory = WorkingMemory()
     memory.initialize("You plan and delegate. " * 340)
     memory.load_task_context("Compare the offers. " * 300, goals=[f"goal {n}" for n in range(40)])
@@ -33,7 +33,7 @@ def full() -> WorkingMemory:
 
 
 def timed_us(operation: Callable[[int], Any], rounds: int) -> tuple[float, float]:
-    """Median and 99th percentile of one call, in microseconds."""
+    """Return the median and 99th percentile of one call, in microseconds."""
     took = []
     for number in range(rounds):
         began = time.perf_counter()
@@ -79,7 +79,7 @@ def read_row(number: int) -> str:
 
 
 class Reader:
-    """A model without a model: calls the tool ``calls`` times and notes how long each prompt is."""
+    """A scripted model: calls the tool ``calls`` times and records the length of each prompt."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -99,8 +99,10 @@ class Reader:
 
 
 def run(calls: int, *, memory: bool) -> tuple[float, list[int], bool]:
-    """CPU ms of the loop per call, tokens of each prompt, and whether the first answer can still
-    be recalled (word for word)."""
+    """Run an agent; return CPU ms of the loop per call and the tokens of each prompt.
+
+    Return also true if the first answer can still be recalled word for word.
+    """
     reader = Reader(calls)
     agent = BaseAgent("You read.", provider=reader, tools=[read_row], max_iterations=calls + 2)
     kept = RunMemory() if memory else None
