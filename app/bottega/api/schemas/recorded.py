@@ -16,8 +16,7 @@ class RecordedTask(_Recorded):
 
 
 class RecordedExecution(_Recorded):
-    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, `trace` (null unless
-    requested)."""
+    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, `trace` (null: not read)."""
 
 
 class RecordedResult(_Recorded):
