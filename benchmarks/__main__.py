@@ -1,13 +1,12 @@
-"""What the demo pipeline costs, on this machine, now.
+"""Cost of the demo pipeline on this machine.
 
     python -m benchmarks [--runs 400] [--concurrency 20] [--memory off full] [--stored 200000]
 
-Everything is real and in processes of its own: embedded PostgreSQL, API, one worker, the demo
-model without latency. Each run is posted over HTTP and watched over a WebSocket until its final
-event. Absolute figures belong to the machine; the ratio to the floor, measured in the same run,
-carries over: the floor makes the same seven model calls by ``chat.completions.create``, with
-nothing around them. ``--memory`` tells what runs may do with memory, one measurement for each, and
-``--stored`` how many episodes there are before.
+All parts are real processes: embedded PostgreSQL, API, one worker, the demo model without latency.
+Each run is posted over HTTP and watched over a WebSocket until its final event. Absolute figures
+depend on the machine. The ratio to the floor of the same invocation is comparable: the floor makes
+the same seven model calls by ``chat.completions.create`` and nothing else. ``--memory`` sets the
+use of memory, one measurement for each; ``--stored`` the number of episodes at the start.
 """
 
 import argparse
@@ -42,7 +41,7 @@ CALLS = 7
 async def process(
     *arguments: str, ready: str, **environment: str
 ) -> AsyncIterator[tuple[Any, str]]:
-    """Our command as a process; answers with it and the line that says it is ready."""
+    """Run our command as a process; yield it and the line that reports readiness."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -70,13 +69,13 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 
 def model_pid() -> int:
-    """The demo model's process, which this one has started."""
+    """Return the pid of the demo model, a child of this process."""
     children = psutil.Process().children()
     return next(child.pid for child in children if "bottega.llm.demo_model" in child.cmdline())
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far; its children's too, unless it is this one."""
+    """Return the CPU seconds of a process, with its children unless it is this one."""
     root = psutil.Process(pid)
     total = 0.0
     for member in [root, *(root.children(recursive=True) if pid != os.getpid() else ())]:
@@ -87,7 +86,7 @@ def cpu_s(pid: int) -> float:
 
 
 async def define(client: httpx2.AsyncClient) -> None:
-    """The demo's agents and graph, if they are not there from the measurement before."""
+    """Create the demo's agents and graph, unless an earlier measurement did."""
     wanted = [("/v1/agents", agent) for agent in SOFTWARE.agents]
     for path, body in [*wanted, ("/v1/graphs", SOFTWARE.graph)]:
         answer = await client.post(path, json=body)
@@ -96,8 +95,11 @@ async def define(client: httpx2.AsyncClient) -> None:
 
 
 async def one_run(client: httpx2.AsyncClient, port: int) -> tuple[float, float, float]:
-    """Seconds from POST to the final event here, from queued to started in the log, and from POST
-    to the started event here."""
+    """Return three times of a run, in seconds.
+
+    From POST to the final event here, from queued to started in the log, and from POST to the
+    started event here.
+    """
     began = time.perf_counter()
     answer = await client.post(
         "/v1/runs",
@@ -137,7 +139,7 @@ async def many(client: httpx2.AsyncClient, port: int, runs: int, concurrency: in
 
 
 async def floor(base_url: str, rounds: int, concurrency: int) -> tuple[float, float]:
-    """Rounds per second, and CPU milliseconds per round, of seven bare calls after each other."""
+    """Measure seven bare calls in sequence: rounds per second, CPU milliseconds per round."""
     slots = asyncio.Semaphore(concurrency)
     tools: Any = [
         {
@@ -187,7 +189,7 @@ def percentile(values: list[float], share: float) -> float:
 
 @contextmanager
 def temporary_database() -> Iterator[tuple[str, int]]:
-    """The URL of a fresh, migrated server, and the pid of its postmaster."""
+    """Yield the URL of a fresh, migrated server, and the pid of its postmaster."""
     folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
     with folder as name, embedded.running(Path(name)) as url:
         migrate.upgrade(url)
@@ -259,7 +261,7 @@ async def pipeline(
 
 
 async def embedded_all(url: str, patience_s: float = 60) -> None:
-    """Wait until what runs left behind has its vectors, so that what they cost is counted."""
+    """Wait for the vectors of all episodes, to include their cost."""
     connection = await asyncpg.connect(url)
     ends = time.monotonic() + patience_s
     while await connection.fetchval("SELECT EXISTS (SELECT FROM episode_pending)"):
@@ -271,7 +273,7 @@ async def embedded_all(url: str, patience_s: float = 60) -> None:
 
 
 async def writing(url: str) -> tuple[int, int]:
-    """How many transactions have written so far, and how many bytes of log there are."""
+    """Return the number of writing transactions and the bytes of the log so far."""
     connection = await asyncpg.connect(url)
     row = await connection.fetchrow(
         "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS transactions, "

@@ -1,9 +1,9 @@
-"""What the agent core costs as a library, beside a bare ``chat.completions.create`` loop.
+"""Cost of the agent core as a library, beside a bare ``chat.completions.create`` loop.
 
     python -m benchmarks.agents
 
-The model is the demo model's server without latency, in a process of its own; CPU is that of this
-process alone. Absolute figures belong to the machine, ratios carry over.
+The model is the demo model's server without latency, in its own process; CPU is that of this
+process alone. Absolute figures depend on the machine; ratios are comparable.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def lookup(query: str) -> str:
 
 
 async def cpu_and_wall(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
-    """CPU and wall seconds of one call, after one that warms up."""
+    """Return CPU and wall seconds of a second call, after one as warm-up."""
     await work()
     cpu, wall = time.process_time(), time.perf_counter()
     await work()
@@ -54,9 +54,9 @@ async def cpu_and_wall(work: Callable[[], Awaitable[Any]]) -> tuple[float, float
 
 
 class Scripted:
-    """A real provider whose answers are replaced by a script, after the real round trip.
+    """A real provider with scripted answers, which replace the real ones after the round trip.
 
-    So each call costs what it costs, but the conversation goes where the benchmark wants it.
+    The cost of a call is real, and the script determines the conversation.
     """
 
     def __init__(self, provider: OpenAIProvider, steps: int) -> None:
@@ -84,7 +84,7 @@ async def sequential(provider: OpenAIProvider) -> None:
 
 
 async def bare_sequential(client: openai.AsyncOpenAI) -> None:
-    """The same calls by hand: history growing to 40 messages, streamed, chunks joined."""
+    """Make the same calls by hand: history of up to 40 messages, streamed, chunks joined."""
     tools: Any = [
         {
             "type": "function",
@@ -157,7 +157,7 @@ async def teams(provider: OpenAIProvider, runs: int, concurrency: int) -> None:
 
 
 async def bare_teams(client: openai.AsyncOpenAI, runs: int, concurrency: int) -> None:
-    """Seven calls a run, with histories and tools of the same kind, and nothing around them."""
+    """Make seven bare calls per run, with similar histories and tools."""
     slots = asyncio.Semaphore(concurrency)
     tools: Any = [
         {
@@ -205,7 +205,7 @@ async def bare_teams(client: openai.AsyncOpenAI, runs: int, concurrency: int) ->
 
 
 class Fan:
-    """Asks for ``width`` sub-agents in one message, then answers; for a model with latency."""
+    """Requests ``width`` sub-agents in one message, then answers; for a model with latency."""
 
     def __init__(self, provider: OpenAIProvider, width: int) -> None:
         self.provider = provider
@@ -238,7 +238,7 @@ async def bare_fan_out(client: openai.AsyncOpenAI, width: int) -> None:
 
 
 class Instant:
-    """No model at all: what is left is the loop."""
+    """A model without any work: only the loop's cost remains."""
 
     async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
         done = sum(isinstance(message, ToolMessage) for message in messages)
@@ -249,7 +249,7 @@ class Instant:
 
 
 async def loop_us(rounds: int = 60) -> float:
-    """Microseconds of the loop per model call, for an agent without graph and hooks."""
+    """Return the loop's microseconds per model call, for an agent without graph and hooks."""
     began = time.process_time()
     for _ in range(rounds):
         agent = BaseAgent("You.", provider=Instant(), tools=[lookup], max_iterations=STEPS + 1)
@@ -259,7 +259,7 @@ async def loop_us(rounds: int = 60) -> float:
 
 @contextmanager
 def without_sharing() -> Iterator[None]:
-    """The loop as if shared memory had never been built: its two steps do nothing at all."""
+    """Disable shared memory: its two steps in the loop do nothing."""
 
     def nothing(query: Query) -> None:
         query.memory_pulled = True
@@ -276,7 +276,7 @@ def without_sharing() -> Iterator[None]:
 
 
 def loop_with_and_without() -> tuple[float, float]:
-    """Medians of the loop with the feature and without, measured in turn, in microseconds."""
+    """Return the median microseconds of the loop with and without, measured in turn."""
     pairs = []
     for _ in range(25):
         full = asyncio.run(loop_us())
@@ -288,7 +288,7 @@ def loop_with_and_without() -> tuple[float, float]:
 
 
 def hookless_ns() -> float:
-    """What an event costs that nobody hooked: one look into an empty dictionary."""
+    """Return the nanoseconds of an event without hooks: one lookup in an empty dictionary."""
     hooks = BaseAgent("You.").hooks
     return min(timeit.repeat(lambda: AgentEvent.BEFORE_LLM_CALL in hooks, repeat=5)) * 1000
 

@@ -1,11 +1,11 @@
-"""What a backlog of waiting runs costs the runs that come and go.
+"""Cost of a backlog of waiting runs for the runs that start and end.
 
 python -m benchmarks.backlog [--waiting 10000] [--rounds 200]
 
-The embedded database and the service's own statements, one transaction each: accept a run (what
-POST /v1/runs stores), and end one, which gives its place to the next. First with no run waiting,
-then with so many of the same tenant, in one session of the database each. Figures of one invocation
-compare with each other.
+The embedded database and the service's own statements, one transaction each: accept a run (as
+POST /v1/runs stores it), and end one, which gives its slot to the next. First without waiting runs,
+then with many of the same tenant, each time in one database session. Compare only figures of the
+same invocation.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SELECT append_step($1, $2, 1, 2, '{run.completed}', '{NULL}', '{NULL}', '{NULL}'
 
 @asynccontextmanager
 async def timed(pool: asyncpg.Pool, took: list[float]) -> AsyncIterator[asyncpg.Connection]:
-    """A transaction of the tenant's; adds the milliseconds that it took."""
+    """Open a tenant's transaction; append its milliseconds to ``took``."""
     began = time.perf_counter()
     async with acting_as(pool, DEFAULT_TENANT) as connection:
         yield connection
@@ -49,7 +49,7 @@ async def timed(pool: asyncpg.Pool, took: list[float]) -> AsyncIterator[asyncpg.
 
 
 async def measure(url: str, rounds: int, waiting: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of accepting and of ending a run, with so many more waiting."""
+    """Return milliseconds to accept and to end a run, with ``waiting`` more runs waiting."""
     posts: list[float] = []
     ends: list[float] = []
     limits = {"concurrent_runs": 100, "queued_runs": 10**9}

@@ -1,9 +1,9 @@
-"""What it costs to find the patterns that apply to a task, on this machine, now.
+"""Cost of finding the patterns that apply to a task, on this machine.
 
     python -m benchmarks.patterns [--sizes 100 1000 10000] [--shape "spread" …] [--finds 400]
 
-Patterns of several shapes, those that a matcher must fear among them; beside each the time that
-looking at every pattern takes. Absolute figures belong to the machine; the ratios carry over.
+Patterns of several shapes, including the worst cases of a matcher, each beside a scan of all
+patterns. Absolute figures depend on the machine; ratios are comparable.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def test(feature: str, op: str, value: Any) -> Condition:
 
 
 def task(chance: random.Random, **more: Any) -> Features:
-    """What a run's start knows of its task."""
+    """Return the features of a task at a run's start."""
     return {
         "task_type": f"type_{chance.randrange(_TYPES)}",
         "domain": f"domain_{chance.randrange(_DOMAINS)}",
@@ -54,7 +54,7 @@ def task(chance: random.Random, **more: Any) -> Features:
 
 
 def spread(size: int, chance: random.Random) -> Made:
-    """As a tenant has them: many kinds of tasks, domains and tools, a condition here and there."""
+    """Make a typical tenant's patterns: many tasks, domains and tools, a few conditions."""
 
     def one() -> Applicability:
         least = chance.random()
@@ -72,19 +72,19 @@ def spread(size: int, chance: random.Random) -> Made:
 
 
 def one_type(size: int, chance: random.Random) -> Made:
-    """All are for the same kind of task, and each of them applies."""
+    """Make patterns that are all for one kind of task, and all apply."""
     made = patterns(size, chance, lambda: Applicability(problem_types=("type_1",)))
     return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
 
 
 def all_equal(size: int, chance: random.Random) -> Made:
-    """Each applies, and all score the same."""
+    """Make patterns that all apply, with equal scores."""
     made = [each.but(evidence=Evidence(), lifecycle=VALID) for each in one_type(size, chance)[0]]
     return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
 
 
 def ranges(size: int, chance: random.Random) -> Made:
-    """Nothing but ranges of numbers, each other ones."""
+    """Make conditions of number ranges only, all different."""
 
     def one() -> Applicability:
         least, size_of = chance.random(), chance.random() * 100
@@ -98,7 +98,7 @@ def ranges(size: int, chance: random.Random) -> Made:
 
 
 def nested(size: int, chance: random.Random) -> Made:
-    """What no index helps with: alternatives, negations, anti-conditions; few apply."""
+    """Make conditions that no index helps: alternatives, negations, anti-conditions; few apply."""
 
     def one() -> Applicability:
         value = chance.random()
@@ -116,7 +116,7 @@ def nested(size: int, chance: random.Random) -> Made:
 
 
 def none_applies(size: int, chance: random.Random) -> Made:
-    """Each must be looked at to its last condition, and none applies."""
+    """Make patterns that need a check of all conditions; none applies."""
 
     def one() -> Applicability:
         likely = test("complexity", "ge", -chance.random())
@@ -128,7 +128,7 @@ def none_applies(size: int, chance: random.Random) -> Made:
 
 
 def contradicting(size: int, chance: random.Random) -> Made:
-    """Each applies, and all but the best are contradicted by it."""
+    """Make patterns that all apply, of which the best contradicts all others."""
     made, tasks = one_type(size, chance)
     best = Evidence(confidence=1.0, success_rate=1.0, validated_at=NOW)
     against = Relations(contradicts=(made[0].key,))
@@ -150,7 +150,7 @@ VALID = Lifecycle(PatternState.VALIDATED)
 def patterns(
     size: int, chance: random.Random, applicability: Callable[[], Applicability]
 ) -> list[Pattern]:
-    """Validated patterns with evidence of all sorts."""
+    """Make validated patterns with various evidence."""
     return [
         Pattern(
             f"pattern {number}",
@@ -170,7 +170,7 @@ def patterns(
 
 
 def times_ms(find: Callable[[Features], object], tasks: Sequence[Features]) -> list[float]:
-    """Milliseconds that each took."""
+    """Return the milliseconds of each search."""
     took = []
     for each in tasks:
         began = time.perf_counter()

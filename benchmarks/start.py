@@ -1,4 +1,4 @@
-"""How long ``bottega serve`` takes until ``/readyz`` says ready: first start, and cold ones after.
+"""Time of ``bottega serve`` until ``/readyz`` reports ready: first start and later cold ones.
 
 python -m benchmarks.start
 """
@@ -14,7 +14,7 @@ import urllib.request
 
 
 def start_s(folder: str) -> float:
-    """Seconds from starting the process until it is ready; then it is stopped again."""
+    """Return seconds from the start of the process until it is ready; then stop it."""
     environment = {**os.environ, "BOTTEGA_DATA_DIR": folder, "COLUMNS": "200"}
     for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
         environment.pop(name, None)

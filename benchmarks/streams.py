@@ -1,15 +1,15 @@
-"""What watching costs: many subscribers, and one that stops reading.
+"""Cost of event streams: many subscribers, and one that stops reading.
 
     python -m benchmarks.streams [--subscribers 1000] [--runs 50] [--latency-ms 250] [--quiet-s 30]
 
-Everything is real and in processes of its own: embedded PostgreSQL, API, worker, demo model; this
-process is the client. It notes only when bytes arrive, and looks into them at the end. Delays count
-from the event's ``at``, just before its commit, on the same clock.
+All parts are real processes: embedded PostgreSQL, API, worker, demo model; this process is the
+client. It only records arriving bytes, and parses them at the end. Delays count from the event's
+``at``, just before its commit, on the same clock.
 
-1. 10,000 events of 2 KB flow in one run, written by this process in a worker's place. One reader
-   stops reading, another does not.
+1. 10,000 events of 2 KB in one run, written by this process in place of a worker. One reader stops
+   reading, another continues.
 2. All subscribers watch the demo pipeline over WebSockets, evenly spread over runs that start at
-   the same time; each must get every event, once and in order. With and without live text.
+   the same time. Each must get every event, once and in order. With and without live text.
 """
 
 import argparse
@@ -44,11 +44,11 @@ FINISHED = bytes([0x80 | CLOSE, 2, *struct.pack(">H", 1000)])
 
 
 class Client(asyncio.Protocol):
-    """A WebSocket that only keeps what arrives, and when.
+    """A WebSocket that only records bytes and their times.
 
     Attributes:
         opened: set after the first bytes, the server's handshake.
-        closed: set when the connection is gone.
+        closed: set when the connection is closed.
     """
 
     def __init__(self, path: str) -> None:
@@ -77,7 +77,7 @@ class Client(asyncio.Protocol):
         self.closed.set()
 
     def frames(self) -> Iterator[tuple[float, int, bytes]]:
-        """When a frame was complete, its kind, and its payload."""
+        """Yield time, kind and payload of each complete frame."""
         data = bytearray()
         handshake = True
         for at, part in self.received:
@@ -97,7 +97,7 @@ class Client(asyncio.Protocol):
 
 
 def _frame(data: bytearray, place: int) -> tuple[int, bytes, int] | None:
-    """The frame that begins at ``place``, and where it ends; ``None`` if it is not all there."""
+    """Return the frame that begins at ``place``, and its end; ``None`` if it is not complete."""
     if len(data) < place + 2:
         return None
     kind, size, start = data[place] & 15, data[place + 1], place + 2
@@ -119,7 +119,7 @@ async def connect(port: int, path: str) -> Client:
 
 
 class Seen:
-    """What a client got: the events in order, their delays in seconds, and what else came."""
+    """A client's events in order, their delays in seconds, and other messages."""
 
     def __init__(self, client: Client, since: float = 0.0) -> None:
         self.seqs: list[int] = []
@@ -165,7 +165,7 @@ async def crowd(
     api: tuple[Any, int], client: httpx2.AsyncClient, environment: dict[str, str], query: str,
     subscribers: int, runs: int,
 ) -> None:  # fmt: skip
-    """Connect everybody to runs that wait, start a worker, and see what arrives."""
+    """Connect all subscribers to waiting runs, start a worker, and check what arrives."""
     server, port = api
     ids = [await start(client) for _ in range(runs)]
     clients: list[Client] = []
@@ -196,7 +196,7 @@ async def crowd(
 
 
 async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quiet_s: float) -> None:
-    """Write events into a run while one reader sleeps."""
+    """Write events into a run while one reader does not read."""
     server, port = api
     run_id = await start(client)
     async with open_database(url) as database:
@@ -232,7 +232,7 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
 
 
 async def _sample(rss: Any) -> int:
-    """The highest memory use until cancelled."""
+    """Return the highest memory use until cancelled."""
     highest = 0
     try:
         while True:
@@ -245,7 +245,7 @@ async def _sample(rss: Any) -> int:
 async def _write(
     pool: Any, notifier: Notifier, run_id: UUID, claim: dict[str, Any], lasts_s: float
 ) -> None:
-    """Append the events, evenly over the time, and the run's end."""
+    """Append the events, evenly over time, and the run's end."""
     data = {"code": "benchmark", "message": "x" * EVENT_BYTES}
     nobody = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
     warning = {**nobody, "type": EventType.WARNING, "data": data}

@@ -1,22 +1,22 @@
-"""What asynchronous sub-agents cost.
+"""Cost of asynchronous sub-agents.
 
     python -m benchmarks.subagents scale
 
 Parts:
-  queue   operations of the queue of tasks, beside a heap that is built anew at each take, which is
-          what ageing asks of a plain heap: microseconds of CPU per operation, and the ratio.
-          What waits for the heap is a mere set until then, so putting in and out is dearer here.
+  queue   operations of the queue of tasks, beside a heap that is rebuilt for each take, as ageing
+          requires of a plain heap: microseconds of CPU per operation, and the ratio. Until a take
+          the heap's entries are a set, so adding and removing is more expensive here.
   scale   10,000 tasks queued and 1,000 running in one process, by one coordinator and by 100, with
           a model that takes 1 s and no CPU: time inside a dispatch, CPU per task beside the same
           queries asked directly, memory per queued task; every answer is checked
-  fanout  1,000 tasks at once, model latency 1 s: wall beside the ideal, with a model in this
+  fanout  1,000 concurrent tasks, model latency 1 s: wall beside the ideal, with a model in this
           process and through the openai client with one in another
-  saturate  how many tasks a second go through the openai client, and what each costs, beside the
-          same queries asked directly
+  saturate  tasks per second through the openai client, and the cost of each, beside the same
+          queries asked directly
   service  the same through API, worker process and journal: CPU of worker and database, writing
           transactions and database log per task
 
-Absolute figures belong to the machine, ratios carry over.
+Absolute figures depend on the machine; ratios are comparable.
 """
 
 import argparse
@@ -43,7 +43,7 @@ OPERATIONS, LEAST, BUDGET_S = 3_000, 3, 0.25
 
 
 class RebuiltHeap:
-    """The same for one tenant: effective priorities of all that wait, a heap of them, its first."""
+    """A queue for one tenant: computes all effective priorities and a heap for each take."""
 
     def __init__(self) -> None:
         self.entries: set[Entry] = set()
@@ -89,10 +89,10 @@ Queue = TakeQueue | RebuiltHeap
 
 
 def filled(queue: Queue, size: int, parents: int, free: int) -> list[Entry]:
-    """Let so many wait, enqueued over a minute up to second 0, evenly of all parents.
+    """Add ``size`` entries, enqueued over a minute up to second 0, evenly from all parents.
 
     Args:
-        free: how many parents have room for any number; the others are at their limit of 1.
+        free: number of parents without limit; the others are at their limit of 1.
     """
     dice = random.Random(7)
     for parent in range(free, parents):
@@ -109,7 +109,7 @@ def filled(queue: Queue, size: int, parents: int, free: int) -> list[Entry]:
 
 
 def us_per_operation(operation: Callable[[int], object]) -> float:
-    """Microseconds of CPU, over ``OPERATIONS`` of them or as many as the time allows."""
+    """Return microseconds of CPU, over ``OPERATIONS`` of them or fewer in the time limit."""
     operation(0)
     began = time.process_time()
     done = 0
@@ -122,7 +122,7 @@ def us_per_operation(operation: Callable[[int], object]) -> float:
 
 
 def push_and_take(queue: Queue, entries: list[Entry], step_s: float = 0.0) -> float:
-    """One is taken and done, its like comes; the clock moves by ``step_s`` in between."""
+    """Take one entry and add a similar one; the clock moves by ``step_s`` in between."""
 
     def operation(number: int) -> None:
         now = number * step_s
@@ -139,7 +139,7 @@ def push_and_take_ageing(queue: Queue, entries: list[Entry]) -> float:
 
 
 def full_parents_turn(queue: Queue, entries: list[Entry]) -> float:
-    """All parents are at their limit; one gets its room back and takes its next."""
+    """Free one parent when all are at their limit, and take its next entry."""
     parents = len({entry.parent for entry in entries})
 
     def operation(number: int) -> None:
@@ -161,7 +161,7 @@ def push_and_discard(queue: Queue, entries: list[Entry]) -> float:
 
 
 def position_of_new(queue: Queue, entries: list[Entry], priority: int) -> float:
-    """The position of one that has just come."""
+    """Return the position of a new entry."""
     new = Entry("t", "r", entries[0].parent, entries[0].limit, priority, 0.0, None)
     queue.push(new)
     took = us_per_operation(lambda _: queue.position(new, 0.0))

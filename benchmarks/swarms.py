@@ -1,7 +1,7 @@
 """Coordinators with thousands of asynchronous sub-agents, for :mod:`benchmarks.subagents`.
 
-Each child is asked for its number and answers it; every answer is checked. What the children cost
-is set beside a floor of the same run: the same queries of the same agents, asked directly.
+Each child answers with its number, and every answer is checked. The floor of the same invocation is
+the same queries of the same agents, asked directly.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ NUMBER = re.compile(r"child (\d+)")
 
 
 class Latency:
-    """A model within this process that takes a second and no CPU, and answers what it is asked.
+    """A model in this process that takes a second and no CPU, and answers its query.
 
     Args:
-        first: so many calls must be there before the second of any of them begins.
+        first: number of calls that must arrive before any second call begins.
 
     Attributes:
-        all_there: they are.
+        all_there: set when they have arrived.
         begin: set it then.
     """
 
@@ -71,19 +71,19 @@ class Latency:
 
 
 def number_in(text: str) -> int:
-    """Of the child that was asked, or answers."""
+    """Return the number of the child in a query or an answer."""
     found = NUMBER.search(text)
     assert found, text
     return int(found[1])
 
 
 class Leader:
-    """Dispatches children by the batch, awaits them all, and is done.
+    """Dispatches children in batches, awaits them all, and ends.
 
     Args:
-        model: answers the children, who have their parent's provider.
-        numbers: of the children.
-        dispatched: awaited when all are.
+        model: answers the children, which use their parent's provider.
+        numbers: numbers of the children.
+        dispatched: awaited when all are dispatched.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ def dispatch_call(number: int) -> ToolCall:
 
 
 def registry(slots: int, tasks: int, per_parent: int | None = None) -> SubagentRegistry:
-    """With so many slots from the start, and room for so many tasks."""
+    """Make a registry with ``slots`` slots and room for ``tasks`` tasks."""
     limits = SubagentLimits(
         max_concurrent=per_parent or slots,
         max_queued=tasks,
@@ -142,7 +142,7 @@ def registry(slots: int, tasks: int, per_parent: int | None = None) -> SubagentR
 
 
 def leader(model: LLMProvider, where: SubagentRegistry | None) -> BaseAgent:
-    """A coordinator; without a registry its tools do nothing."""
+    """Make a coordinator; without a registry its tools do nothing."""
     made = BaseAgent("You coordinate.", provider=model, agent_name="lead", max_iterations=10_000)
     if where is not None:
         use_async_subagents(made, where)
@@ -163,7 +163,7 @@ async def idle_await(task_ids: list[str], timeout_ms: int) -> dict[str, Any]:
 
 
 def check(results: Sequence[ToolResult], numbers: Sequence[int]) -> None:
-    """Each child has answered its own number."""
+    """Check that each child has answered its own number."""
     asked = [result.result["task_id"] for result in results if "queue_position" in result.result]
     awaited = [result.result for result in results if "wait_timed_out" in result.result]
     answers = {task["task_id"]: task for answer in awaited for task in answer["tasks"]}
@@ -175,7 +175,7 @@ def check(results: Sequence[ToolResult], numbers: Sequence[int]) -> None:
 
 
 async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int) -> None:
-    """The floor: what the children do, by the same agents, with nothing between."""
+    """Run the floor: the children's queries by the same agents, asked directly."""
     left = iter(numbers)
 
     async def worker() -> None:
@@ -194,7 +194,7 @@ async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int)
 
 
 async def measured(work: Awaitable[Any]) -> tuple[float, float]:
-    """CPU and wall seconds."""
+    """Return CPU and wall seconds."""
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     await work
@@ -211,9 +211,9 @@ def since(wall: float, cpu: float) -> tuple[float, float]:
 
 @contextmanager
 def timed(owner: type, name: str) -> Iterator[list[tuple[float, float]]]:
-    """Microseconds of each call of a method that gives no turn away: wall, and CPU.
+    """Record microseconds of each call of a method that never awaits: wall and CPU.
 
-    Wall is what a model waits; on a busy machine it counts what others take meanwhile.
+    Wall is a model's wait; on a busy machine it includes the time of other processes.
     """
     took: list[tuple[float, float]] = []
     real = getattr(owner, name)
@@ -244,7 +244,7 @@ def timed(owner: type, name: str) -> Iterator[list[tuple[float, float]]]:
 
 @dataclass
 class Scale:
-    """One round. ``tool`` and ``inner`` are microseconds within each dispatch: wall, and CPU."""
+    """One round. ``tool`` and ``inner`` are microseconds of each dispatch: wall and CPU."""
 
     tool: list[tuple[float, float]]
     inner: list[tuple[float, float]]
@@ -253,7 +253,7 @@ class Scale:
 
 
 async def swarm(parents: int) -> Scale:
-    """Let coordinators dispatch 11,000 children; when all are known, the running 1,000 begin."""
+    """Let coordinators dispatch 11,000 children; when all are accepted, 1,000 begin to run."""
     total = RUNNING + QUEUED
     model = Latency(first=RUNNING)
     where = registry(RUNNING, total, RUNNING // parents)
@@ -279,7 +279,7 @@ async def swarm(parents: int) -> Scale:
 
 
 async def idle_swarm(parents: int) -> float:
-    """CPU of the coordinators alone: the same messages and calls, of tools that do nothing."""
+    """Return CPU of the coordinators alone: the same messages and calls, with idle tools."""
     total = RUNNING + QUEUED
     shares = [range(first, total, parents) for first in range(parents)]
 
@@ -290,7 +290,7 @@ async def idle_swarm(parents: int) -> float:
 
 
 async def bytes_per_queued(parents: int) -> float:
-    """What each of 10,000 queued tasks holds on to, beside what the model wrote."""
+    """Return the memory of each of 10,000 queued tasks, without the model's text."""
     model = Latency(first=RUNNING)
     where = registry(RUNNING, RUNNING + QUEUED, RUNNING // parents)
     agents = [leader(Leader(model, ()), where) for _ in range(parents)]
@@ -385,7 +385,7 @@ def measure_scale() -> None:
 
 
 async def fan_out(model: LLMProvider, width: int, waves: int = 1) -> tuple[float, float]:
-    """CPU and wall of a coordinator with ``waves * width`` children, ``width`` at a time."""
+    """Return CPU and wall of a coordinator with ``waves * width`` children, ``width`` at a time."""
     numbers = range(width * waves)
     async with registry(width, len(numbers)) as where:
         agent = leader(Leader(model, numbers, batch=len(numbers)), where)
@@ -398,7 +398,7 @@ async def fan_out(model: LLMProvider, width: int, waves: int = 1) -> tuple[float
 
 
 async def bare_fan_out(client: openai.AsyncOpenAI, width: int) -> None:
-    """The same calls by hand, streamed, with the tools that the children have."""
+    """Make the same calls by hand, streamed, with the children's tools."""
     tools: Any = [
         {
             "type": "function",
@@ -462,14 +462,14 @@ async def _fan_outs() -> None:
 async def _line(
     what: str, work: Callable[[], Awaitable[tuple[float, float]]], rounds: int = ROUNDS
 ) -> None:
-    """The best of some rounds."""
+    """Print the best of some rounds."""
     figures_of = [await work() for _ in range(rounds)]
     cpu, wall = min(cpu for cpu, _ in figures_of), min(wall for _, wall in figures_of)
     figures = (wall, wall / LATENCY_S, cpu / WIDTH * 1e3)
     print(f"{what:54}", *(f"{figure:11.2f}" for figure in figures), sep=" ")
 
 
-# Saturation: how many children a second
+# Saturation: children per second
 
 
 def measure_saturation() -> None:
@@ -504,7 +504,7 @@ async def _saturate() -> None:
 
 @asynccontextmanager
 async def through_client() -> AsyncIterator[OpenAIProvider]:
-    """The real provider, and a model in a process of its own."""
+    """Yield the real provider, with a model in its own process."""
     async with demo_model(latency_ms=LATENCY_S * 1000) as url:
         provider = OpenAIProvider("demo", api_key="none", base_url=url, timeout_s=120)
         yield provider

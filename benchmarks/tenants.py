@@ -1,12 +1,12 @@
-"""What a tenant notices of a neighbour that floods the server.
+"""Effect on a tenant of a neighbour that floods the server.
 
 python -m benchmarks.tenants [--seconds 10] [--rounds 4]
 
 One API process, one worker, the embedded database, both tenants with keys. One tenant starts 20
-runs a second, evenly, and is measured: the time from sending POST /v1/runs to its answer. By turns
-it is alone, beside a neighbour that sends as much as its limit allows, and beside one that sends 20
-times as much, from a process of its own, which began 3 seconds before: what it may send at once is
-spent by then, and was let in like anybody's. Figures of one invocation compare with each other.
+runs per second, evenly. Measured is the time from its POST /v1/runs to the answer. In turn it is
+alone, beside a neighbour that sends as much as its limit allows, and beside one that sends 20 times
+as much, from its own process. The neighbour starts 3 seconds earlier, so that its burst is used up
+and accepted by then. Compare only figures of the same invocation.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _RUN = b'{"agent":"a","input":"x"}'
 
 
 class Connection:
-    """A kept HTTP/1.1 connection that costs next to nothing."""
+    """A kept HTTP/1.1 connection with very little overhead."""
 
     def __init__(self, port: int, key: str) -> None:
         self._port = port
@@ -43,7 +43,7 @@ class Connection:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
 
     async def post(self, path: bytes, body: bytes) -> int:
-        """Send a request and read all of its answer; the status."""
+        """Send a request and read its whole answer; return the status."""
         self._writer.write(
             b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b"
             % (path, self._head, len(body), body)
@@ -55,7 +55,7 @@ class Connection:
 
 
 async def pace(connections: list[Connection], per_s: float, seconds: float) -> list[Any]:
-    """Start runs evenly; of each the seconds it took and the status."""
+    """Start runs evenly; return seconds and status of each."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for connection in connections:
         free.put_nowait(connection)
@@ -86,7 +86,7 @@ async def opened(port: int, key: str, count: int) -> list[Connection]:
 
 
 def flood(port: int, key: str, per_s: float, seconds: float, begun: Event, answers: Any) -> None:
-    """The neighbour: a process of its own."""
+    """Run the neighbour, in its own process."""
 
     async def run() -> list[Any]:
         connections = await opened(port, key, 32)
@@ -100,7 +100,7 @@ def flood(port: int, key: str, per_s: float, seconds: float, begun: Event, answe
 def beside(
     port: int, mine: str, theirs: str, times: float, seconds: float
 ) -> tuple[list[float], tuple[int, int]]:
-    """Milliseconds of the measured tenant's requests, and what the neighbour got."""
+    """Return milliseconds of the measured tenant's requests, and the neighbour's counts."""
     context = multiprocessing.get_context("spawn")
     begun, answers = context.Event(), context.Queue()
     neighbour = context.Process(

@@ -1,15 +1,15 @@
-"""How often validation is wrong, and how soon it is right, by simulation.
+"""Error rate and speed of validation, by simulation.
 
     python -m benchmarks.validation [--seeds 5] [--patterns 1000]
 
-Everything is decided by the service's own functions, each night after one more application.
+The service's own functions decide, each night after one more application.
 
-    null      patterns that change nothing: how many are promoted within 200 nights, and how many
-              the verdict alone would have promoted, which is a plain p-value at every look
-    power     patterns that help: how many are promoted within 60 applications
-    decline   validated patterns with 90 of 100 that fail from now on: within how many applications
-              they leave; and how many that stay as they are leave by chance
-    learnt    the same nulls, the baseline learnt from like tasks as the service does it
+    null      patterns without effect: share promoted within 200 nights, and the share that the
+              verdict alone, a plain p-value at every check, would promote
+    power     patterns that help: share promoted within 60 applications
+    decline   validated patterns with 90 of 100 successes that fail from now on: applications until
+              they leave; and share of unchanged patterns that leave by chance
+    learnt    the same nulls, with the baseline learnt from similar tasks as in the service
 
 Shares are means over the seeds, each with its 95 % confidence interval (bootstrap over patterns).
 """
@@ -32,12 +32,12 @@ NIGHTS = 200
 WITHIN = 60
 
 Outcomes = NDArray[np.bool_]
-"""Whether each application went well; shape (patterns, applications)."""
+"""Success of each application; shape (patterns, applications)."""
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """Which patterns were promoted at one night at least; shape (patterns,)."""
+    """Patterns that were promoted in at least one night; shape (patterns,)."""
 
     by_both: NDArray[np.bool_]
     by_verdict: NDArray[np.bool_]
@@ -58,7 +58,7 @@ def outcomes(rate: float, patterns: int, applications: int, seed: int) -> Outcom
 
 
 def promoted(made: Outcomes, baseline: float) -> Promoted:
-    """What a look after each application promotes; one application a night."""
+    """Return the promoted patterns, with a check after each application, one per night."""
     days = int(OPTIONS.evidence_days)
     both, alone = [], []
     for row in made:
@@ -80,8 +80,10 @@ def promoted(made: Outcomes, baseline: float) -> Promoted:
 
 
 def learnt(rate: float, patterns: int, seed: int, known: int) -> NDArray[np.bool_]:
-    """Which patterns that change nothing are promoted if the baseline of each application is learnt
-    from like tasks: ``known`` of them before, and one more beside each application, 200 at most."""
+    """Return the promoted patterns without effect, with a baseline learnt from similar tasks.
+
+    Each has ``known`` such tasks before, and one more per application, at most 200.
+    """
     random = np.random.default_rng(seed)
     found = np.zeros(patterns, bool)
     for number in range(patterns):
@@ -105,8 +107,10 @@ def learnt(rate: float, patterns: int, seed: int, known: int) -> NDArray[np.bool
 
 
 def left_after(before: Outcomes, then: Outcomes) -> NDArray[np.int_]:
-    """After how many more applications each pattern leaves VALIDATED; those that do not, never:
-    one more than there are."""
+    """Return the further applications until each pattern leaves VALIDATED.
+
+    For a pattern that stays, it is one more than there are.
+    """
     each = OPTIONS.decline_each
     left = []
     for old, new in zip(before, then, strict=True):
@@ -124,20 +128,20 @@ def left_after(before: Outcomes, then: Outcomes) -> NDArray[np.int_]:
 
 
 def ninety_of_hundred(patterns: int, seed: int) -> Outcomes:
-    """Shape (patterns, 100): 90 went well in each, in any order."""
+    """Return outcomes of shape (patterns, 100) with 90 successes each, in random order."""
     rows = np.tile(np.arange(100) < 90, (patterns, 1))
     return np.random.default_rng(seed).permuted(rows, axis=1)
 
 
 def share(values: NDArray[np.bool_], seed: int = 0) -> str:
-    """A share in percent, and its confidence interval."""
+    """Return a share in percent, with its confidence interval."""
     drawn = np.random.default_rng(seed).binomial(len(values), values.mean(), 2_000) / len(values)
     low, high = np.percentile(drawn, (2.5, 97.5))
     return f"{values.mean():6.1%} [{low:.1%}, {high:.1%}]"
 
 
 def over(seeds: int, one: Callable[[int], NDArray[np.bool_]]) -> str:
-    """The share over all seeds, and that of the worst of them and the best."""
+    """Return the share over all seeds, and the lowest and highest share of a seed."""
     found = [one(seed) for seed in range(1, seeds + 1)]
     means = [float(each.mean()) for each in found]
     return f"{share(np.concatenate(found)):26} by seed {min(means):.1%} to {max(means):.1%}"

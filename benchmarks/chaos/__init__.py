@@ -1,1 +1,1 @@
-"""Faults on purpose; see ``__main__``."""
+"""Fault injection; see ``__main__``."""

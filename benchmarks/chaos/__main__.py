@@ -1,11 +1,11 @@
-"""Faults on purpose: that durable runs hold under them, with the figures.
+"""Fault injection: durable runs must survive, with figures.
 
     python -m benchmarks.chaos [--runs 200] [--workers 3] [--seed 1] [--fast] [--only acd]
 
-Everything is real and in processes of its own: embedded PostgreSQL, API, workers. The model is
-the demo model behind a server in this process that writes down each request, which takes 50 to
-200 ms to answer. Every run carries a marker that all its agents pass on, so each request can be
-told from others and compared with what the log holds. Exit code 1 if a claim does not hold.
+All parts are real processes: embedded PostgreSQL, API, workers. The model is the demo model behind
+a server in this process that records each request and takes 50 to 200 ms to answer. Every run has a
+marker that all its agents pass on, so each request can be compared with the log. Exit code 1 if a
+claim does not hold.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SCENARIOS = [
 
 
 async def play(options: Options, only: str) -> list[str]:
-    """Play the scenarios one after the other; answers which of them have a claim that fails."""
+    """Play the scenarios in sequence; return those with a failed claim."""
     failed = []
     for letter, scenario in SCENARIOS:
         if letter in only:

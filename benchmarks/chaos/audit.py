@@ -1,7 +1,6 @@
-"""What must hold after a fault, whatever it was: pure functions of a run's log and its requests.
+"""Invariants after any fault: pure functions of a run's log and its model requests.
 
-Events carry the database's clock and requests the model's; both are this machine's, so they can
-be compared.
+Events have times of the database and requests times of the model, both from this machine's clock.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +14,7 @@ from bottega.events.types import FINAL_EVENT_TYPES, EventType
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event as it is stored: ``at`` in seconds since the epoch, ``attempt`` of its writer."""
+    """A stored event: ``at`` in seconds since the epoch, ``attempt`` of its writer."""
 
     seq: int
     type: str
@@ -27,11 +26,11 @@ class Entry:
 
 @dataclass(slots=True)
 class RunLog:
-    """A run with all of its log.
+    """A run with its whole log.
 
     Attributes:
-        marker: what its requests carry.
-        causes: of its attempts, in order.
+        marker: the marker of its requests.
+        causes: causes of its attempts, in order.
     """
 
     id: str
@@ -42,17 +41,17 @@ class RunLog:
     events: list[Entry] = field(default_factory=list)
 
     def step(self, event: Entry) -> Step:
-        """The step that an ``llm.*`` event belongs to."""
+        """Return the step of an ``llm.*`` event."""
         assert event.agent is not None
         assert event.call is not None
         return self.marker, event.agent, event.call
 
     def answers(self) -> list[Entry]:
-        """Its ``llm.completed`` events."""
+        """Return its ``llm.completed`` events."""
         return [event for event in self.events if event.type == EventType.LLM_COMPLETED]
 
     def claims(self) -> list[Entry]:
-        """Its ``run.started`` and ``run.resumed`` events."""
+        """Return its ``run.started`` and ``run.resumed`` events."""
         begins = (EventType.RUN_STARTED, EventType.RUN_RESUMED)
         return [event for event in self.events if event.type in begins]
 
@@ -61,7 +60,7 @@ Requests = Mapping[Step, Sequence[ModelRequest]]
 
 
 def by_step(requests: Iterable[ModelRequest]) -> Requests:
-    """Requests of each step, in order of arrival."""
+    """Return the requests of each step, in order of arrival."""
     found: defaultdict[Step, list[ModelRequest]] = defaultdict(list)
     for request in requests:
         found[request.step].append(request)
@@ -69,7 +68,7 @@ def by_step(requests: Iterable[ModelRequest]) -> Requests:
 
 
 def violations(log: RunLog, requests: Requests) -> list[str]:
-    """What a fault must never do to a run that is over; empty if all is well."""
+    """Return the violated invariants of an ended run; empty if there are none."""
     where = f"run {log.id} ({log.marker})"
     found = [*_broken_sequence(log), *_stale_writes(log), *_wrong_answers(log, requests)]
     return [f"{where}: {text}" for text in found]
@@ -88,7 +87,7 @@ def _broken_sequence(log: RunLog) -> Iterable[str]:
 
 
 def _stale_writes(log: RunLog) -> Iterable[str]:
-    """Events of an attempt that was over when they were written: a zombie's."""
+    """Yield events that an attempt wrote after it was replaced."""
     newest = 0
     for event in log.events:
         if event.attempt < newest:
@@ -113,11 +112,11 @@ def _wrong_answers(log: RunLog, requests: Requests) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Model calls that were made again, by what became of the first.
+    """Repeated model calls, by the state of the first.
 
     Attributes:
-        cut: its answer was still awaited when the worker went.
-        unstored: it was answered, but not yet stored.
+        cut: the worker died before the answer came.
+        unstored: the answer had come, but was not stored.
     """
 
     cut: int = 0
@@ -125,7 +124,7 @@ class Repeats:
 
 
 def repeats(logs: Iterable[RunLog], requests: Requests) -> Repeats:
-    """Requests beyond the first of each step."""
+    """Count the requests beyond the first of each step."""
     cut = unstored = 0
     for log in logs:
         for step in {log.step(event) for event in log.answers()}:
@@ -136,9 +135,10 @@ def repeats(logs: Iterable[RunLog], requests: Requests) -> Repeats:
 
 
 def takeovers(logs: Iterable[RunLog], faults: Sequence[float]) -> list[float]:
-    """Seconds from a worker's death until each of its runs was resumed; too many, if not exact.
+    """Return the seconds from a worker's death until each of its runs was resumed.
 
-    Which worker a run had is not known: the first fault after its last sign of life counts.
+    A run's worker is not known: the first fault after the run's last event counts, so a time may
+    be too long.
     """
     took = []
     for log in logs:

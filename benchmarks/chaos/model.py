@@ -1,4 +1,4 @@
-"""The demo model behind a server that writes down each request: who asked for which step, when."""
+"""The demo model behind a server that records each request with its step and times."""
 
 import asyncio
 import re
@@ -22,17 +22,17 @@ _MARKER = re.compile(r"\bjob-\d+\b")
 _AGENTS = {agent["system_message"]: agent["name"] for agent in SOFTWARE.agents}
 
 Step = tuple[str, str, int]
-"""What a model call is for: the run's marker, the agent, and the number of its call (from 1)."""
+"""The step of a model call: the run's marker, the agent, the number of its call (from 1)."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelRequest:
-    """A request as the model's side saw it. Times are seconds since the epoch.
+    """A request as the model received it. Times are seconds since the epoch.
 
     Attributes:
-        port: the client's; tells which process asked.
-        answered_at: all of the answer was handed to the socket.
-        cut_at: the client hung up before that.
+        port: the client's port, which identifies its process.
+        answered_at: time when the whole answer was in the socket.
+        cut_at: time when the client disconnected earlier.
     """
 
     step: Step
@@ -50,10 +50,10 @@ class CountingModel:
         latency_s: least and most seconds until the answer.
 
     Attributes:
-        requests: all of them, in order of arrival.
-        base_url: for the provider, once it serves.
-        holds: requests that are not answered before somebody releases them.
-        on_arrival: told each request at once.
+        requests: all requests, in order of arrival.
+        base_url: for the provider, while it serves.
+        holds: selects requests that wait for a release before their answer.
+        on_arrival: called with each request at once.
     """
 
     def __init__(self, random: Random, latency_s: tuple[float, float]) -> None:
@@ -66,18 +66,18 @@ class CountingModel:
         self._changed = asyncio.Event()
 
     def asked_by(self, marker: str) -> list[ModelRequest]:
-        """The requests of one run."""
+        """Return the requests of one run."""
         return [request for request in self.requests if request.step[0] == marker]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; looked at whenever a request comes or goes."""
+        """Wait for ``condition``; it is checked when a request comes or ends."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve on loopback while the block lasts."""
+        """Serve on loopback during the block."""
         config = uvicorn.Config(
             create_app(self._answer), port=0, log_config=None, access_log=False, lifespan="off"
         )
@@ -123,7 +123,7 @@ class CountingModel:
 
 
 def step_of(body: dict[str, Any]) -> Step:
-    """Which step a request belongs to: told by the text, as every agent passes the marker on."""
+    """Return a request's step, from the marker in its text."""
     messages = body["messages"]
     asked = " ".join(text_of(message) for message in messages if message["role"] == "user")
     marker = _MARKER.search(asked)

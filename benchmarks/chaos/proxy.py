@@ -1,4 +1,4 @@
-"""A proxy whose connections can be cut, or whose answers can be held back."""
+"""A proxy that can cut connections or hold back answers."""
 
 import asyncio
 import contextlib
@@ -13,22 +13,22 @@ Greet = Callable[[StreamReader, StreamWriter], Awaitable[bytes]]
 
 
 class _RefusedError(Exception):
-    """Somebody spoke to a server that had hung up."""
+    """A client sent data to a server that had closed the connection."""
 
 
 class Proxy:
-    """Passes bytes on between its clients and a server, while the ``async with`` block lasts.
+    """Passes bytes between clients and a server, during the ``async with`` block.
 
     Args:
         dial: opens a connection to the server.
-        greet: reads what a client says first; what it returns goes to the server instead.
+        greet: reads the first bytes of a client, and returns those for the server.
 
     Attributes:
-        port: to connect to, on loopback.
-        answering: while it is cleared, what the server sends is kept from the clients.
-        closing: while it is cleared, clients are not told that the server has hung up; who says
-            something more to it is cut off then.
-        cuts: connections cut so far.
+        port: port on loopback.
+        answering: while it is cleared, the server's bytes are held back.
+        closing: while it is cleared, clients do not learn that the server has closed; those that
+            send data are cut off.
+        cuts: number of cut connections.
     """
 
     def __init__(self, dial: Dial, greet: Greet | None = None) -> None:
@@ -45,14 +45,14 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def links(self) -> int:
-        """How many connections are open."""
+        """Return the number of open connections."""
         return len(self._links)
 
     def cut(self, chosen: Callable[[int], bool] = lambda index: True) -> None:
-        """Break connections off, in both directions and without a word.
+        """Break connections off, in both directions and without notice.
 
         Args:
-            chosen: of the open connections, by age.
+            chosen: selects open connections by age.
         """
         for index, ends in enumerate(list(self._links)):
             if chosen(index):
@@ -61,7 +61,7 @@ class Proxy:
                     end.transport.abort()
 
     def vanish(self) -> None:
-        """Let all that is said from now on over the open connections vanish, also their ends."""
+        """Drop all further bytes of the open connections, and their ends."""
         self._deaf.update(self._links)
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class Proxy:
         await self.close()
 
     async def close(self) -> None:
-        """Take no connections any more, and cut those that are open."""
+        """Accept no more connections, and cut the open ones."""
         self._server.close()
         self.cut()
         self.answering.set()
@@ -93,7 +93,7 @@ class Proxy:
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             upstream_reader, upstream_writer = await self._dial()
-        except OSError:  # the server is down: so are we
+        except OSError:  # the server is down: so is the proxy
             writer.transport.abort()
             return
         ends = (writer, upstream_writer)
@@ -128,8 +128,10 @@ async def _pump(
     closing: asyncio.Event = _ALWAYS,
     refused: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Pass on until either end is closed, or what is said is refused, and then close; pass nothing
-    on once the connection is lost."""
+    """Copy bytes until either end closes or data is refused, and then close.
+
+    Drop the bytes of a lost connection.
+    """
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
             if refused():

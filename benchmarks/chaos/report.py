@@ -1,4 +1,4 @@
-"""What a scenario found: figures, and claims that hold or do not."""
+"""Results of a scenario: figures, and claims that hold or fail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ class Report:
     claims: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def figure(self, name: str, value: object) -> None:
-        """Add something measured."""
+        """Add a measured value."""
         self.figures.append((name, f"{value:.2f}" if isinstance(value, float) else str(value)))
 
     def claim(self, text: str, holds: bool, *failures: str) -> None:
-        """Add something promised; ``failures`` say what was found instead."""
+        """Add a claim; ``failures`` describe its violations."""
         self.claims.append((text, [] if holds else list(failures) or ["it is not so"]))
 
     @property
     def holds(self) -> bool:
-        """Whether every claim does."""
+        """True if all claims hold."""
         return not any(failures for _, failures in self.claims)
 
     def __str__(self) -> str:

@@ -27,10 +27,10 @@ CANCEL_ASKED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked for on the command line.
+    """Options of the command line.
 
     Attributes:
-        takeover_s: of the workers.
+        takeover_s: ``BOTTEGA_TAKEOVER_S`` of the workers.
     """
 
     runs: int
@@ -41,14 +41,14 @@ class Options:
     def stage(
         self, workers: int | None = None, *, proxied: bool = False, **environment: str
     ) -> AbstractAsyncContextManager[tuple[Stage, Proxy]]:
-        """A stage with these options."""
+        """Open a stage with these options."""
         environment = {"BOTTEGA_TAKEOVER_S": str(self.takeover_s), **environment}
         count = self.workers if workers is None else workers
         return stage(self.seed, count, proxied=proxied, **environment)
 
 
 async def killed_workers(options: Options) -> Report:
-    """a. Workers are killed at random, each replaced by a new one."""
+    """Kill workers at random, and replace each (a)."""
     report = Report(f"a. kill -9 of random workers, {options.workers} at a time")
     kills: list[float] = []
 
@@ -68,7 +68,7 @@ async def killed_workers(options: Options) -> Report:
 
 
 async def restarted_database(options: Options) -> Report:
-    """b. The database is stopped at once, in the middle, and started again."""
+    """Stop the database at once in the middle, and start it again (b)."""
     report = Report("b. the database stopped (immediate) and started again in the middle")
     away: list[float] = []
 
@@ -90,7 +90,7 @@ async def restarted_database(options: Options) -> Report:
 
 
 async def cut_connections(options: Options) -> Report:
-    """c. Connections are cut: to the database by a proxy and by the server, and the streams'."""
+    """Cut connections: to the database by proxy and server, and those of streams (c)."""
     report = Report("c. connections cut: to the database, and those of subscribers")
     ended: list[int] = []
 
@@ -123,7 +123,7 @@ WHERE application_name = 'bottega' AND random() < 0.1
 
 
 async def stopped_worker(options: Options) -> Report:
-    """d. A worker stands still past its lease, and comes back when another has its runs."""
+    """Stop a worker until after its lease; continue it when another has its runs (d)."""
     report = Report("d. SIGSTOP a worker, let another take its runs, SIGCONT, kill the other")
     count = max(3, options.runs // 20)
     async with options.stage(workers=1) as (on, _):
@@ -139,7 +139,7 @@ async def stopped_worker(options: Options) -> Report:
         zombie.send(signal.SIGCONT)
         release(model.requests[:count])
         await zombie.says("run.fenced", count)
-        # The engine lets a zombie delete the rows under their new owner: now they are gone.
+        # The engine lets the stopped worker delete rows of their new owner. Delete all, to be sure.
         await on.fetch("DELETE FROM pgqueuer.pgqueuer")
         killed = await on.kill(owner)
         model.holds = lambda request: False
@@ -159,7 +159,7 @@ async def stopped_worker(options: Options) -> Report:
 
 
 async def cancelled_runs(options: Options) -> Report:
-    """e. Runs are cancelled through the API, which is another process than their worker."""
+    """Cancel runs through the API, a process other than their worker (e)."""
     report = Report("e. cancel from another process")
     wishes: dict[str, float] = {}
 
@@ -183,7 +183,7 @@ async def cancelled_runs(options: Options) -> Report:
                 return await cancel(on, number)
 
         watchers = await asyncio.gather(*(in_turn(n) for n in range(max(20, options.runs // 2))))
-        await asyncio.sleep(CANCEL_ASKED_S)  # for requests that should not come
+        await asyncio.sleep(CANCEL_ASKED_S)  # to see requests that should not come
         await on.stop()
         logs = await on.logs()
     report.figure("over before the wish", len(logs) - len(wishes))
@@ -197,7 +197,7 @@ async def cancelled_runs(options: Options) -> Report:
 def judge_cancels(
     report: Report, on: Stage, logs: Sequence[RunLog], wishes: dict[str, float]
 ) -> None:
-    """How soon after the 202 a run was over, and its requests."""
+    """Judge the time from a 202 to the end of its run, and the requests after it."""
     effect, cuts, late, open_ = [], [], [], []
     for log in logs:
         asked, end = wishes[log.id], log.events[-1].at
@@ -207,7 +207,7 @@ def judge_cancels(
                 cuts.append(request.cut_at - asked)
             elif request.answered_at is None:
                 open_.append(f"{request.step} is still open")
-            after_s = request.arrived_at - end  # a little: it was on its way
+            after_s = request.arrived_at - end  # a short delay: it was in transit
             if after_s > CANCEL_ASKED_S or (after_s > 0 and request.answered_at is not None):
                 late.append(f"{request.step} came {after_s:.3f} s after the end")
     report.figure("cancelled while a model call was under way", len(cuts))
@@ -219,7 +219,7 @@ def judge_cancels(
 
 
 async def rolling_restart(options: Options) -> Report:
-    """f. Workers are told to stop, one after the other, each replaced before."""
+    """Stop workers in sequence, each after its replacement has started (f)."""
     report = Report("f. rolling restart: SIGTERM with the default time to drain")
     codes: list[int] = []
     async with options.stage() as (on, _):
@@ -237,7 +237,7 @@ async def rolling_restart(options: Options) -> Report:
 
 
 async def hasty_restart(options: Options) -> Report:
-    """f. The same without any time to drain: runs are handed back in the middle."""
+    """Do the same without time to drain: runs are handed over in the middle (f)."""
     report = Report("f. rolling restart: SIGTERM with no time to drain")
     codes: list[int] = []
     async with options.stage(BOTTEGA_DRAIN_GRACE_S="0") as (on, _):
@@ -255,7 +255,7 @@ async def hasty_restart(options: Options) -> Report:
 
 
 async def replace(on: Stage, codes: list[int]) -> None:
-    """Start a new worker, then ask the oldest to stop, and wait until it has."""
+    """Start a new worker, stop the oldest, and wait for its end."""
     oldest = on.workers.pop(0)
     await on.add_worker()
     oldest.send(signal.SIGTERM)
@@ -263,7 +263,7 @@ async def replace(on: Stage, codes: list[int]) -> None:
 
 
 async def poison_pill(options: Options) -> Report:
-    """g. A run kills its worker whenever it asks the model; others run beside it."""
+    """Let a run kill its worker at each model call, beside other runs (g)."""
     report = Report("g. a run that kills its worker each time")
     limit = Settings.model_fields["max_crashes"].default
     kills: list[float] = []
@@ -305,7 +305,7 @@ async def poison_pill(options: Options) -> Report:
 
 
 def asker(on: Stage, request: ModelRequest) -> Bottega:
-    """The worker that a request came from: told by the port at its end of the connection."""
+    """Return the worker that sent a request, by the port of its connection."""
     for worker in on.workers:
         for connection in psutil.Process(worker.process.pid).net_connections("tcp"):
             if connection.laddr.port == request.port:
@@ -317,7 +317,7 @@ def asker(on: Stage, request: ModelRequest) -> Bottega:
 async def happening(
     fault: Callable[[Stage], Awaitable[None]], on: Stage, every_s: tuple[float, float], at_most: int
 ) -> AsyncIterator[None]:
-    """Let a fault happen again and again at random times beside the block."""
+    """Repeat a fault at random times during the block."""
     over = asyncio.Event()
 
     async def loop() -> None:
@@ -338,7 +338,7 @@ async def happening(
 
 
 async def drive(on: Stage, options: Options, port: int | None = None) -> list[Watcher]:
-    """Start the runs, so many at a time that the workers are busy, and watch each to its end."""
+    """Start the runs, enough to keep the workers busy, and watch each to its end."""
     slots = asyncio.Semaphore(10 * options.workers)
 
     async def one(number: int) -> Watcher:
@@ -352,7 +352,7 @@ async def drive(on: Stage, options: Options, port: int | None = None) -> list[Wa
 async def watch_all(
     on: Stage, runs: Sequence[str], port: int | None = None, first: int = 0
 ) -> list[Watcher]:
-    """Watch runs until they are over, by WebSocket and by SSE in turn; not for ever."""
+    """Watch runs to their end, by WebSocket and SSE in turn, with a time limit."""
     to = port or on.client.base_url.port or 0
     kinds = ("WebSocket", "SSE")
     watchers = [Watcher(run, kinds[(first + n) % 2]) for n, run in enumerate(runs)]
@@ -363,7 +363,7 @@ async def watch_all(
 
 
 def release(requests: Sequence[ModelRequest]) -> None:
-    """Let requests that are held have their answers."""
+    """Release the answers of held requests."""
     for request in requests:
         request.released.set()
 
@@ -376,10 +376,10 @@ def judge(
     expected: str = "completed",
     but: str | None = None,
 ) -> None:
-    """What holds after every fault.
+    """Check the invariants of every fault.
 
     Args:
-        expected: how the runs end, ``but`` one.
+        expected: outcome of the runs, except ``but``.
     """
     steps = on.steps()
     lengths = {log.id: len(log.events) for log in logs}
@@ -412,7 +412,7 @@ def judge(
 
 
 def count(report: Report, on: Stage, logs: Sequence[RunLog], watchers: Sequence[Watcher]) -> None:
-    """What there was to judge."""
+    """Report the counts."""
     again = audit.repeats(logs, on.steps())
     resumed = Counter({watcher.over: 0 for watcher in watchers})
     for watcher in watchers:
@@ -428,13 +428,13 @@ def count(report: Report, on: Stage, logs: Sequence[RunLog], watchers: Sequence[
 
 
 def judge_takeovers(report: Report, took: Sequence[float]) -> None:
-    """How soon dead workers' runs were resumed."""
+    """Judge the time until dead workers' runs were resumed."""
     report.figure("worker's death → run.resumed, s", spread(took))
     report.claim(f"resumed within {TAKEOVER_ASKED_S:.0f} s", max(took) <= TAKEOVER_ASKED_S)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Count, median and maximum."""
+    """Return count, median and maximum."""
     ordered = sorted(values)
     if not ordered:
         return "none"

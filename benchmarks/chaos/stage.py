@@ -1,4 +1,4 @@
-"""The stage that faults happen on: a database, an API, workers, each a process of its own."""
+"""The stage of the scenarios: a database, an API, workers, each in its own process."""
 
 import asyncio
 import contextlib
@@ -42,11 +42,11 @@ _TROUBLE = re.compile(r'"level": "(error|critical)"|^Traceback|was never ')
 
 _TRY_AGAIN = {(503, "database_unavailable"), (409, "in_flight")}
 _REFUSAL = "ASGI callable returned without completing handshake"
-"""uvicorn says so whenever a WebSocket is refused by an HTTP answer."""
+"""uvicorn logs this when an HTTP response refuses a WebSocket."""
 
 
 class Server:
-    """An embedded PostgreSQL in ``folder`` that can be crashed and started again."""
+    """An embedded PostgreSQL in ``folder`` that can be crashed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class Server:
         self.url = self._uses.enter_context(embedded.running(folder))
 
     def crash(self) -> None:
-        """End it as ``pg_ctl stop -m immediate`` does: at once, connections and all."""
+        """Stop it as ``pg_ctl stop -m immediate`` does: at once, with all connections."""
         pid = int((self._folder / "postgres" / "postmaster.pid").read_text().split()[0])
         postmaster = psutil.Process(pid)
         postmaster.send_signal(signal.SIGQUIT)
@@ -68,7 +68,7 @@ class Server:
         self._uses.close()
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to its socket, for a proxy."""
+        """Connect to its socket, for a proxy."""
         folder = parse_qs(urlsplit(self.url).query)["host"][0]
         return await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.5432")
 
@@ -78,8 +78,8 @@ class Bottega:
     """A running ``bottega`` command.
 
     Attributes:
-        said: what it wrote so far, by line.
-        port: of its API, if it has one.
+        said: lines of its output so far.
+        port: port of its API, if it has one.
     """
 
     process: Process
@@ -93,18 +93,18 @@ class Bottega:
         return int(line.split("http://127.0.0.1:")[1].split()[0])
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send a signal, if the process still exists."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     async def says(self, text: str, times: int) -> None:
-        """Wait until it has said something so often."""
+        """Wait until ``text`` is in ``times`` lines of its output."""
         while sum(text in line for line in self.said) < times:
             self.more.clear()
             await self.more.wait()
 
     async def read(self) -> None:
-        """Read what it says until it ends."""
+        """Read its output until it ends."""
         assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
             self.said.append(line.decode())
@@ -116,14 +116,14 @@ class Bottega:
 
 @dataclass(slots=True)
 class Stage:
-    """Everything that a scenario works with.
+    """The processes and records of a scenario.
 
     Attributes:
-        environment: what commands are started with.
-        workers: those that are up.
-        created: markers by the id of the run that was accepted with it.
-        refused: how often starting a run did not work; it was tried again.
-        unexpected: answers that no fault excuses.
+        environment: environment of the commands.
+        workers: running workers.
+        created: markers by id of the run.
+        refused: failed tries to start a run; each was repeated.
+        unexpected: answers that no fault explains.
     """
 
     server: Server
@@ -157,13 +157,13 @@ class Stage:
         return started
 
     async def add_worker(self, **environment: str) -> Bottega:
-        """One more worker."""
+        """Add a worker."""
         worker = await self.spawn("worker", **environment)
         self.workers.append(worker)
         return worker
 
     async def kill(self, worker: Bottega) -> float:
-        """``kill -9`` a worker; answers when, in seconds since the epoch."""
+        """Kill a worker by SIGKILL; return the time in seconds since the epoch."""
         self.workers.remove(worker)
         at = time.time()
         worker.send(signal.SIGKILL)
@@ -171,9 +171,9 @@ class Stage:
         return at
 
     async def post(self, *, parallel: bool = False, **fields: Any) -> str:
-        """Start a run of the demo pipeline under a new marker; answers its id.
+        """Start a run of the demo pipeline with a new marker; return its id.
 
-        Repeated while the service cannot take it, and when it is unknown whether it did.
+        Repeat while the service cannot accept it, or it is unknown if it did.
         """
         self._markers += 1
         marker = f"job-{self._markers}"
@@ -203,7 +203,7 @@ class Stage:
         (await self.client.post("/v1/graphs", json=SOFTWARE.graph)).raise_for_status()
 
     async def logs(self) -> list[RunLog]:
-        """All runs there are, with their logs, read from the database."""
+        """Read all runs with their logs from the database."""
         connection = await asyncpg.connect(self.server.url)
         try:
             rows = await connection.fetch(_LOGS)
@@ -212,7 +212,7 @@ class Stage:
         return runs_of(rows)
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
-        """Ask the database directly."""
+        """Query the database directly."""
         connection = await asyncpg.connect(self.server.url)
         try:
             return list(await connection.fetch(query, *arguments))
@@ -220,11 +220,11 @@ class Stage:
             await connection.close()
 
     def steps(self) -> Requests:
-        """What the model was asked, by step."""
+        """Return the model requests by step."""
         return by_step(self.model.requests)
 
     async def stop(self) -> None:
-        """End all processes in an orderly way."""
+        """Stop all processes in an orderly way."""
         for bottega in self.processes:
             bottega.send(signal.SIGCONT)
             bottega.send(signal.SIGTERM)
@@ -232,7 +232,7 @@ class Stage:
         await asyncio.gather(*self.processes.values())
 
     def troubles(self) -> list[str]:
-        """What a healthy process never says, whatever faults come from outside; each once."""
+        """Return log lines that a healthy process never writes, each once."""
         said = (
             line.strip() for each in self.processes for line in each.said if _REFUSAL not in line
         )
@@ -241,7 +241,7 @@ class Stage:
 
 
 def _told(line: str) -> str:
-    """A line of a log, without what differs from time to time: what happened, and the exception."""
+    """Return a log line's event and exception, without its variable parts."""
     try:
         entry = from_json(line)
     except ValueError:
@@ -272,10 +272,10 @@ def runs_of(rows: Sequence[Any]) -> list[RunLog]:
 async def stage(
     seed: int, workers: int, *, proxied: bool = False, **environment: str
 ) -> AsyncIterator[tuple[Stage, Proxy]]:
-    """A fresh database with the demo team, an API and workers; all gone at the end.
+    """Open a fresh database with the demo team, an API and workers, and remove all at the end.
 
     Args:
-        proxied: our processes reach the database by the proxy; else nobody uses it.
+        proxied: our processes reach the database through the proxy; else nothing uses it.
         environment: more settings, by variable.
     """
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Subscribers that come back behind the last event they saw, whenever their stream breaks off."""
+"""Subscribers that reconnect after their last event when the stream breaks off."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ class Watcher:
     """One subscriber of one run.
 
     Attributes:
-        seen: ``seq`` of each event, as it came.
-        resumed: how often it had to come back.
+        seen: ``seq`` of each event, in order of arrival.
+        resumed: number of reconnects.
         ended: it got the final event.
     """
 
@@ -33,14 +33,14 @@ class Watcher:
 
     @property
     def whole(self) -> bool:
-        """It saw every event once, in order, and the final one."""
+        """Return true if it got every event once, in order, and the final one."""
         return self.ended and self.seen == list(range(1, len(self.seen) + 1))
 
     async def watch(self, port: Callable[[], int]) -> None:
         """Watch until the final event.
 
         Args:
-            port: of an API process, asked at every connection.
+            port: returns the port of an API process, for each connection.
         """
         follow = _socket if self.over == "WebSocket" else _sse
         while True:
@@ -48,7 +48,7 @@ class Watcher:
             with contextlib.suppress(OSError, httpx2.TransportError, websockets.WebSocketException):
                 async for event in follow(port(), self.run_id, after):
                     if event.get("seq") is None or "data" not in event:
-                        continue  # live text, or a sign of life
+                        continue  # live text, or a heartbeat
                     self.seen.append(event["seq"])
                     self.ended = self.ended or event["type"] in FINAL_EVENT_TYPES
             if self.ended:
