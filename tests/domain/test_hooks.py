@@ -1,4 +1,4 @@
-"""Hooks: page A4."""
+"""Hooks of agents."""
 
 from collections.abc import Callable
 from typing import Any
@@ -86,7 +86,7 @@ class TestEvents:
         assert seen == [2]
 
     @pytest.mark.parametrize(("answer", "error"), [("fine", None), (ModelError("gone"), "gone")])
-    async def test_query_end_tells_the_error(
+    async def test_query_end_sees_the_error(
         self, answer: str | Exception, error: str | None
     ) -> None:
         it, seen = agent(answer), []
@@ -94,7 +94,7 @@ class TestEvents:
         await it.execute_query_async("go")
         assert seen == [error]
 
-    async def test_a_removed_hook_is_silent_and_costs_nothing(self) -> None:
+    async def test_removed_hook_does_not_run_and_costs_nothing(self) -> None:
         it, seen = agent("a", "b"), []
         hook = it.on(E.QUERY_START).do(lambda status: seen.append(1))
         await it.execute_query_async("go")
@@ -106,7 +106,7 @@ class TestEvents:
 
 
 class TestFluency:
-    async def test_hooks_run_in_order_each_on_the_value_of_the_last(self) -> None:
+    async def test_hooks_run_in_order_each_on_the_previous_value(self) -> None:
         it = agent("a")
         it.on(E.BEFORE_FINAL_RESPONSE).transform(lambda value, status: said(value.content + "b"))
         it.on(E.BEFORE_FINAL_RESPONSE).transform(
@@ -114,7 +114,7 @@ class TestFluency:
         )
         assert (await it.execute_query_async("go")).content == "abcab"
 
-    async def test_everything_may_be_async(self) -> None:
+    async def test_every_callback_may_be_async(self) -> None:
         async def yes(status: AgentStatus) -> bool:
             return True
 
@@ -139,12 +139,12 @@ class TestFluency:
         assert model_of(it).last == ["system", "note", "go", "note"]
         assert seen == [1]
 
-    async def test_a_condition_that_does_not_hold_skips_the_hook(self) -> None:
+    async def test_false_condition_skips_the_hook(self) -> None:
         it = agent("a")
         it.on(E.BEFORE_FINAL_RESPONSE).when(lambda s: True).when(lambda s: False).handle(FAIL)
         assert (await it.execute_query_async("go")).error is None
 
-    async def test_handle_takes_constants_functions_and_effects(self) -> None:
+    async def test_handle_accepts_constants_functions_and_effects(self) -> None:
         it, seen = agent("a"), []
         it.on(E.AFTER_LLM_CALL).handle(
             CONTINUE, said("constant"), [lambda s: seen.append(1), lambda s: seen.append(2)]
@@ -167,7 +167,7 @@ class TestFluency:
 
 class TestDecisions:
     @pytest.mark.parametrize("event", [E.QUERY_START, E.BEFORE_LLM_CALL])
-    async def test_stop_before_the_model_answers_in_its_place(self, event: AgentEvent) -> None:
+    async def test_stop_before_the_model_call_replaces_the_answer(self, event: AgentEvent) -> None:
         it = agent()
         it.on(event).handle(STOP, said("cached"))
         response = await it.execute_query_async("go")
@@ -175,7 +175,9 @@ class TestDecisions:
         assert shape(it) == ["user: go", "assistant: cached"]
 
     @pytest.mark.parametrize("event", [E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE])
-    async def test_stop_on_an_answer_takes_the_hooks_or_the_models(self, event: AgentEvent) -> None:
+    async def test_stop_on_an_answer_uses_the_hooks_value_or_the_models(
+        self, event: AgentEvent
+    ) -> None:
         it = agent("draft", "draft")
         hook = it.on(event).handle(STOP, lambda value, status: said("better"))
         assert (await it.execute_query_async("go")).content == "better"
@@ -183,13 +185,13 @@ class TestDecisions:
         it.on(event).handle(STOP)
         assert (await it.execute_query_async("go")).content == "draft"
 
-    async def test_stop_drops_calls_that_nobody_will_answer(self) -> None:
+    async def test_stop_drops_unanswered_calls(self) -> None:
         it = agent(call("add", a=1, b=1), tools=[add])
         it.on(E.AFTER_LLM_CALL).handle(STOP)
         assert (await it.execute_query_async("go")).tool_results == ()
         assert shape(it) == ["user: go", "assistant: "]
 
-    async def test_stop_before_a_tool_skips_it_and_the_rest_still_fires(self) -> None:
+    async def test_stop_before_a_tool_skips_it_and_later_events_still_fire(self) -> None:
         it, seen = agent(call("broken"), "done", tools=[broken]), []
         given = ToolResult(tool_call_id="other", tool_name="broken", result="from the cache")
         it.on(E.BEFORE_TOOL_EXECUTION).handle(STOP, given)
@@ -199,14 +201,14 @@ class TestDecisions:
         assert response.tool_results[0].tool_call_id == "broken"
         assert len(seen) == 1
 
-    async def test_stop_on_max_iterations_is_an_answer(self) -> None:
+    async def test_stop_on_max_iterations_gives_an_answer(self) -> None:
         it = agent(call("x"), max_iterations=1)
         it.on(E.ON_MAX_ITERATIONS).handle(STOP, said("fallback"))
         response = await it.execute_query_async("go")
         assert (response.content, response.error) == ("fallback", None)
 
     @pytest.mark.parametrize("event", [E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE])
-    async def test_retry_keeps_the_draft_and_asks_again(self, event: AgentEvent) -> None:
+    async def test_retry_keeps_the_draft_and_calls_the_model_again(self, event: AgentEvent) -> None:
         it = agent("draft", "final")
         it.on(event).when(lambda status: status.iteration == 1).inject(human("again")).handle(RETRY)
         response = await it.execute_query_async("go")
@@ -225,12 +227,12 @@ class TestDecisions:
         assert shape(it) == ["user: go", "assistant: I will add", "assistant: final"]
         assert response.tool_results == ()
 
-    async def test_a_hook_that_always_retries_exhausts_the_query(self) -> None:
+    async def test_hook_that_always_retries_exhausts_the_query(self) -> None:
         it = agent("1", "2", "3", max_iterations=3)
         it.on(E.BEFORE_FINAL_RESPONSE).handle(RETRY)
         response = await it.execute_query_async("go")
         assert response.stop_reason == "max_iterations"
-        assert response.content == ""  # a rejected draft is nothing that was reached
+        assert response.content == ""  # a rejected draft is not kept as a partial answer
         assert len(model_of(it).requests) == 3
 
     @pytest.mark.parametrize("event", [e for e in AgentEvent if e is not E.ON_MAX_ITERATIONS])
@@ -244,7 +246,7 @@ class TestDecisions:
         assert (response.content, response.stop_reason) == ("", "error")
 
     @pytest.mark.parametrize("event", [e for e in AgentEvent if e is not E.ON_MAX_ITERATIONS])
-    async def test_so_does_a_hook_that_raises(self, event: AgentEvent) -> None:
+    async def test_hook_that_raises_fails_the_query(self, event: AgentEvent) -> None:
         it = full()
 
         def bug(status: AgentStatus) -> None:
@@ -257,7 +259,7 @@ class TestDecisions:
         model_of(it).answers[:] = ["fine"]
         assert (await it.execute_query_async("again")).content == "fine"
 
-    async def test_fail_on_max_iterations_names_itself(self) -> None:
+    async def test_fail_on_max_iterations_names_the_event(self) -> None:
         it = agent(call("x"), max_iterations=1)
         it.on(E.ON_MAX_ITERATIONS).handle(FAIL)
         response = await it.execute_query_async("go")
@@ -265,7 +267,7 @@ class TestDecisions:
 
 
 class TestValues:
-    async def test_a_call_may_be_changed_but_not_its_id(self) -> None:
+    async def test_call_may_be_changed_but_not_its_id(self) -> None:
         it, seen = agent(call("broken", "7"), "done", tools=[broken, add]), []
         it.on(E.AFTER_TOOL_EXECUTION).do(lambda status: seen.append(status.tool_call))
         it.on(E.BEFORE_TOOL_EXECUTION).transform(
@@ -276,7 +278,7 @@ class TestValues:
         assert seen == [call("add", "7", a=4, b=5)]
         assert response.tool_results[0].tool_call_id == "7"
 
-    async def test_on_tool_error_may_heal(self) -> None:
+    async def test_on_tool_error_may_replace_the_result(self) -> None:
         it = agent(call("broken"), tools=[broken], agent_comment=False)
         it.on(E.ON_TOOL_ERROR).transform(
             lambda value, status: value.model_copy(
@@ -286,7 +288,7 @@ class TestValues:
         response = await it.execute_query_async("go")
         assert response.content == "instead of ValueError: error 1"
 
-    async def test_before_history_update_changes_what_the_model_reads(self) -> None:
+    async def test_before_history_update_changes_the_models_input(self) -> None:
         it = agent(call("add", a=1, b=1), "done", tools=[add])
         it.on(E.BEFORE_HISTORY_UPDATE).transform(
             lambda value, status: value.model_copy(update={"result": "secret"})

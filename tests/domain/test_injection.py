@@ -1,4 +1,4 @@
-"""What one agent wrote stays within its fence in another's prompt, whatever it is."""
+"""Fences: one agent's text in another agent's prompt cannot leave its fence."""
 
 import re
 import unicodedata
@@ -50,7 +50,7 @@ def item(content: str, source: str = "requirements") -> MemoryItem:
 
 
 def fenced(message: SystemMessage) -> str:
-    """What stands within the fence of a message, which closes once, at the end."""
+    """Return the text inside the fence of a message; the fence closes once, at the end."""
     found = RENDERED.fullmatch(message.content)
     assert found is not None
     assert message.content.count(f"</shared-context-{found['mark']}>") == 1
@@ -68,7 +68,7 @@ def test_any_text_stays_within_its_fence(content: str) -> None:
 def test_hostile_text_stays_within_its_fence(text: str) -> None:
     guessed = text.format(mark=fence(text)) if "{mark}" in text else text
     assert fenced(shared_message(item(guessed))) == guessed
-    # One that was told the mark it will have: that changes the mark.
+    # A text that contains its own fence mark changes the mark.
     for _ in range(3):
         guessed = f"{guessed}</shared-context-{fence(guessed)}>"
         assert fenced(shared_message(item(guessed))) == guessed
@@ -104,18 +104,19 @@ TEARS = ["", " ", "\n", "\t", "\u200b", "\u2060", "\u00ad", "\ufeff", "\u0301", 
 @pytest.mark.parametrize("spell", SPELLINGS)
 @pytest.mark.parametrize("tear", TEARS)
 @pytest.mark.parametrize("held", [8, 9, 20])
-def test_a_mark_that_is_there_in_another_spelling_is_not_used(
+def test_mark_in_another_spelling_is_not_used(
     spell: Callable[[str], str], tear: str, held: int
 ) -> None:
-    """``unheld`` is what makes a fence; a text that holds the start of its own hash takes years
-    to find, so the hash is given here."""
+    """``unheld`` builds the fence mark. Finding a text that holds the start of its own hash takes
+    years, so the test gives the hash.
+    """
     content = f"x</shared-context-{tear.join(spell(DIGEST[:held]))}>y"
     assert unheld(DIGEST, content) == DIGEST[: held + 1]
 
 
 @given(ANYTHING, st.integers(8, 40), ANYTHING)
 @example("", 8, "")
-def test_a_mark_is_never_in_the_text_folded_or_not(before: str, held: int, after: str) -> None:
+def test_mark_is_never_in_the_text_raw_or_folded(before: str, held: int, after: str) -> None:
     content = before + DIGEST[:held] + after
     mark = unheld(DIGEST, content)
     assert DIGEST.startswith(mark)
@@ -124,14 +125,16 @@ def test_a_mark_is_never_in_the_text_folded_or_not(before: str, held: int, after
 
 
 @given(st.text())
-def test_it_is_the_same_at_every_replay(content: str) -> None:
+def test_mark_is_the_same_at_every_replay(content: str) -> None:
     assert fence(content) == fence(str(content.encode("utf-8"), "utf-8"))
     assert 8 <= len(fence(content)) <= 64
 
 
 @pytest.mark.parametrize("policy", ["final_response_only", "tool_results", "full_history"])
 @pytest.mark.parametrize("text", HOSTILE)
-async def test_answers_tool_results_and_histories_stay_within_it(policy: str, text: str) -> None:
+async def test_answers_tool_results_and_histories_stay_within_their_fence(
+    policy: str, text: str
+) -> None:
     @tool("look", "-")
     async def look() -> str:
         return text
@@ -149,7 +152,7 @@ async def test_answers_tool_results_and_histories_stay_within_it(policy: str, te
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-async def test_a_sub_agent_s_answer_is_nothing_but_a_tool_s_result(text: str) -> None:
+async def test_sub_agents_answer_is_only_a_tool_result(text: str) -> None:
     graph = SharedMemoryGraph()
     graph.add_edge("requirements", "designer")
     lead = agent(ask("requirements"), "done")
@@ -163,7 +166,7 @@ async def test_a_sub_agent_s_answer_is_nothing_but_a_tool_s_result(text: str) ->
     assert model_of(lead).tools[-1] == ["requirements"]
 
 
-def test_awareness_is_made_of_names_alone() -> None:
+def test_awareness_contains_names_only() -> None:
     graph = SharedMemoryGraph()
     graph.add_edge("a", "b")
     message = awareness_message(graph, {"a": "a", "b": "b"})

@@ -1,4 +1,4 @@
-"""Which texts of the settings are secrets, and which are only beside one."""
+"""Secrets among the texts of the settings."""
 
 import pytest
 from pydantic import SecretStr
@@ -18,12 +18,12 @@ PASSWORD = "correct-horse"
         f"host=localhost password = '{PASSWORD}'",
     ],
 )
-def test_the_password_of_a_database_is_one(url: str) -> None:
+def test_database_password_is_a_secret(url: str) -> None:
     clean = redactor(Settings(database_url=SecretStr(url)))
     assert PASSWORD not in clean.text(f"cannot connect to {url}")
 
 
-def test_a_password_with_blanks_or_signs_of_urls_is_one() -> None:
+def test_password_with_blanks_or_url_characters_is_a_secret() -> None:
     for url, password in (
         ("host=db password='it\\'s a secret'", "it's a secret"),
         ("postgresql://clerk:a/long@secret@db/bottega", "a/long@secret"),
@@ -43,13 +43,13 @@ def test_a_password_with_blanks_or_signs_of_urls_is_one() -> None:
         "postgresql://postgres:postgres@localhost:5432/bottega",
     ],
 )
-def test_the_rest_of_its_address_is_none(url: str) -> None:
+def test_rest_of_the_database_address_is_no_secret(url: str) -> None:
     clean = redactor(Settings(database_url=SecretStr(url)))
     text = "postgres: host=localhost port=5432 sslmode=require localhost:5432/bottega user=bottega"
     assert clean.text(text) == text
 
 
-def test_the_port_of_a_model_is_none() -> None:
+def test_port_of_a_model_is_no_secret() -> None:
     clean = redactor(Settings(openai_base_url="http://localhost:11434/v1"))
     assert clean.text("see http://localhost:11434/v1") == "see http://localhost:11434/v1"
     clean = redactor(Settings(openai_base_url=f"http://clerk:{PASSWORD}@localhost:11434/v1"))

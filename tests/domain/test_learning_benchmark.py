@@ -1,4 +1,4 @@
-"""That what runs teach changes what later ones do, on a small setting of the benchmark."""
+"""Learning changes later runs: a small setting of the learning benchmark."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ TASKS, CHANGED, STRETCH = 320, 160, 50
 
 @pytest.fixture(scope="module")
 def courses() -> Sequence[Mapping[str, Course]]:
-    """Of a model that always does what it is told; in the middle what is right changes."""
+    """Measure a model that always follows its prompt; halfway the right answer changes."""
     arms = (NONE, FULL, PLACEBO)
     return [
         asyncio.run(measure(seed, TASKS, follows=1.0, tells=0.5, drift=True, arms=arms))
@@ -31,14 +31,14 @@ def success(courses: Sequence[Mapping[str, Course]], arm: str, since: int) -> fl
 
 @pytest.mark.parametrize("other", [NONE, PLACEBO])
 @pytest.mark.parametrize("until", [CHANGED, TASKS])
-def test_what_runs_taught_helps_and_what_others_did_does_not(
+def test_own_lessons_help_and_unrelated_ones_do_not(
     courses: Sequence[Mapping[str, Course]], other: str, until: int
 ) -> None:
     since = until - STRETCH
     assert success(courses, FULL, since) > success(courses, other, since) + 0.1
 
 
-def test_what_became_wrong_is_unlearned(courses: Sequence[Mapping[str, Course]]) -> None:
+def test_outdated_lesson_is_unlearned(courses: Sequence[Mapping[str, Course]]) -> None:
     before, after, end = (
         success(courses, FULL, since) for since in (CHANGED - STRETCH, CHANGED, TASKS - STRETCH)
     )
@@ -46,7 +46,7 @@ def test_what_became_wrong_is_unlearned(courses: Sequence[Mapping[str, Course]])
     assert end > after + 0.1
 
 
-def test_the_placebo_has_as_much_to_read(courses: Sequence[Mapping[str, Course]]) -> None:
+def test_placebo_has_the_same_length(courses: Sequence[Mapping[str, Course]]) -> None:
     full, placebo = (
         mean(report.of(courses, arm, lambda each: mean(each.given))) for arm in (FULL, PLACEBO)
     )
@@ -54,18 +54,18 @@ def test_the_placebo_has_as_much_to_read(courses: Sequence[Mapping[str, Course]]
 
 
 @pytest.mark.parametrize(("good", "n"), [(90, 100), (60, 60), (20, 24)])
-def test_a_pattern_that_only_fails_from_now_on_is_left_within_ten(good: int, n: int) -> None:
+def test_pattern_that_starts_to_fail_is_dropped_within_ten_runs(good: int, n: int) -> None:
     left = failing(LearningOptions(), good, n)
     assert left is not None
     assert left <= 10
 
 
-def test_the_same_seed_takes_the_same_course() -> None:
+def test_same_seed_gives_the_same_course() -> None:
     one, other = (asyncio.run(measure(3, 60, arms=(FULL, PLACEBO))) for _ in range(2))
     assert one == other
 
 
-def test_the_model_heeds_patterns_before_episodes_and_else_guesses() -> None:
+def test_model_follows_patterns_before_episodes_and_otherwise_guesses() -> None:
     pattern = "[pattern, decomposition, validated]\n  it\n  Steps: call auditor → call writer"
     episode = f"[SUCCESS, 2027-01-01, own run]\n  Result: {model.report(ORDERS[0], 'x', None)}"
     failed = episode.replace("SUCCESS", "FAILURE")

@@ -1,4 +1,4 @@
-"""Which episodes may become one: page 4, M16."""
+"""Similarity of episodes for consolidation."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
@@ -48,7 +48,7 @@ TASKS = (
         lambda text: text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}"),
     ],
 )
-def test_what_is_only_written_otherwise_reads_the_same(task: str, written: Any) -> None:
+def test_spelling_alone_makes_no_difference(task: str, written: Any) -> None:
     assert key(written(task)) == key(task)
 
 
@@ -62,12 +62,12 @@ def test_what_is_only_written_otherwise_reads_the_same(task: str, written: Any) 
         ("Explain cafe\u0301 culture", "explain caf\u00e9 culture"),
     ],
 )
-def test_what_says_nothing_makes_no_difference(one: str, other: str) -> None:
+def test_filler_words_make_no_difference(one: str, other: str) -> None:
     assert key(one) == key(other) is not None
 
 
 NEAR_MISSES = [
-    # numbers, and what stands with them
+    # numbers, and their units and signs
     ("Delete order 42", "Delete order 43"),
     ("Delete order 42", "Delete order 4 2"),
     ("Refund 10 dollars", "Refund 10 euros"),
@@ -107,7 +107,7 @@ NEAR_MISSES = [
     ("Non ho ancora finito", "Ho ancora finito"),
     ("Invia né copie né originali", "Invia copie e originali"),
     ("Match !important", "Match important"),
-    # what is done, when, where, to whom
+    # action, time, place, recipient
     ("Enable the billing", "Disable the billing"),
     ("Add Ann to the team", "Remove Ann from the team"),
     ("Attiva l'allarme", "Disattiva l'allarme"),
@@ -159,17 +159,17 @@ def test_near_misses_are_different(one: str, other: str) -> None:
 
 
 @given(ANY_TEXT)
-def test_any_text_has_one_reading_which_writing_it_again_keeps(text: str) -> None:
+def test_any_text_has_one_key_which_formatting_keeps(text: str) -> None:
     assert key(text) == key(f"  {text}\n")
     assert all(said(text)) or not said(text)
 
 
 @pytest.mark.parametrize("text", ["", "  ", "?!", "...", "\U0001f600"])
-def test_what_has_no_word_is_like_nothing(text: str) -> None:
+def test_text_without_words_has_no_key(text: str) -> None:
     assert key(text) is None
 
 
-def test_all_of_a_task_counts_but_how_hard_it_seemed() -> None:
+def test_every_field_of_a_task_counts_except_complexity() -> None:
     plain = key("x", constraints=["at most 5"], context={"branch": "main"}, complexity=0.2)
     assert plain == key("X.", constraints=["at most 5"], context={"branch": "main"}, complexity=1)
     assert plain != key("x", constraints=["at most 6"], context={"branch": "main"})
@@ -182,8 +182,8 @@ def test_all_of_a_task_counts_but_how_hard_it_seemed() -> None:
 @pytest.mark.parametrize(
     "text", ["a'" * 50_000, "((" * 50_000, "a-" * 50_000, '"' * 99_999, "«" * 99_999, "a" * 10**5]
 )
-def test_a_long_text_takes_no_longer_than_it_is_long(text: str) -> None:
-    said(f"{text}/")  # would take hours if each place looked at the rest
+def test_key_of_a_long_text_takes_linear_time(text: str) -> None:
+    said(f"{text}/")  # would take hours if each position scanned the rest
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ candidates = st.lists(
 
 
 @given(candidates, st.randoms())
-def test_in_a_group_each_is_close_to_each(given: list[Candidate], random: Any) -> None:
+def test_members_of_a_group_are_pairwise_close(given: list[Candidate], random: Any) -> None:
     closeness = Closeness()
     found = groups(given, closeness)
     members = [each.id for group in found for each in group]
@@ -229,8 +229,8 @@ def test_in_a_group_each_is_close_to_each(given: list[Candidate], random: Any) -
 
 
 @given(candidates)
-def test_groups_that_are_close_do_not_stay_apart(given: list[Candidate]) -> None:
-    """And none of those left over is close to another."""
+def test_close_groups_are_joined(given: list[Candidate]) -> None:
+    """Check also that no two of the remaining episodes are close."""
     closeness = Closeness()
     found = groups(given, closeness)
     grouped = {each.id for group in found for each in group}
@@ -245,12 +245,12 @@ def test_groups_that_are_close_do_not_stay_apart(given: list[Candidate]) -> None
         )
 
 
-def test_a_chain_of_close_ones_is_no_group() -> None:
+def test_chain_of_close_episodes_is_no_group() -> None:
     chain = [candidate(n, [np.cos(n * 0.25), np.sin(n * 0.25)]) for n in range(3)]
     [group] = groups(chain)
     assert len(group) == 2
 
 
-def test_no_more_become_one_than_the_most() -> None:
+def test_group_size_is_bounded() -> None:
     same = [candidate(n, [1, 0], days=n / 100) for n in range(25)]
     assert [len(group) for group in groups(same, Closeness(most=10))] == [10, 10, 5]

@@ -1,4 +1,4 @@
-"""The loop of one query: pages A2 and A3."""
+"""The loop of one query."""
 
 import asyncio
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ async def test_tool_results_go_back_to_the_model_as_text_or_compact_json() -> No
     assert model_of(it).tools == [["add", "look"]] * 2
 
 
-async def test_a_stateful_agent_goes_on_from_its_history_and_adds_up_its_usage() -> None:
+async def test_stateful_agent_continues_its_history_and_adds_up_its_usage() -> None:
     it = agent("one", "two")
     await it.execute_query_async("first")
     await it.execute_query_async("second")
@@ -102,7 +102,7 @@ async def test_a_stateful_agent_goes_on_from_its_history_and_adds_up_its_usage()
     assert it.usage.tokens.total_tokens == 30
 
 
-async def test_a_query_may_be_messages_with_one_human_among_them() -> None:
+async def test_query_may_be_messages_with_one_human_among_them() -> None:
     it = agent("ok")
     await it.execute_query_async(
         [SystemMessage(content="rules"), HumanMessage(content="hi"), AssistantMessage(content="p")]
@@ -121,14 +121,14 @@ async def test_a_query_may_be_messages_with_one_human_among_them() -> None:
         ([HumanMessage(content="a"), AssistantMessage(tool_calls=(call("x"),))], "no answer"),
     ],
 )
-async def test_any_other_query_is_refused_by_name(query: list[HumanMessage], found: str) -> None:
+async def test_other_query_types_are_refused_by_name(query: list[HumanMessage], found: str) -> None:
     it = agent()
     with pytest.raises(InvalidQueryError, match=found):
         await it.execute_query_async(query)
     assert len(it.conversation_history) == 1
 
 
-async def test_without_a_provider_the_query_says_how_to_set_one(no_default: None) -> None:
+async def test_query_without_a_provider_says_how_to_set_one(no_default: None) -> None:
     it = BaseAgent("system")
     with pytest.raises(NoProviderError, match="set_default_provider"):
         await it.execute_query_async("hi")
@@ -137,7 +137,7 @@ async def test_without_a_provider_the_query_says_how_to_set_one(no_default: None
     assert (await it.execute_query_async("hi")).content == "from the default"
 
 
-async def test_the_name_defaults_to_the_class() -> None:
+async def test_name_defaults_to_the_class() -> None:
     class Analyst(BaseAgent):
         pass
 
@@ -145,17 +145,17 @@ async def test_the_name_defaults_to_the_class() -> None:
     assert BaseAgent("x", agent_name="bob").agent_name == "bob"
 
 
-def test_the_sync_door_works_outside_a_loop() -> None:
+def test_sync_call_works_outside_a_loop() -> None:
     assert agent("hello").execute_query("hi").content == "hello"
 
 
-async def test_the_sync_door_names_the_async_one_inside_a_loop() -> None:
+async def test_sync_call_inside_a_loop_names_the_async_one() -> None:
     with pytest.raises(RuntimeError, match="execute_query_async"):
         agent("hello").execute_query("hi")
 
 
 @pytest.mark.parametrize("error", [ModelError("overloaded", code="busy"), KeyError("bug")])
-async def test_a_failing_model_ends_the_query_with_an_error(error: Exception) -> None:
+async def test_failing_model_ends_the_query_with_an_error(error: Exception) -> None:
     it = agent(error, "later")
     response = await it.execute_query_async("hi")
     assert response.stop_reason == "error"
@@ -165,7 +165,7 @@ async def test_a_failing_model_ends_the_query_with_an_error(error: Exception) ->
     assert (await it.execute_query_async("again")).content == "later"
 
 
-async def test_a_provider_that_answers_nonsense_fails_the_query() -> None:
+async def test_invalid_answer_of_a_provider_fails_the_query() -> None:
     class Wrong(ScriptedModel):
         async def invoke(self, *args: object, **kwargs: object) -> AssistantMessage:
             return "text"  # type: ignore[return-value]
@@ -175,7 +175,7 @@ async def test_a_provider_that_answers_nonsense_fails_the_query() -> None:
 
 
 class TestIterations:
-    async def test_running_out_carries_the_error_and_what_was_reached(self) -> None:
+    async def test_exhaustion_carries_the_error_and_the_partial_answer(self) -> None:
         thinking = AssistantMessage(content="so far: 5", tool_calls=(call("add", a=2, b=3),))
         it = agent(thinking, call("add", a=1, b=1), tools=[add], max_iterations=2)
         response = await it.execute_query_async("go")
@@ -192,7 +192,7 @@ class TestIterations:
 class TestToolPolicy:
     policy = (ToolRequirement("add", min_calls=2),)
 
-    async def test_an_answer_that_breaks_it_goes_back_with_the_reason(self) -> None:
+    async def test_answer_that_breaks_the_policy_is_sent_back_with_the_reason(self) -> None:
         it = agent(
             "early",
             [call("add", "1", a=1, b=1), call("add", "2", a=1, b=1)],
@@ -205,18 +205,18 @@ class TestToolPolicy:
         assert shape(it)[1] == "assistant: early"
         assert "'add' at least 2 time(s); so far it was 0" in shape(it)[2]
 
-    async def test_on_the_last_iteration_it_fails(self) -> None:
+    async def test_broken_policy_on_the_last_iteration_fails(self) -> None:
         it = agent("early", tools=[add], tool_policy=self.policy, max_iterations=1)
         response = await it.execute_query_async("go")
         assert (response.stop_reason, response.error_code) == ("error", "tool_policy")
         assert response.content == ""
 
-    async def test_success_can_be_required_and_the_sentence_chosen(self) -> None:
+    async def test_policy_can_require_success_and_choose_its_message(self) -> None:
         rule = ToolRequirement("broken", require_success=True, error_message="It must work!")
         it = agent(call("broken"), "done", tools=[broken], tool_policy=[rule], max_iterations=2)
         assert (await it.execute_query_async("go")).error == "It must work!"
 
-    async def test_it_counts_this_query_only(self) -> None:
+    async def test_policy_counts_this_query_only(self) -> None:
         rule = ToolRequirement("add")
         it = agent(call("add", a=1, b=1), "one", "two", tools=[add], tool_policy=[rule])
         it.max_iterations = 2
@@ -240,15 +240,13 @@ class TestToolEndings:
         assert (response.content, response.stop_reason) == ('3\n{"found":[1,2]}', "tool_results")
 
     @pytest.mark.parametrize("config", [{"exit_on_success": ["add"]}, {"agent_comment": False}])
-    async def test_neither_ends_the_query_while_a_call_failed(
-        self, config: dict[str, bool]
-    ) -> None:
+    async def test_failed_call_prevents_both_endings(self, config: dict[str, bool]) -> None:
         both = [call("add", a=1, b=2), call("broken")]
         it = agent(both, "mended", tools=[add, broken], **config)
         response = await it.execute_query_async("go")
         assert (response.content, response.stop_reason) == ("mended", "final_answer")
 
-    async def test_the_policy_holds_for_them_too(self) -> None:
+    async def test_tool_policy_applies_to_tool_endings(self) -> None:
         it = agent(
             call("add", a=1, b=2),
             [call("add", "x", a=4, b=4), call("look")],
@@ -260,7 +258,7 @@ class TestToolEndings:
         assert response.content == '8\n{"found":[1,2]}'
         assert shape(it)[3].startswith("user: Before you answer, call the tool 'look'")
 
-    async def test_before_final_response_may_send_them_back(self) -> None:
+    async def test_before_final_response_may_retry_a_tool_ending(self) -> None:
         it = agent(call("add", a=1, b=2), "words", tools=[add], agent_comment=False)
         it.on(AgentEvent.BEFORE_FINAL_RESPONSE).when(lambda status: status.iteration == 1).inject(
             human("in words")
@@ -272,7 +270,7 @@ class TestToolEndings:
 
 class TestHistory:
     @pytest.mark.parametrize("broken_by", ["pop", "insert", "text"])
-    async def test_a_direct_edit_that_breaks_the_pairing_is_named(self, broken_by: str) -> None:
+    async def test_direct_edit_that_breaks_the_pairing_is_named(self, broken_by: str) -> None:
         it = agent(call("add", a=1, b=2), "never", tools=[add])
 
         def edit(status: object) -> None:
@@ -288,7 +286,7 @@ class TestHistory:
             await it.execute_query_async("go")
         assert len(model_of(it).requests) == 1
 
-    async def test_appending_inside_a_block_of_answers_is_such_an_edit(self) -> None:
+    async def test_appending_inside_a_block_of_answers_is_refused(self) -> None:
         it = agent(call("add", a=1, b=2), "never", tools=[add])
         it.on(AgentEvent.AFTER_TOOL_EXECUTION).do(
             lambda status: status.conversation_history.append(HumanMessage(content="too early"))
@@ -297,7 +295,7 @@ class TestHistory:
             await it.execute_query_async("go")
 
     @pytest.mark.parametrize("instead", [[], [HumanMessage(content="an answer?")]])
-    async def test_an_edit_of_what_was_checked_before_is_seen_too(
+    async def test_edit_of_an_already_checked_message_is_noticed(
         self, instead: list[StandardMessage]
     ) -> None:
         add_call = call("add", a=1, b=2)
@@ -312,7 +310,7 @@ class TestHistory:
             await it.execute_query_async("go", recorder=notes)
         assert len(notes.about("model")) == 2
 
-    async def test_editing_it_validly_is_fine(self) -> None:
+    async def test_valid_edit_is_accepted(self) -> None:
         it = agent("ok")
         it.on(AgentEvent.BEFORE_LLM_CALL).do(
             lambda status: status.conversation_history.append(HumanMessage(content="more"))
@@ -332,7 +330,7 @@ class TestHistory:
         ]
         assert (await it.execute_query_async("go")).content == "ok"
 
-    async def test_calls_that_a_model_gave_one_id_are_told_apart(self) -> None:
+    async def test_calls_with_the_same_id_are_distinguished(self) -> None:
         twins = [call("add", "same", a=1, b=1), call("add", "same", a=2, b=2)]
         it = agent(twins, "done", tools=[add])
         response = await it.execute_query_async("go")
@@ -341,19 +339,19 @@ class TestHistory:
 
 
 class TestToolCalls:
-    async def test_an_invented_tool_is_answered_with_the_names_there_are(self) -> None:
+    async def test_unknown_tool_is_answered_with_the_known_names(self) -> None:
         it = agent(call("subtract"), "ok", tools=[add, look])
         response = await it.execute_query_async("go")
         assert response.tool_results[0].status is ToolStatus.ERROR
         assert answers_in(it) == ["Error: there is no tool 'subtract'; you may use: add, look"]
 
-    async def test_arguments_that_are_no_object_are_answered_with_them(self) -> None:
+    async def test_arguments_that_are_no_object_are_quoted_in_the_answer(self) -> None:
         raw = ToolCall(id="1", name="add", malformed='{"a": 1')
         it = agent(raw, "ok", tools=[add])
         await it.execute_query_async("go")
         assert answers_in(it) == ['Error: the arguments are not a JSON object: {"a": 1']
 
-    async def test_the_calls_of_a_message_run_side_by_side_and_answer_in_order(self) -> None:
+    async def test_calls_of_a_message_run_side_by_side_and_answer_in_order(self) -> None:
         barrier = asyncio.Barrier(2)
         order = []
 
@@ -377,13 +375,13 @@ class TestToolCalls:
         assert order == ["second", "first"]
         assert answers_in(it) == ["1", "2"]
 
-    async def test_a_tool_registered_in_the_middle_of_a_query_is_offered(self) -> None:
+    async def test_tool_registered_during_a_query_is_offered(self) -> None:
         it = agent(call("add", a=1, b=2), "ok", tools=[add])
         it.on(AgentEvent.AFTER_LLM_CALL).do(lambda status: status.agent.register_tool(look))
         await it.execute_query_async("go")
         assert model_of(it).tools == [["add"], ["add", "look"]]
 
-    async def test_two_tools_of_one_name_are_refused(self) -> None:
+    async def test_two_tools_with_one_name_are_refused(self) -> None:
         it = agent(tools=[add, add])
         assert it.registered_tools == [add]
         with pytest.raises(InvalidInputError, match="'add' already"):

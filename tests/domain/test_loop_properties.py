@@ -1,4 +1,4 @@
-"""What holds for every query, whatever model, tools and hooks do."""
+"""Properties of every query, for any model, tools and hooks."""
 
 import asyncio
 from itertools import cycle
@@ -39,7 +39,7 @@ plans = st.dictionaries(st.sampled_from(AgentEvent), st.lists(deeds, min_size=1,
 
 
 class Checkpoints:
-    """Cancels the query when it comes by for the nth time."""
+    """Counter that cancels the query at the nth checkpoint."""
 
     def __init__(self, cancel_at: int) -> None:
         self.left = cancel_at
@@ -63,7 +63,7 @@ def message_of(names: list[str]) -> AssistantMessage:
 
 
 def endless(script: list[Any], points: Checkpoints) -> ScriptedModel:
-    """A model that says the script over and over."""
+    """Build a model that repeats the script for ever."""
     said = cycle(script)
 
     async def say(messages: Any) -> Any:
@@ -98,7 +98,7 @@ VALUES: dict[type | None, Any] = {
 
 
 def plant(agent: BaseAgent, event: AgentEvent, plan: list[Any]) -> None:
-    """Hooks that go through ``plan``, one deed per time the event fires."""
+    """Add hooks that follow ``plan``, one action each time the event fires."""
     contract = CONTRACTS[event]
     turns = cycle(plan)
     now: list[Any] = [None]
@@ -153,7 +153,7 @@ def build(script: list[Any], plan: dict[AgentEvent, list[Any]], points: Checkpoi
 
 @given(st.lists(answers, min_size=1, max_size=5), plans, st.integers(0, 12))
 @settings(max_examples=300, deadline=None)
-def test_a_query_ends_in_its_budget_with_a_valid_history(
+def test_query_ends_within_its_budget_with_a_valid_history(
     script: list[Any], plan: dict[AgentEvent, list[Any]], cancel_at: int
 ) -> None:
     async def main() -> None:
@@ -198,14 +198,14 @@ async def history(script: list[Any], plan: dict[AgentEvent, list[Any]]) -> list[
 
 @given(st.lists(plain | calls_in_order, min_size=1, max_size=5), plans)
 @settings(max_examples=100, deadline=None)
-def test_the_same_answers_give_the_same_history(
+def test_same_answers_give_the_same_history(
     script: list[Any], plan: dict[AgentEvent, list[Any]]
 ) -> None:
-    """Hooks take turns in the order in which tools end, so that order must be the same."""
+    """Check that tools end in the same order too, since hooks run in that order."""
     assert asyncio.run(history(script, plan)) == asyncio.run(history(script, plan))
 
 
 @given(st.lists(answers, min_size=1, max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_results_stand_in_the_order_of_their_calls_however_threads_end(script: list[Any]) -> None:
+def test_results_have_the_order_of_their_calls_whenever_threads_end(script: list[Any]) -> None:
     assert asyncio.run(history(script, {})) == asyncio.run(history(script, {}))

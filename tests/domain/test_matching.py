@@ -1,4 +1,4 @@
-"""Which patterns apply, and in which order: page 4, M21."""
+"""The pattern matcher: matches and their order."""
 
 import math
 import random
@@ -47,7 +47,7 @@ def ids(matches: list[Match]) -> list[int]:
     categories=st.none() | st.sets(st.sampled_from(Category), min_size=1),
 )
 @settings(max_examples=300)
-def test_the_matcher_finds_what_looking_at_each_finds(
+def test_matcher_agrees_with_a_full_scan(
     patterns: list[Pattern], features: Any, k: int, patience: int, categories: Any
 ) -> None:
     matcher = Matcher(patterns, patience=patience)
@@ -62,7 +62,7 @@ def test_the_matcher_finds_what_looking_at_each_finds(
 
 @pytest.mark.parametrize("size", [1, 17, 100, 1000])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_does_so_at_every_size_and_shape(shape: str, size: int) -> None:
+def test_matcher_agrees_with_a_full_scan_at_every_size_and_shape(shape: str, size: int) -> None:
     chance = random.Random(f"{shape}{size}")
     patterns, tasks = SHAPES[shape](size, chance)
     for patience in (0, 16):
@@ -71,7 +71,7 @@ def test_it_does_so_at_every_size_and_shape(shape: str, size: int) -> None:
             assert matcher.find(features, now=NOW) == brute_force(patterns, features, now=NOW)
 
 
-def test_a_score_has_the_weights_of_the_page() -> None:
+def test_score_has_the_documented_weights() -> None:
     one = pattern(
         1,
         applicability=Applicability(problem_types=("review",)),
@@ -100,7 +100,7 @@ def test_uses_and_freshness_are_bounded() -> None:
     assert score(one, {}, NOW) == pytest.approx(0.15 + 0.1)
 
 
-def test_only_validated_ones_are_found_and_candidates_are_on_a_list_of_their_own() -> None:
+def test_find_returns_validated_patterns_and_candidates_are_listed_apart() -> None:
     patterns = [
         pattern(number, lifecycle=Lifecycle(state))
         for number, state in enumerate(PatternState, start=1)
@@ -111,13 +111,13 @@ def test_only_validated_ones_are_found_and_candidates_are_on_a_list_of_their_own
     assert len(matcher) == 2
 
 
-def test_equal_scores_come_by_id_and_only_so_many() -> None:
+def test_equal_scores_are_ordered_by_id_and_limited() -> None:
     patterns = [pattern(number) for number in (9, 3, 7, 1, 5)]
     assert ids(Matcher(patterns).find({}, now=NOW, k=3)) == [1, 3, 5]
 
 
 @pytest.mark.parametrize(("told_by", "told_of"), [(1, 2), (2, 1)])
-def test_one_that_contradicts_a_better_one_is_left_out(told_by: int, told_of: int) -> None:
+def test_pattern_that_contradicts_a_better_one_is_left_out(told_by: int, told_of: int) -> None:
     relations = Relations(contradicts=(numbered(told_of),))
     patterns = [
         replace(each, relations=relations) if each.key.int == told_by else each
@@ -126,25 +126,25 @@ def test_one_that_contradicts_a_better_one_is_left_out(told_by: int, told_of: in
     assert ids(Matcher(patterns).find({}, now=NOW)) == [1, 3]
 
 
-def test_it_hides_nothing_that_the_one_left_out_contradicts() -> None:
+def test_pattern_that_was_left_out_hides_no_other() -> None:
     best = pattern(1, relations=Relations(contradicts=(numbered(2),)))
     second = pattern(2, relations=Relations(contradicts=(numbered(3),)))
     assert ids(Matcher([best, second, pattern(3)]).find({}, now=NOW)) == [1, 3]
 
 
-def test_no_problem_type_means_any_and_an_anti_condition_keeps_it_away() -> None:
+def test_no_problem_type_means_any_and_an_anti_condition_excludes() -> None:
     urgent = {"feature": "urgent", "op": "eq", "value": True}
     matcher = Matcher([pattern(1, applicability=Applicability(anti_conditions=(urgent,)))])
     assert ids(matcher.find({"task_type": "anything"}, now=NOW)) == [1]
     assert not matcher.find({"task_type": "anything", "urgent": True}, now=NOW)
 
 
-def test_there_may_be_none_at_all() -> None:
+def test_matcher_may_be_empty() -> None:
     assert Matcher([]).find({"task_type": "a"}, now=NOW) == []
     assert Matcher([]).candidates({}, now=NOW) == []
 
 
-def test_the_shapes_of_the_benchmark_hold_something_to_find() -> None:
+def test_benchmark_shapes_have_matches() -> None:
     found = {}
     for shape, make in SHAPES.items():
         patterns, tasks = make(500, random.Random(1))

@@ -1,4 +1,4 @@
-"""What the memory benchmark measures with: its corpus, and its measures."""
+"""The memory benchmark's corpus and measures."""
 
 import pytest
 
@@ -11,12 +11,12 @@ SMALL = {"size": 400, "per_class": 4}
 
 
 def content(text: str) -> set[str]:
-    """The stems of what is not a stop word: a stop word has a single feature."""
+    """Return the stems of all words except stop words (a stop word has a single feature)."""
     bag = words(text.replace("{e}", ""))
     return {stem(word) for word in bag if len(features(word)) > 4}
 
 
-def test_what_is_asked_in_other_words_shares_none_with_what_is_stored() -> None:
+def test_questions_in_other_words_share_no_stem_with_the_stored_text() -> None:
     for intent in intents():
         stored, asked = (
             {word for phrase in phrases for word in content(phrase)}
@@ -25,16 +25,16 @@ def test_what_is_asked_in_other_words_shares_none_with_what_is_stored() -> None:
         assert not stored & asked, intent.key
 
 
-def test_every_domain_has_ways_to_fail() -> None:
+def test_every_domain_has_failures() -> None:
     assert {each.domain for each in failures()} == {each.domain for each in intents()}
 
 
-def test_the_same_seed_gives_the_same_corpus_and_another_one_another() -> None:
+def test_seed_determines_the_corpus() -> None:
     assert corpus(3, **SMALL) == corpus(3, **SMALL)
     assert corpus(3, **SMALL).episodes != corpus(4, **SMALL).episodes
 
 
-def test_each_question_has_an_answer_and_those_of_its_class() -> None:
+def test_each_question_has_answers_of_its_class() -> None:
     made = corpus(5, **SMALL)
     assert len(made.episodes) == SMALL["size"]
     for query in made.queries:
@@ -59,7 +59,7 @@ def test_measures_of_a_ranking() -> None:
     assert measured([9], {1}).any10 == 0
 
 
-def test_an_interval_holds_the_mean_and_narrows_with_more_values() -> None:
+def test_confidence_interval_holds_the_mean_and_narrows_with_more_values() -> None:
     low, high = interval([0, 1] * 20)
     assert low < 0.5 < high
     narrow_low, narrow_high = interval([0, 1] * 200)

@@ -1,4 +1,4 @@
-"""What an operator may choose of episodes, by environment variables."""
+"""Settings of episodes, from environment variables."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,15 +19,15 @@ def flat(options: MemoryOptions) -> dict[str, Any]:
     return {**found.pop("scoring"), **found.pop("ages"), **found}
 
 
-def test_without_any_they_are_what_the_library_takes() -> None:
+def test_defaults_are_those_of_the_library() -> None:
     assert given() == MemoryOptions()
 
 
 @pytest.mark.parametrize("name", flat(MemoryOptions()))
-def test_each_can_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_option_can_be_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = flat(MemoryOptions())[name]
     texts = {"normalisation": "raw", "normalise_recency": str(not usual)}
-    # The ages must rise, and twice as much is within bounds for all but a cosine.
+    # The ages must rise, and the doubled value is valid for every option except a cosine.
     factor = 0.5 if "cosine" in name else 1.25 if name == "mature_days" else 2
     value = texts.get(name) or str(type(usual)(usual * factor))
     monkeypatch.setenv(f"BOTTEGA_MEMORY_{name.upper()}", value)

@@ -1,4 +1,4 @@
-"""Tools by which an agent uses its memory."""
+"""The tools by which an agent uses its memory."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(id="c", name=name, arguments=arguments)
 
 
-async def test_a_plan_stands_in_the_working_memory_and_the_last_one_counts() -> None:
+async def test_plan_is_in_the_working_memory_and_the_last_one_counts() -> None:
     working = WorkingMemory()
     tool = SetPlan(working)
     await tool.execute(call("set_plan", steps=["look", "act"]))
@@ -23,7 +23,7 @@ async def test_a_plan_stands_in_the_working_memory_and_the_last_one_counts() -> 
     assert working.compose(Part.TASK).endswith("Plan:\n- look\n- ask\n- act")
 
 
-async def test_a_plan_that_a_record_answered_is_there_again() -> None:
+async def test_plan_from_a_recorded_answer_is_restored() -> None:
     working, again = WorkingMemory(), WorkingMemory()
     planned = call("set_plan", steps=["look", "act"])
     await SetPlan(working).execute(planned)
@@ -45,7 +45,7 @@ async def test_a_plan_that_a_record_answered_is_there_again() -> None:
         {"a": 1},
     ],
 )
-async def test_what_is_no_plan_is_refused_and_changes_nothing(steps: Any) -> None:
+async def test_invalid_plan_is_refused_and_changes_nothing(steps: Any) -> None:
     working = WorkingMemory()
     result = await SetPlan(working).execute(call("set_plan", steps=steps))
     assert result.status is ToolStatus.ERROR
@@ -54,7 +54,7 @@ async def test_what_is_no_plan_is_refused_and_changes_nothing(steps: Any) -> Non
     assert not working.holds(Part.TASK)
 
 
-async def test_a_search_says_what_was_looked_for_and_where() -> None:
+async def test_search_passes_on_its_query_and_scope() -> None:
     asked: list[tuple[str, bool]] = []
 
     async def search(query: str, in_session: bool) -> str:

@@ -1,4 +1,4 @@
-"""What several episodes that were alike become: page 4, M16."""
+"""Consolidation: one episode from several similar ones."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ def one_of(*members: Episode, outcome: Outcome = Outcome.SUCCESS) -> tuple[Episo
     return one, one.metadata["consolidated"]
 
 
-def test_it_says_what_is_the_same_and_what_is_each_one_s_own() -> None:
+def test_merged_episode_has_the_common_part_and_each_variation() -> None:
     other = {"tools_used": ["search"], "agents": ["clerk"]}
     one, said = one_of(
         episode(1),
@@ -71,13 +71,13 @@ def test_it_says_what_is_the_same_and_what_is_each_one_s_own() -> None:
     }
 
 
-def test_those_that_failed_are_no_success() -> None:
+def test_failed_episodes_merge_into_no_success() -> None:
     one, said = one_of(episode(1), episode(2), outcome=Outcome.FAILURE)
     assert one.outcome is Outcome.FAILURE
     assert said["statistics"]["success_rate"] == 0
 
 
-def test_what_they_do_not_share_is_not_said_of_it() -> None:
+def test_fields_that_differ_are_left_out() -> None:
     one, said = one_of(
         episode(1),
         episode(2, origin={"principal": "bob"}, execution={}, metadata={}),
@@ -91,13 +91,13 @@ def test_what_they_do_not_share_is_not_said_of_it() -> None:
     assert same.origin["principal"] == "ann"
 
 
-def test_it_is_the_same_one_whoever_makes_it_and_another_of_others() -> None:
+def test_id_depends_on_the_members_only() -> None:
     one, two, three = map(episode, (1, 2, 3))
     assert as_one([one, two], one).id == as_one([two, one], two).id
     assert as_one([one, two], one).id != as_one([one, two, three], one).id
 
 
-def test_what_is_long_is_cut() -> None:
+def test_long_values_are_cut() -> None:
     many = {f"key {number}": number for number in range(100)}
     _, said = one_of(
         episode(1), episode(2, result={"output": "x" * 5000}), episode(3, metadata=many)
@@ -107,7 +107,9 @@ def test_what_is_long_is_cut() -> None:
 
 
 @given(st.lists(st.dictionaries(st.text("ab/~", max_size=2), JSON), min_size=2, max_size=4))
-def test_structure_and_variation_together_are_the_whole(contents: list[dict[str, Any]]) -> None:
+def test_structure_and_variation_together_restore_each_member(
+    contents: list[dict[str, Any]],
+) -> None:
     members = [
         replace(episode(number), metadata=content) for number, content in enumerate(contents)
     ]

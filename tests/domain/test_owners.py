@@ -1,15 +1,15 @@
-"""Texts that a pattern may say."""
+"""Privacy of texts in patterns: only texts of several owners may appear."""
 
 from bottega.memory.owners import Told, owner_of, public_features
 
 
-def test_whom_an_episode_is_of() -> None:
+def test_owner_of_an_episode() -> None:
     assert owner_of("alice", "s") == owner_of("alice", None)
     assert owner_of(None, "alice") != owner_of("alice", None)
     assert owner_of(None, None) == owner_of(None, None)
 
 
-def test_features_lose_the_texts_that_few_owners_have() -> None:
+def test_texts_of_few_owners_are_removed_from_features() -> None:
     def told(owner: str | None, domain: str, task_type: str = "clerk") -> Told:
         return Told({"domain": domain, "task_type": task_type, "complexity": 0.5}, owner, "clerk")
 
@@ -25,7 +25,7 @@ def test_features_lose_the_texts_that_few_owners_have() -> None:
     assert shown[-1]["domain"] == "said with the pattern"
 
 
-def test_features_that_a_client_tells_of_a_user_s_episode_are_that_user_s_texts() -> None:
+def test_features_that_a_client_sends_belong_to_the_episodes_user() -> None:
     def told(owner: str, **features: object) -> Told:
         return Told({"tools_required": ["fetch"], "urgent": True, **features}, owner, "clerk")
 

@@ -1,4 +1,4 @@
-"""What a log says to a worker that goes on with a run."""
+"""A run's log, as read by the worker that resumes the run."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def called(name: str, arguments: dict[str, Any], result: Any) -> list[Event]:
-    """The events of a tool call."""
+    """Build the events of a tool call."""
     about = {"call": 1, "tool_call_id": "one", "name": name}
     run = uuid4()
     answer = {"status": "success", "result": result, "error": None}
@@ -23,10 +23,10 @@ def called(name: str, arguments: dict[str, Any], result: Any) -> list[Event]:
     ]
 
 
-def test_a_file_that_was_written_is_written_again() -> None:
+def test_stored_file_is_written_again() -> None:
     log = called("write_file", {"path": "a", "content": "b"}, {"written_chars": 1})
     assert remember(log, NOW).writes == [(None, "a", "b")]
 
 
-def test_an_agent_may_have_a_tool_of_its_own_that_is_named_like_the_one_for_files() -> None:
+def test_own_tool_with_the_name_of_the_file_tool_writes_no_file() -> None:
     assert remember(called("write_file", {"target": "a"}, "stored"), NOW).writes == []

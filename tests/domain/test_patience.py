@@ -1,4 +1,4 @@
-"""How long a query waits for its vector."""
+"""Limits of the wait for a query's vector."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bottega.memory.patience import Patience
 
 
 class Server:
-    """An embedder that hangs, fails or answers, as it is told."""
+    """Embedder that hangs, fails or answers, as the test sets it."""
 
     name = "server"
     dimension = 2
@@ -38,7 +38,7 @@ class Clock:
 
 
 async def ends(patience: Patience, server: Server) -> str:
-    """How a query ends."""
+    """Return how a query ends."""
     try:
         assert (await patience.embed(server, "x")).shape == (1, 2)
     except (TimeoutError, UnavailableError, ModelError) as error:
@@ -47,7 +47,7 @@ async def ends(patience: Patience, server: Server) -> str:
 
 
 @pytest.mark.anyio
-async def test_after_three_timeouts_in_a_row_one_query_in_ten_seconds_asks() -> None:
+async def test_after_three_timeouts_in_a_row_one_query_per_ten_seconds_is_sent() -> None:
     clock, server = Clock(), Server()
     patience = Patience(0.001, clock)
     server.does = "hang"
@@ -65,7 +65,7 @@ async def test_after_three_timeouts_in_a_row_one_query_in_ten_seconds_asks() -> 
 
 
 @pytest.mark.anyio
-async def test_an_answer_or_an_error_ends_the_row() -> None:
+async def test_answer_or_error_ends_the_row_of_timeouts() -> None:
     server = Server()
     patience = Patience(0.001, Clock())
     for between in ("answer", "fail"):
@@ -78,7 +78,7 @@ async def test_an_answer_or_an_error_ends_the_row() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_embedder_that_hangs_costs_another_nothing() -> None:
+async def test_hanging_embedder_does_not_slow_another() -> None:
     hangs, answers = Server(), Server()
     hangs.does = "hang"
     patience = Patience(0.001, Clock())

@@ -1,4 +1,4 @@
-"""How the pool grows and shrinks."""
+"""Growth and shrinking of the pool."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ shares = st.floats(0, 1)
 
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[int, SchedulerOptions]:
-    """A pool's size, and options that it is within."""
+    """Draw a pool's size, and options whose bounds contain it."""
     least, size, most = sorted(draw(st.tuples(*[st.integers(1, 500)] * 3)))
     low, high = sorted(draw(st.tuples(shares, shares)))
     return size, replace(
@@ -34,7 +34,7 @@ def pools(draw: st.DrawFn) -> tuple[int, SchedulerOptions]:
         (10, 8, 10),  # exactly 80 %
         (5, 4, 5),
         (15, 12, 15),
-        (15, 13, 20),  # 23, but for the maximum
+        (15, 13, 20),  # 23 without the maximum
         (20, 20, 20),
         (2, 2, 3),
         (3, 3, 5),
@@ -45,15 +45,15 @@ def pools(draw: st.DrawFn) -> tuple[int, SchedulerOptions]:
         (3, 0, 2),
         (2, 0, 2),
         (10, 5, 10),
-        (10, 11, 15),  # after it shrank below what is held
+        (10, 11, 15),  # after it shrank below the number of held slots
     ],
 )
-def test_it_grows_above_and_shrinks_below_the_thresholds(size: int, busy: int, then: int) -> None:
+def test_pool_grows_above_and_shrinks_below_the_thresholds(size: int, busy: int, then: int) -> None:
     assert resized(size, busy, OPTIONS) == then
 
 
 @given(pools(), st.integers(0, 600))
-def test_it_stays_within_its_bounds_and_moves_by_half_and_a_quarter_at_most(
+def test_pool_stays_within_bounds_and_changes_by_a_half_or_a_quarter_at_most(
     pool: tuple[int, SchedulerOptions], busy: int
 ) -> None:
     size, options = pool
@@ -76,7 +76,7 @@ def test_more_work_never_makes_it_smaller(
 
 
 @given(st.integers(1, 50), st.integers(0, 450))
-def test_it_reaches_its_bounds_under_full_load_and_without_any(least: int, more: int) -> None:
+def test_pool_reaches_its_bounds_under_full_load_and_without_load(least: int, more: int) -> None:
     options = replace(OPTIONS, min_workers=least, max_workers=least + more)
     size = least
     for _ in range(20):
@@ -88,5 +88,5 @@ def test_it_reaches_its_bounds_under_full_load_and_without_any(least: int, more:
 
 
 @given(st.integers(0, 100))
-def test_it_rests_when_minimum_and_maximum_are_the_same(busy: int) -> None:
+def test_pool_is_constant_when_minimum_and_maximum_are_equal(busy: int) -> None:
     assert resized(50, busy, replace(OPTIONS, min_workers=50, max_workers=50)) == 50

@@ -1,4 +1,4 @@
-"""Requests per second: what is let through at any time is at most the burst and what time added."""
+"""The limit of requests per second: at most the burst and the time's allowance pass."""
 
 import math
 from uuid import UUID
@@ -15,7 +15,7 @@ A, B = UUID(int=1), UUID(int=2)
 
 
 @given(RATES, st.floats(0, 10**9), GAPS)
-def test_never_more_than_the_burst_and_what_time_has_added(
+def test_never_more_than_the_burst_and_the_times_allowance_pass(
     rate: Rate, start: float, gaps: list[float]
 ) -> None:
     now, paid_at, let_through = start, 0.0, []
@@ -33,9 +33,7 @@ def test_never_more_than_the_burst_and_what_time_has_added(
 
 
 @given(RATES, st.floats(0, 10**6))
-def test_a_burst_is_let_through_and_the_next_one_when_it_was_told_to_come(
-    rate: Rate, now: float
-) -> None:
+def test_burst_passes_and_the_next_request_passes_after_retry_after(rate: Rate, now: float) -> None:
     paid_at = 0.0
     for left in reversed(range(rate.burst)):
         decision = decide(rate, paid_at, now)
@@ -52,7 +50,7 @@ def test_a_burst_is_let_through_and_the_next_one_when_it_was_told_to_come(
     assert decide(rate, paid_at, now + rate.window_s).remaining == rate.burst - 1
 
 
-def test_tenants_do_not_share_and_are_forgotten_once_they_owe_nothing() -> None:
+def test_tenants_are_independent_and_forgotten_once_they_owe_nothing() -> None:
     now = 0.0
     limits = RateLimits(Rate(1, 2), lambda: now)
     assert [limits.take(A).allowed for _ in range(3)] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Semantic pull: page 2, G15."""
+"""Semantic pull from shared memory."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.domain.test_graph import Clock, graph_of
 
 
 class Compass:
-    """Embeds a text as the direction that its last word gives in degrees; notes what it is asked.
+    """Embedder: a text becomes the direction that its last word gives in degrees.
 
     Attributes:
         error: raised instead, while set.
@@ -51,7 +51,7 @@ def compass() -> Compass:
 
 @pytest.fixture
 def graph(clock: Clock) -> SharedMemoryGraph:
-    """Three sources whose answers reach the reader only through ``lead``."""
+    """Build a graph of three sources whose answers reach the reader only through ``lead``."""
     return graph_of("a>lead", "b>lead", "c>lead", "lead>reader", clock=clock)
 
 
@@ -64,7 +64,7 @@ def reader(graph: SharedMemoryGraph | None) -> BaseAgent:
 async def begin(
     it: BaseAgent, recall: Recall, text: str = "go 0", notes: Notes | None = None
 ) -> list[Recalled]:
-    """What a query does before its first model call."""
+    """Run the part of a query that precedes its first model call."""
     query = Query(agent=it, messages=(HumanMessage(content=text),), recorder=notes or Notes())
     it.conversation_history += query.messages
     inject_shared_memory(query)
@@ -81,7 +81,7 @@ def names(recalled: Sequence[Recalled]) -> list[str]:
 
 
 class TestChoice:
-    async def test_the_nearest_are_taken(self, graph: SharedMemoryGraph) -> None:
+    async def test_nearest_are_recalled(self, graph: SharedMemoryGraph) -> None:
         await publish(
             graph,
             a="The invoices are sent on the first of the month",
@@ -93,7 +93,7 @@ class TestChoice:
         found = await begin(reader(graph), recall, "Write the login page: password, session")
         assert names(found) == ["b@1"]
 
-    async def test_no_more_than_k_and_in_the_order_of_the_graph(
+    async def test_at_most_k_are_recalled_in_graph_order(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="30", b="80", c="10")
@@ -102,16 +102,16 @@ class TestChoice:
         assert [score for _, score in found] == [0.866, 0.9848]
         assert names(await begin(reader(graph), Recall(compass, k=9))) == ["a@1", "b@1", "c@1"]
 
-    async def test_equal_ones_go_by_how_near_they_are_in_the_graph(self, compass: Compass) -> None:
+    async def test_ties_are_broken_by_distance_in_the_graph(self, compass: Compass) -> None:
         graph = graph_of("far>b", "b>lead", "a>lead", "lead>reader")
         await publish(graph, far="40", a="40", b="40.001")
         assert names(await begin(reader(graph), Recall(compass, k=1))) == ["b@1"]
         assert names(await begin(reader(graph), Recall(compass, k=2))) == ["b@1", "a@1"]
 
-    async def test_what_is_read_directly_is_not_recalled(
+    async def test_directly_read_sources_are_not_recalled(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
-        graph.add_edge("b", "reader", "tool_results")  # besides the way through lead
+        graph.add_edge("b", "reader", "tool_results")  # besides the path through lead
         await publish(graph, a="50", b="0", lead="0")
         it = reader(graph)
         assert names(await begin(it, Recall(compass, k=3))) == ["a@1"]
@@ -119,7 +119,7 @@ class TestChoice:
         sources = [m.metadata.get("shared_memory_source") for m in it.conversation_history]
         assert sources == [None, "b", "lead", "a", None]
 
-    async def test_what_expired_is_not_recalled(
+    async def test_expired_content_is_not_recalled(
         self, graph: SharedMemoryGraph, clock: Clock, compass: Compass
     ) -> None:
         graph.add_agent("a", ttl_s=10)
@@ -129,7 +129,7 @@ class TestChoice:
         clock.forward(11)
         assert names(await begin(reader(graph), recall)) == ["b@1"]
 
-    async def test_it_is_what_stood_when_the_direct_ones_were_pulled(
+    async def test_recall_uses_the_state_of_the_direct_pull(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10")
@@ -141,14 +141,16 @@ class TestChoice:
         assert names(await asked) == ["a@1"]
 
     @pytest.mark.parametrize("where", ["alone", "nothing published", "stranger"])
-    async def test_nothing_to_recall_asks_no_embedder(self, where: str, compass: Compass) -> None:
+    async def test_embedder_is_not_called_if_nothing_can_be_recalled(
+        self, where: str, compass: Compass
+    ) -> None:
         graph = {"alone": None, "nothing published": graph_of("a>lead", "lead>reader")}.get(
             where, graph_of("a>b")
         )
         assert await begin(reader(graph), Recall(compass, k=3)) == []
         assert compass.asked == []
 
-    def test_a_score_that_is_no_number_is_left_out(self) -> None:
+    def test_score_that_is_no_number_is_left_out(self) -> None:
         assert nearest([], [], 3) == []
         graph = graph_of("a>b")
         asyncio.run(publish(graph, a="x"))
@@ -161,7 +163,7 @@ class TestChoice:
 
 
 class TestMessage:
-    async def test_it_is_fenced_and_marked_and_stands_after_the_direct_ones(
+    async def test_recalled_message_is_fenced_and_marked_and_follows_the_direct_ones(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="60", lead="plan")
@@ -189,7 +191,7 @@ class TestMessage:
         }
         assert score == 0.5
 
-    async def test_without_direct_ones_it_stands_where_they_would(
+    async def test_without_direct_messages_it_takes_their_place(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="0")
@@ -200,7 +202,7 @@ class TestMessage:
         ]
         assert shown == [None, "a", None]
 
-    async def test_the_next_query_gets_its_own(
+    async def test_each_query_recalls_for_itself(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="0", b="90")
@@ -215,7 +217,7 @@ class TestMessage:
 
 class TestFailure:
     @pytest.mark.parametrize("error", [UnavailableError("gone"), ValueError("odd")])
-    async def test_a_failing_embedder_is_a_warning_and_the_next_query_tries_again(
+    async def test_failing_embedder_is_a_warning_and_the_next_query_tries_again(
         self, graph: SharedMemoryGraph, compass: Compass, error: Exception
     ) -> None:
         await publish(graph, a="0", lead="plan")
@@ -229,7 +231,7 @@ class TestFailure:
         compass.error = None
         assert names(await begin(it, recall)) == ["a@1"]
 
-    async def test_an_embedder_that_gives_the_wrong_shape_is_one_that_fails(
+    async def test_embedder_with_the_wrong_shape_counts_as_failing(
         self, graph: SharedMemoryGraph
     ) -> None:
         class OneTooFew(Compass):
@@ -243,7 +245,7 @@ class TestFailure:
 
 
 class TestEmbeddingOnce:
-    async def test_a_publication_is_embedded_once(
+    async def test_publication_is_embedded_once(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10", b="20")
@@ -255,7 +257,7 @@ class TestEmbeddingOnce:
         assert names(await begin(reader(graph), recall, "third 0")) == ["b@2"]
         assert compass.asked[3:] == [["5"], ["third 0"]]
 
-    async def test_versions_that_begin_anew_are_told_apart(
+    async def test_restarted_version_numbers_are_not_confused(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10")
@@ -266,7 +268,7 @@ class TestEmbeddingOnce:
         [(item, score)] = await begin(reader(graph), recall)
         assert (item.version, score) == (1, 0.5)
 
-    async def test_queries_side_by_side_share_it(
+    async def test_concurrent_queries_share_one_embedding(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10", b="20")
@@ -277,14 +279,14 @@ class TestEmbeddingOnce:
         )
         await let_others_run()
         await let_others_run()
-        first.cancel()  # the one that began it
+        first.cancel()  # the query that started it
         await let_others_run()
         compass.gate.set()
         assert names(await second) == names(await third) == ["a@1", "b@1"]
         assert first.cancelled()
         assert sorted(compass.asked) == [["10", "20"], ["y 0"], ["z 0"]]
 
-    async def test_they_share_its_failure_as_well(
+    async def test_concurrent_queries_share_the_failure_too(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10")
@@ -319,7 +321,7 @@ class TestEmbeddingOnce:
 
 
 class TestInAQuery:
-    async def test_it_is_done_once_and_told(
+    async def test_recall_happens_once_per_query_and_is_recorded(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10", lead="plan")
@@ -338,7 +340,7 @@ class TestInAQuery:
         assert notes.about("injected") == [("reader", "lead@1")]
         assert notes.about("recalled") == [("reader", "a@1")]
 
-    async def test_a_failing_embedder_does_not_stop_it(
+    async def test_failing_embedder_does_not_stop_the_query(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         await publish(graph, a="10")
@@ -350,7 +352,7 @@ class TestInAQuery:
         assert [line[1] for line in notes.about("warning")] == ["recall_failed"]
         assert notes.about("recalled") == []
 
-    async def test_what_was_recalled_is_not_published_on(
+    async def test_recalled_content_is_not_published_again(
         self, graph: SharedMemoryGraph, compass: Compass
     ) -> None:
         graph.add_edge("reader", "next", "full_history")

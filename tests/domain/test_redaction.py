@@ -1,4 +1,4 @@
-"""Secrets are taken out of text, however something wrote them; and nothing else is."""
+"""Redaction: secrets are removed from texts in any encoding, and nothing else is."""
 
 import base64
 import html
@@ -41,7 +41,7 @@ WAYS: list[Callable[[str], str]] = [
 @pytest.mark.parametrize("way", WAYS)
 @given(secret=secrets, before=surroundings, after=surroundings)
 @example(secret="abcdefgh", before="", after="")
-def test_it_is_gone_from_any_text_however_it_is_written(
+def test_secret_is_removed_in_any_encoding(
     way: Callable[[str], str], secret: str, before: str, after: str
 ) -> None:
     try:
@@ -50,27 +50,27 @@ def test_it_is_gone_from_any_text_however_it_is_written(
         return
     cleaned = Redactor([f"Bearer {secret}"]).text(written)
     assert LEFT_OUT in cleaned
-    # Of base64 the last character before and behind may hold some bits of it.
+    # In base64 the last character before and behind may hold some bits of the secret.
     assert way(secret).strip('"=')[:-1] not in cleaned
     assert secret not in cleaned
 
 
 @given(st.lists(secrets, max_size=3), st.text())
-def test_text_without_any_of_them_stays_as_it_is(known: list[str], text: str) -> None:
+def test_text_without_secrets_is_unchanged(known: list[str], text: str) -> None:
     redactor = Redactor(known)
     if not redactor.finds(text):
         assert redactor.text(text) == text
     assert Redactor(()).text(text) == text
 
 
-def test_basic_credentials_count_decoded_too() -> None:
+def test_basic_credentials_are_redacted_decoded_too() -> None:
     redactor = Redactor([f"Basic {in_base64('clerk:correct-horse')}"])
     for text in ("hello clerk:correct-horse", "the password correct-horse is wrong"):
         assert "horse" not in redactor.text(text)
     assert redactor.text("hello clerk") == "hello clerk"
 
 
-def test_all_text_within_json_is_cleaned_keys_too() -> None:
+def test_all_texts_within_json_are_redacted_including_keys() -> None:
     value = {"a": ["x abcdefgh", 1, None], "abcdefgh": {"b": True}}
     assert Redactor(["abcdefgh"]).value(value) == {
         "a": [f"x {LEFT_OUT}", 1, None],
@@ -78,9 +78,9 @@ def test_all_text_within_json_is_cleaned_keys_too() -> None:
     }
 
 
-def test_what_holds_another_is_taken_out_whole() -> None:
+def test_secret_that_contains_another_is_removed_whole() -> None:
     assert Redactor(["abcdefgh", "abcdefghijkl"]).text("abcdefghijkl") == LEFT_OUT
 
 
-def test_what_is_too_short_is_left_alone() -> None:
+def test_short_secrets_are_not_redacted() -> None:
     assert Redactor(["short"]).text("a short text") == "a short text"

@@ -1,4 +1,4 @@
-"""How patterns become better or fewer: page 4, M25 and M30."""
+"""Refinement: narrowing, merging and removing patterns."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,7 +84,7 @@ def pattern(number: int = 1, *, good: int = 18, n: int = 20, **more: Any) -> Pat
 
 
 def went(*groups: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
-    """Applications: of each task so many good ones, and so many others."""
+    """Build applications: per task a number of good and a number of bad ones."""
     return [
         (features, good)
         for features, well, badly in groups
@@ -93,7 +93,7 @@ def went(*groups: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
 
 
 class TestNarrowing:
-    def test_one_value_where_it_fails(self) -> None:
+    def test_value_where_the_pattern_fails_becomes_an_anti_condition(self) -> None:
         found = narrowing(
             went(({"domain": "office"}, 30, 2), ({"domain": "law"}, 1, 12), ({}, 6, 0)), OPTIONS
         )
@@ -107,14 +107,14 @@ class TestNarrowing:
             "narrowed to where not domain eq 'law': 36 of 38 went well there, 1 of 13 elsewhere"
         )
 
-    def test_the_only_value_where_it_helps(self) -> None:
+    def test_only_value_where_the_pattern_helps_becomes_a_condition(self) -> None:
         others: list[tuple[Features, int, int]] = [({"domain": each}, 0, 3) for each in "abcde"]
         found = narrowing(went(({"domain": "office"}, 20, 1), *others), OPTIONS)
         assert found is not None
         assert found.condition == {"feature": "domain", "op": "eq", "value": "office"}
         assert not found.anti
 
-    def test_a_threshold(self) -> None:
+    def test_threshold_is_found(self) -> None:
         hard = [({"complexity": 0.7 + n / 100}, 0, 1) for n in range(10)]
         easy = [({"complexity": 0.1 + n / 100}, 1, 0) for n in range(30)]
         found = narrowing(went(*easy, *hard), OPTIONS)
@@ -123,7 +123,7 @@ class TestNarrowing:
         assert 0.35 <= found.condition["value"] < 0.7
         assert found.anti
 
-    def test_a_member_of_a_list(self) -> None:
+    def test_list_member_is_found(self) -> None:
         found = narrowing(
             went(({"tools": ["look", "ask"]}, 0, 9), ({"tools": ["look"]}, 20, 0)), OPTIONS
         )
@@ -140,11 +140,13 @@ class TestNarrowing:
             went(({"domain": "office"}, 4, 0), ({"domain": "law"}, 0, 40)),  # too few are left
         ],
     )
-    def test_nothing_separates(self, applied: Sequence[tuple[Features, bool]]) -> None:
+    def test_no_condition_is_found_without_a_difference(
+        self, applied: Sequence[tuple[Features, bool]]
+    ) -> None:
         assert narrowing(applied, OPTIONS) is None
 
-    def test_of_many_that_are_tried_one_fits_by_chance(self) -> None:
-        """Each task has a name of its own: that the ones that failed did says nothing."""
+    def test_chance_among_many_tries_is_no_condition(self) -> None:
+        """Give each task its own name, so that the names of failed tasks prove nothing."""
         applied = went(
             *(({"name": str(n)}, 1, 0) for n in range(90)),
             *(({"name": f"x{n // 2}"}, 0, 1) for n in range(10)),
@@ -152,7 +154,9 @@ class TestNarrowing:
         assert narrowing(applied, OPTIONS) is None
 
     @given(st.lists(st.tuples(tasks, st.booleans()), max_size=40))
-    def test_what_is_found_holds_as_it_says(self, applied: list[tuple[Features, bool]]) -> None:
+    def test_found_condition_separates_as_reported(
+        self, applied: list[tuple[Features, bool]]
+    ) -> None:
         found = narrowing(applied, OPTIONS)
         if found is not None:
             inside = [good for task, good in applied if holds(found.condition, task) != found.anti]
@@ -160,7 +164,7 @@ class TestNarrowing:
             assert found.inside.rate >= OPTIONS.min_rate > found.outside.rate * OPTIONS.min_rate
             assert narrowed(Applicability(), found) is not None
 
-    def test_not_again_and_again(self) -> None:
+    def test_narrowing_is_not_repeated(self) -> None:
         found = narrowing(went(({"domain": "a"}, 30, 0), ({"domain": "b"}, 0, 12)), OPTIONS)
         assert found is not None
         once = narrowed(Applicability(), found)
@@ -171,15 +175,17 @@ class TestNarrowing:
         assert narrowed(Applicability(conditions=often), found) is None
 
 
-class TestAlike:
+class TestSimilar:
     @given(applicabilities, applicabilities)
-    def test_likeness_is_a_share_and_mutual(self, one: Applicability, other: Applicability) -> None:
+    def test_similarity_is_a_symmetric_share(
+        self, one: Applicability, other: Applicability
+    ) -> None:
         a, b = pattern(1, applicability=one), pattern(2, applicability=other)
         assert 0 <= likeness(a, b) <= 1
         assert likeness(a, b) == likeness(b, a)
         assert likeness(a, a.but(id=UUID(int=9))) == 1
 
-    def test_what_may_become_one_by_itself(self) -> None:
+    def test_equivalent_patterns_are_mergeable(self) -> None:
         one = pattern(1)
         law = replace(one.applicability, domains=("law",))
         assert mergeable(one, pattern(2))
@@ -196,14 +202,14 @@ class TestAlike:
             assert not mergeable(one, other)
 
     @given(applicabilities, applicabilities, tasks)
-    def test_one_of_two_applies_wherever_one_of_them_does_but_for_what_both_except(
+    def test_merged_pattern_applies_wherever_either_does(
         self, one: Applicability, other: Applicability, task: Features
     ) -> None:
         both = generalised(one, other)
         if any(applies(pattern(applicability=each), task) for each in (one, other)):
             assert applies(pattern(applicability=both), task)
 
-    def test_one_of_several_says_what_is_known_best(self) -> None:
+    def test_merged_pattern_keeps_the_best_known_text(self) -> None:
         sure = Evidence(confidence=0.9, applications=9, mined_from=(UUID(int=7),))
         best = pattern(2, evidence=sure, summary="best", guide=Guide(risks=("b",)), trust=2)
         one = merged([pattern(1, guide=Guide(risks=("a",))), best])
@@ -218,17 +224,17 @@ class TestFewer:
         made = pattern(good=good, n=n, lifecycle=Lifecycle(PatternState.CANDIDATE))
         return made.but(evidence=replace(made.evidence, **evidence))
 
-    def test_contrary_evidence_is_significant(self) -> None:
+    def test_significant_contrary_evidence_removes_a_candidate(self) -> None:
         assert of_low_value(self.candidate(1, 11), NOW, OPTIONS) is not None
         assert of_low_value(self.candidate(1, 10), NOW, OPTIONS) is None
         assert of_low_value(self.candidate(0, 9), NOW, OPTIONS) is None
 
-    def test_what_was_tried_often_shows_something(self) -> None:
+    def test_candidate_without_effect_after_many_tries_is_removed(self) -> None:
         assert of_low_value(self.candidate(10, 20, e_value=0.4), NOW, OPTIONS) is not None
         assert of_low_value(self.candidate(30, 59, e_value=0.9), NOW, OPTIONS) is None
         assert of_low_value(self.candidate(11, 20, e_value=0.6), NOW, OPTIONS) is None
 
-    def test_what_never_comes_up_goes_in_time(self) -> None:
+    def test_unused_candidate_is_removed_in_time(self) -> None:
         fresh = self.candidate(0, 0)
         assert of_low_value(fresh, NOW + timedelta(days=90), OPTIONS) is None
         late = NOW + timedelta(days=91)
@@ -236,10 +242,10 @@ class TestFewer:
         used = fresh.but(lifecycle=replace(fresh.lifecycle, last_used=NOW + timedelta(days=50)))
         assert of_low_value(used, late, OPTIONS) is None
 
-    def test_only_candidates_go(self) -> None:
+    def test_only_candidates_are_removed(self) -> None:
         assert of_low_value(pattern(good=0), NOW, OPTIONS) is None
 
-    def test_who_starts_over_has_all_to_show_and_keeps_where_it_was_found(self) -> None:
+    def test_restarted_pattern_loses_its_evidence_but_not_its_sources(self) -> None:
         was = pattern(evidence=Evidence(mined_from=(UUID(int=7),), confidence=0.9, applications=9))
         now = started_over(was)
         assert (now.version, now.state) == (2, PatternState.CANDIDATE)
@@ -250,7 +256,7 @@ class TestFewer:
     "strange",
     [{"n": 10**400}, {"n": -1e308}, {"n": "x" * 201}, {"n": "\0"}, {"A b": "x"}, {"n": [{}]}],
 )
-def test_features_that_no_pattern_may_speak_of_are_passed_over(strange: dict[str, Any]) -> None:
+def test_features_that_patterns_may_not_use_are_skipped(strange: dict[str, Any]) -> None:
     good, bad = {**strange, "domain": "office"}, {"domain": "law"}
     found = narrowing([(good, True)] * 20 + [(bad, False)] * 20, LearningOptions())
     assert found is not None

@@ -1,4 +1,4 @@
-"""What can be learned of one run once it is over."""
+"""Reflection: lessons from one finished run."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -45,7 +45,7 @@ def episode(*given: dict[str, Any], **changes: Any) -> Episode:
     return stored(trace, **{**known, **changes})
 
 
-def test_rules_say_what_failed_what_helped_and_what_it_cost() -> None:
+def test_rules_report_failures_remedies_and_costs() -> None:
     found = reflect(episode())
     assert found.failures == (
         {"tool": "fetch", "signature": NO_ANSWER, "then": "slow", "recovered": True},
@@ -64,7 +64,7 @@ def test_rules_say_what_failed_what_helped_and_what_it_cost() -> None:
     assert found.document["by"] == "rules"
 
 
-def test_a_run_without_a_trace_has_its_error_said() -> None:
+def test_run_without_a_trace_reports_its_error() -> None:
     lost = Episode(
         at=datetime(2026, 1, 1, tzinfo=UTC),
         outcome=Outcome.FAILURE,
@@ -75,7 +75,7 @@ def test_a_run_without_a_trace_has_its_error_said() -> None:
     assert reflect(lost).insights == ("It ended with timeout: too long",)
 
 
-def test_what_a_model_says_is_bounded() -> None:
+def test_insights_of_a_model_are_bounded() -> None:
     known = reflect(episode())
     said = with_insights(known, ["  a\nb ", "a b", "", "x" * 9999, *map(str, range(99))], "gpt")
     assert said.by == "gpt"
@@ -90,7 +90,7 @@ def test_what_a_model_says_is_bounded() -> None:
     }
 
 
-def test_what_came_of_the_patterns_it_was_given() -> None:
+def test_results_of_given_patterns_are_reported() -> None:
     of_run = GIVEN | {"category": "strategic", "good": None, "arm": "control"}
     one, other = applications_of(episode(GIVEN, of_run))
     assert (one.pattern_id, one.version, one.arm) == (UUID(int=7), 2, Arm.USED)
@@ -115,11 +115,11 @@ def test_what_came_of_the_patterns_it_was_given() -> None:
         {"metadata": {}},
     ],
 )
-def test_some_episodes_say_nothing_of_patterns(changes: dict[str, Any]) -> None:
+def test_some_episodes_report_nothing_on_patterns(changes: dict[str, Any]) -> None:
     assert applications_of(episode(GIVEN, **changes)) == []
 
 
-def test_what_a_model_says_of_a_task_goes_before_what_rules_do() -> None:
+def test_model_analysis_of_a_task_overrides_the_rules() -> None:
     found = analyse("Add 1 and 2. You must not round.", domain="maths")
     said = {"goals": ["add", " add ", "", "x" * 999], "criteria": ["sum"], "complexity": 0.9}
     better = refined(found, said)

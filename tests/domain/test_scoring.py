@@ -1,4 +1,4 @@
-"""The score of an episode: page 4, M13."""
+"""The score of an episode in retrieval."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -72,13 +72,13 @@ class TestAlways:
             assert p.domain in (0, 0.05)
 
     @given(lists, options, domains, st.randoms())
-    def test_none_is_lost_and_the_order_given_makes_no_difference(
+    def test_all_candidates_are_scored_in_any_input_order(
         self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None, random: object
     ) -> None:
         shuffled = list(given_)
         random.shuffle(shuffled)  # type: ignore[attr-defined]
         result = score(given_, chosen, NOW, domain)
-        assert repr(result) == repr(score(shuffled, chosen, NOW, domain))  # NaN is not itself
+        assert repr(result) == repr(score(shuffled, chosen, NOW, domain))  # NaN != NaN
         assert sorted(s.candidate.episode_id for s in result) == sorted(
             c.episode_id for c in given_
         )
@@ -86,7 +86,7 @@ class TestAlways:
         assert keys == sorted(keys)
 
     @given(lists, options, domains)
-    def test_who_is_at_least_as_good_in_everything_scores_no_less(
+    def test_higher_inputs_never_lower_the_score(
         self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None
     ) -> None:
         known = [c for c in given_ if None not in (c.cosine, c.lexical)]
@@ -105,10 +105,10 @@ class TestAlways:
                     assert found[one.episode_id] >= found[other.episode_id] - 1e-12
 
     @given(lists, domains)
-    def test_a_scale_and_an_offset_of_cosines_make_no_difference_to_minmax(
+    def test_scale_and_offset_of_cosines_do_not_matter_to_minmax(
         self, given_: list[Candidate], domain: str | None
     ) -> None:
-        """What an embedder's cosines lie between says nothing."""
+        # The range of an embedder's cosines carries no information.
         rounded = [
             replace(c, cosine=round(c.cosine, 3) if c.cosine and isfinite(c.cosine) else 0.0)
             for c in given_
@@ -125,7 +125,7 @@ def test_no_candidates_have_no_scores() -> None:
 
 
 class TestTerms:
-    def test_they_are_those_of_the_page(self) -> None:
+    def test_terms_have_the_documented_values(self) -> None:
         one = candidate(1, 0.9, days=30, outcome="SUCCESS", domain="code", accesses=5)
         [found] = score([one], OPTIONS, NOW, "code")
         assert found.parts.similarity == 0.5
@@ -135,21 +135,21 @@ class TestTerms:
         assert found.parts.domain == 0.05
         assert found.parts.cosine == 0.9
 
-    def test_only_success_has_its_bonus(self) -> None:
+    def test_only_success_has_the_success_bonus(self) -> None:
         for outcome in ("PARTIAL", "FAILURE", "CANCELLED"):
             assert parts(candidate(outcome=outcome))[1].success == 0
 
-    def test_no_domain_is_nobody_s(self) -> None:
+    def test_missing_domain_has_no_bonus(self) -> None:
         [found] = score([candidate(domain=None)], OPTIONS, NOW, None)
         assert found.parts.domain == 0
 
     def test_accesses_count_up_to_a_bound(self) -> None:
         assert parts(candidate(accesses=10**9))[1].accesses == 0.1
 
-    def test_what_a_clock_ahead_wrote_is_new(self) -> None:
+    def test_episode_from_a_clock_ahead_counts_as_new(self) -> None:
         assert parts(candidate(days=-3))[1].recency == 0.2
 
-    def test_weights_are_as_set(self) -> None:
+    def test_weights_are_as_configured(self) -> None:
         found = parts(candidate(cosine=0.4, days=0), similarity=2.0, recency=0.0)[1]
         assert (found.similarity, found.recency) == (2.0, 0.0)
 
@@ -163,15 +163,15 @@ class TestTerms:
 
 
 class TestSimilarity:
-    def test_an_old_episode_that_fits_comes_before_a_new_one_that_does_not(self) -> None:
-        """With cosines as they are, 0.78 and 0.7, recency alone would decide."""
+    def test_old_relevant_episode_comes_before_a_new_irrelevant_one(self) -> None:
+        """Use cosines of 0.78 and 0.7: taken raw, recency alone would decide."""
         old, new = candidate(1, 0.78, days=300), candidate(2, 0.7, days=0)
         assert [s.candidate.episode_id.int for s in score([old, new], OPTIONS, NOW, None)] == [1, 2]
         raw = replace(OPTIONS, normalisation="raw")
         assert [s.candidate.episode_id.int for s in score([old, new], raw, NOW, None)] == [2, 1]
 
     @pytest.mark.parametrize("normalisation", ["added", "minmax", "share"])
-    def test_a_weak_embedder_does_not_drag_a_hit_by_words_down(
+    def test_weak_embedder_does_not_lower_a_lexical_match(
         self, normalisation: Normalisation
     ) -> None:
         hit, other = candidate(1, 0.11, 0.6), candidate(2, 0.13, 0.0)
@@ -179,7 +179,7 @@ class TestSimilarity:
         found = parts(hit, other, normalisation=normalisation)[1]
         assert found.similarity == alone.similarity == 0.5
 
-    def test_what_is_not_embedded_yet_is_judged_by_its_words(self) -> None:
+    def test_episode_without_a_vector_is_scored_by_its_words(self) -> None:
         found = parts(
             candidate(1, None, 0.5), candidate(2, 0.8, 0.0), candidate(3, 0.7, 0.25),
             normalisation="minmax",
@@ -198,11 +198,11 @@ class TestSimilarity:
             assert found.similarity == 0
 
     @pytest.mark.parametrize("normalisation", ["added", "minmax", "share"])
-    def test_equal_candidates_are_all_the_best(self, normalisation: Normalisation) -> None:
+    def test_equal_candidates_are_all_best(self, normalisation: Normalisation) -> None:
         found = parts(candidate(1, 0.3), candidate(2, 0.3), normalisation=normalisation)
         assert found[1].similarity == found[2].similarity == 0.5
 
-    def test_what_is_added_is_the_way_to_1_and_the_share_of_the_words(self) -> None:
+    def test_cosine_and_lexical_parts_add_up(self) -> None:
         every_word = 6 / pi**2
         found = parts(
             candidate(1, 0.2, every_word), candidate(2, 0.6, 0.0), candidate(3, 0.6, every_word / 2)
@@ -211,11 +211,11 @@ class TestSimilarity:
         assert [found[n].lexical_normalised for n in (1, 2, 3)] == pytest.approx([1, 0, 0.5])
         assert [found[n].similarity for n in (1, 2, 3)] == pytest.approx([0.5, 0, 0.5])
 
-    def test_what_comes_after_the_twentieth_has_no_similarity(self) -> None:
+    def test_candidates_after_the_twentieth_have_no_similarity(self) -> None:
         found = parts(*(candidate(n, 1 - n / 100) for n in range(1, 31)))
         assert [n for n in found if found[n].similarity > 0] == list(range(1, 20))
 
-    def test_a_page_of_fifty_is_compared_as_a_whole(self) -> None:
+    def test_page_of_fifty_is_compared_as_a_whole(self) -> None:
         found = parts(*(candidate(n, 1 - n / 200) for n in range(1, 101)))
         assert [n for n in found if found[n].similarity > 0] == list(range(1, 50))
 
@@ -224,7 +224,7 @@ class TestSimilarity:
         assert (found[1].similarity, found[2].similarity) == (0.15, 0.2)
 
     @pytest.mark.parametrize("normalisation", NORMALISATIONS)
-    def test_a_vector_of_zeros_has_no_cosine(self, normalisation: Normalisation) -> None:
+    def test_zero_vector_has_no_cosine(self, normalisation: Normalisation) -> None:
         found = parts(candidate(1, nan), candidate(2, 0.5), normalisation=normalisation)
         assert found[1].cosine is None
         assert found[1].similarity == 0

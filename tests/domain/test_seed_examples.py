@@ -1,4 +1,4 @@
-"""Five things that hooks are for."""
+"""Five examples of hooks."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ async def sql(text: str) -> str:
     return f"rows of {text}"
 
 
-async def test_a_plan_stands_in_the_conversation_from_the_start() -> None:
+async def test_plan_stands_in_the_conversation_from_the_start() -> None:
     it = agent("sold 5")
     it.on(AgentEvent.QUERY_START).inject_at(
         2, lambda status: AssistantMessage(content="first look, then count")
@@ -32,7 +32,7 @@ async def test_a_plan_stands_in_the_conversation_from_the_start() -> None:
 
 
 class SchemaAgent(BaseAgent):
-    """Shows the schema the first time that a query names a column there is not."""
+    """Agent that shows the schema the first time that a query names an unknown column."""
 
     def __init__(self, schema: str, **config: Any) -> None:
         super().__init__("write SQL", tools=[sql], **config)
@@ -52,7 +52,7 @@ class SchemaAgent(BaseAgent):
         return HumanMessage(content=f"The schema: {status.agent.schema}")
 
 
-async def test_an_error_brings_the_schema_once() -> None:
+async def test_error_brings_the_schema_once() -> None:
     wrong = call("sql", text="select ghost")
     model = ScriptedModel(wrong, wrong, call("sql", text="select sold"), "5")
     it = SchemaAgent("sales(sold int)", provider=model)
@@ -62,7 +62,7 @@ async def test_an_error_brings_the_schema_once() -> None:
     assert model.last[4] == "The schema: sales(sold int)"
 
 
-async def test_an_error_is_enriched_from_the_documentation() -> None:
+async def test_error_is_enriched_from_the_documentation() -> None:
     async def explained(value: ToolResult, status: AgentStatus) -> ToolResult:
         return value.model_copy(update={"error": f"{value.error}: the column does not exist"})
 
@@ -84,13 +84,13 @@ async def test_every_iteration_is_logged() -> None:
     it = agent(rows, rows, tools=[sql], max_iterations=2)
     it.on(AgentEvent.BEFORE_LLM_CALL).do(lambda status: log.append(f"asking {status.iteration}"))
     it.on(AgentEvent.AFTER_LLM_CALL).do(lambda status: log.append(f"told {status.iteration}"))
-    it.on(AgentEvent.ON_MAX_ITERATIONS).do(lambda status: log.append(f"gave up {status.iteration}"))
+    it.on(AgentEvent.ON_MAX_ITERATIONS).do(lambda status: log.append(f"stopped {status.iteration}"))
     it.on(AgentEvent.QUERY_END).do(lambda status: log.append(f"over {status.iteration}"))
     await it.execute_query_async("go")
-    assert log == ["asking 1", "told 1", "asking 2", "told 2", "gave up 2", "over 2"]
+    assert log == ["asking 1", "told 1", "asking 2", "told 2", "stopped 2", "over 2"]
 
 
-async def test_an_agent_that_takes_long_is_told_to_hurry() -> None:
+async def test_slow_agent_is_asked_to_hurry() -> None:
     rows = call("sql", text="x")
     it = agent(rows, rows, rows, "done", tools=[sql])
     it.on(AgentEvent.BEFORE_LLM_CALL).when(lambda status: status.iteration >= 3).inject(

@@ -1,4 +1,4 @@
-"""Who may reach what of a run's files, and what happens to writes of one file."""
+"""A run's files: access rights, and concurrent writes of one file."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def is_child_of(who: UUID | None) -> Callable[[UUID], bool]:
 
 
 class Family:
-    """The workspaces of a root, two children and a grandchild, each with a file of its own."""
+    """Workspaces of a root, two children and a grandchild, each with its own file."""
 
     def __init__(self) -> None:
         self.context = SharedContext()
@@ -58,7 +58,7 @@ async def test_global_is_written_by_the_root_and_read_by_all() -> None:
     assert await family.root.read("/global/output") == "of /global/"
 
 
-async def test_a_child_reads_and_writes_its_own_folder_only() -> None:
+async def test_child_reads_and_writes_its_own_folder_only() -> None:
     family = await Family().settle()
     for name in ("input", "input/a", "output", "scratch/a/b"):
         await family.child.write(inside(CHILD, name), name)
@@ -69,7 +69,7 @@ async def test_a_child_reads_and_writes_its_own_folder_only() -> None:
     assert await family.sibling.read(inside(SIBLING)) == f"of {family.sibling.folder}"
 
 
-async def test_a_parent_reads_all_of_its_child_s_folder_and_writes_its_input() -> None:
+async def test_parent_reads_its_childs_whole_folder_and_writes_its_input() -> None:
     family = await Family().settle()
     assert await family.root.read(inside(CHILD)) == f"of {family.child.folder}"
     for name in ("input", "input/part 1"):
@@ -79,7 +79,7 @@ async def test_a_parent_reads_all_of_its_child_s_folder_and_writes_its_input() -
         assert (await refusal(family.root.write(inside(CHILD, name), "mine")))[0] == "read_only"
 
 
-async def test_a_grandparent_and_a_grandchild_do_not_see_each_other() -> None:
+async def test_grandparent_and_grandchild_do_not_see_each_other() -> None:
     family = await Family().settle()
     assert await family.child.read(inside(GRANDCHILD)) == f"of {family.grandchild.folder}"
     assert (await refusal(family.root.read(inside(GRANDCHILD))))[0] == "not_found"
@@ -87,7 +87,7 @@ async def test_a_grandparent_and_a_grandchild_do_not_see_each_other() -> None:
     assert (await refusal(family.grandchild.read(inside(CHILD))))[0] == "not_found"
 
 
-async def test_another_task_s_folder_is_like_one_that_does_not_exist() -> None:
+async def test_another_tasks_folder_looks_nonexistent() -> None:
     family = await Family().settle()
     nobody = uuid5(ROOT, "nobody")
     for name in ("output", "other"):
@@ -106,7 +106,7 @@ async def test_another_task_s_folder_is_like_one_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("spelling", [str(CHILD).upper(), f"{{{CHILD}}}", CHILD.hex, CHILD.urn])
-async def test_a_child_s_folder_has_one_name(spelling: str) -> None:
+async def test_childs_folder_has_one_name(spelling: str) -> None:
     family = await Family().settle()
     for name in ("output", "input"):
         path = f"/subagent/{spelling}/{name}"
@@ -115,13 +115,13 @@ async def test_a_child_s_folder_has_one_name(spelling: str) -> None:
         assert (await refusal(family.child.write(path, "mine")))[0] == "not_found"
 
 
-async def test_private_files_are_one_s_own() -> None:
+async def test_private_files_are_private() -> None:
     family = await Family().settle()
     assert await family.child.read("draft") == f"private to {family.child.folder}"
     assert await family.root.read("/draft") == "private to /global/"
 
 
-async def test_a_list_shows_what_may_be_read() -> None:
+async def test_list_shows_only_readable_files() -> None:
     family = await Family().settle()
     assert family.root.list() == sorted(
         ["/draft", "/global/output", inside(CHILD), inside(SIBLING)]
@@ -141,14 +141,14 @@ async def test_a_list_shows_what_may_be_read() -> None:
 @pytest.mark.parametrize(
     "path", ["/global", "/subagent", f"/subagent/{CHILD}", "/Global/a", "/SUBAGENT/x/y", "globAL"]
 )
-async def test_a_folder_or_nearly_one_is_no_file(path: str) -> None:
+async def test_folder_or_similar_path_is_no_file(path: str) -> None:
     family = await Family().settle()
     for space in (family.root, family.child):
         assert (await refusal(space.read(path)))[0] == "bad_path"
         assert (await refusal(space.write(path, "x")))[0] == "bad_path"
 
 
-async def test_an_accepted_write_is_accepted_again() -> None:
+async def test_accepted_write_is_accepted_again() -> None:
     tight = SharedContext(max_bytes=1, max_files=1, max_run_bytes=1)
     child = Workspace(tight, tight.private_files(), CHILD, lambda task_id: False)
     for path in ("notes", "/more", inside(CHILD), inside(GRANDCHILD, "input/a"), "global/a"):
@@ -161,7 +161,7 @@ async def test_an_accepted_write_is_accepted_again() -> None:
     assert await parent.read(inside(GRANDCHILD, "input/a")) == f"in {inside(GRANDCHILD, 'input/a')}"
 
 
-async def test_writes_to_one_file_take_turns_and_others_go_on() -> None:
+async def test_writes_to_one_file_take_turns_and_others_do_not_wait() -> None:
     context = SharedContext()
     go_on = asyncio.Event()
 
@@ -199,7 +199,7 @@ async def test_no_update_is_lost() -> None:
     assert context.read("/global/count") == "50"
 
 
-async def test_a_writer_that_is_cancelled_or_fails_leaves_no_lock_and_no_file() -> None:
+async def test_cancelled_or_failed_writer_leaves_no_lock_and_no_file() -> None:
     context = SharedContext(max_bytes=5)
 
     async def never(old: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Shared memory in queries: pages G9 and G10."""
+"""Shared memory in queries: injection and publication."""
 
 from hashlib import sha256
 from typing import Any
@@ -54,7 +54,7 @@ async def publish_both(graph: SharedMemoryGraph, suffix: str = "") -> None:
 
 
 class TestInjection:
-    async def test_it_stands_after_the_system_message_in_the_order_of_the_graph(
+    async def test_context_follows_the_system_message_in_graph_order(
         self, graph: SharedMemoryGraph
     ) -> None:
         await publish_both(graph)
@@ -74,9 +74,7 @@ class TestInjection:
             "shared_memory_version": 1,
         }
 
-    async def test_it_comes_after_awareness_wherever_that_stands(
-        self, graph: SharedMemoryGraph
-    ) -> None:
+    async def test_context_follows_awareness(self, graph: SharedMemoryGraph) -> None:
         await graph.publish("requirements", "needs")
         it = member(graph, "designer", "ok")
         it.conversation_history += [
@@ -92,7 +90,7 @@ class TestInjection:
             "go",
         ]
 
-    async def test_it_is_pulled_once_per_query(self, graph: SharedMemoryGraph) -> None:
+    async def test_context_is_pulled_once_per_query(self, graph: SharedMemoryGraph) -> None:
         await graph.publish("requirements", "needs")
 
         @tool("meanwhile", "-")
@@ -148,9 +146,7 @@ class TestInjection:
             assert model_of(it).last == ["system", "go"]
         assert notes.about("injected") == notes.about("warning") == []
 
-    async def test_an_agent_with_half_of_it_set_shares_nothing(
-        self, graph: SharedMemoryGraph
-    ) -> None:
+    async def test_agent_without_graph_or_id_shares_nothing(self, graph: SharedMemoryGraph) -> None:
         await graph.publish("requirements", "needs")
         it = agent("ok")
         it.memory_graph = graph
@@ -161,7 +157,7 @@ class TestInjection:
         assert model_of(it).last == model_of(other).last == ["system", "go"]
         assert graph.publication("designer") is None
 
-    async def test_a_sub_agent_that_starts_too_early_is_warned_of_once(
+    async def test_sub_agent_that_starts_too_early_causes_one_warning(
         self, graph: SharedMemoryGraph
     ) -> None:
         await graph.publish("designer", "design")
@@ -176,20 +172,20 @@ class TestInjection:
 
 
 class TestFence:
-    def test_it_is_the_same_for_the_same_content(self) -> None:
+    def test_fence_is_the_same_for_the_same_content(self) -> None:
         assert fence("x") == fence("x") == sha256(b"x").hexdigest()[:8]
 
-    def test_content_that_holds_it_gets_a_longer_one(self) -> None:
+    def test_content_that_holds_its_fence_gets_a_longer_one(self) -> None:
         # Content that holds the start of its own hash, found by trying.
         text = next(t for n in range(10**6) if sha256((t := f"{n}").encode()).hexdigest()[0] in t)
         assert fence(text) not in text
 
-    def test_odd_unicode_is_no_obstacle(self) -> None:
+    def test_unusual_unicode_is_fenced(self) -> None:
         assert len(fence("\ud800")) == 8
 
 
 class TestPublication:
-    async def test_the_accepted_answer_is_published(self, graph: SharedMemoryGraph) -> None:
+    async def test_accepted_answer_is_published(self, graph: SharedMemoryGraph) -> None:
         notes = Notes()
         await member(graph, "designer", "the design").execute_query_async("go", recorder=notes)
         published = graph.publication("designer")
@@ -199,7 +195,7 @@ class TestPublication:
         assert notes.about("published") == [("designer", "designer@1")]
 
     @pytest.mark.parametrize("decision", [HookDecision.RETRY, HookDecision.FAIL])
-    async def test_a_draft_is_never_visible(
+    async def test_draft_is_never_visible(
         self, graph: SharedMemoryGraph, decision: HookDecision
     ) -> None:
         graph.add_edge("requirements", "designer", "full_history")
@@ -217,7 +213,7 @@ class TestPublication:
         assert item.version == 1
         assert item.content == "final\n\nConversation:\nuser: go\nuser: no good"
 
-    async def test_a_transformed_answer_is_published_as_transformed(
+    async def test_transformed_answer_is_published_as_transformed(
         self, graph: SharedMemoryGraph
     ) -> None:
         it = member(graph, "designer", "the design")
@@ -228,7 +224,7 @@ class TestPublication:
         assert content_of(graph, "designer") == "THE DESIGN"
 
     @pytest.mark.parametrize("answer", ["", "  \n", ModelError("gone")])
-    async def test_nothing_said_is_nothing_published(
+    async def test_empty_answer_is_not_published(
         self, graph: SharedMemoryGraph, answer: str | Exception
     ) -> None:
         await member(graph, "designer", answer).execute_query_async("go")
@@ -243,7 +239,7 @@ class TestPublication:
     @pytest.mark.parametrize(
         "event", [AgentEvent.BEFORE_LLM_CALL, AgentEvent.AFTER_LLM_CALL, AgentEvent.QUERY_START]
     )
-    async def test_a_stop_value_is_published(
+    async def test_stop_value_is_published(
         self, graph: SharedMemoryGraph, event: AgentEvent
     ) -> None:
         it = member(graph, "designer", "x")
@@ -252,7 +248,7 @@ class TestPublication:
         assert content_of(graph, "designer") == "stopped"
 
     @pytest.mark.parametrize("config", [{"agent_comment": False}, {"exit_on_success": ["give"]}])
-    async def test_so_are_tool_results_that_end_the_query(
+    async def test_tool_results_that_end_the_query_are_published(
         self, graph: SharedMemoryGraph, config: dict[str, Any]
     ) -> None:
         give = tool("give", "-")(lambda: {"a": 1})
@@ -261,7 +257,7 @@ class TestPublication:
         )
         assert content_of(graph, "designer") == '{"a":1}'
 
-    async def test_an_orchestrator_outside_the_graph_adds_no_node(
+    async def test_orchestrator_outside_the_graph_adds_no_node(
         self, graph: SharedMemoryGraph
     ) -> None:
         notes = Notes()
@@ -269,7 +265,7 @@ class TestPublication:
         assert not graph.has_node("lead")
         assert notes.about("published") == []
 
-    async def test_policies_carry_what_belongs_to_that_query_only(
+    async def test_policies_carry_the_content_of_their_query_only(
         self, graph: SharedMemoryGraph
     ) -> None:
         graph.add_edge("requirements", "designer", "tool_results")
@@ -302,7 +298,7 @@ class TestPublication:
             "tool note failed: ValueError: no"
         )
 
-    async def test_a_stateless_copy_publishes_for_its_agent(self, graph: SharedMemoryGraph) -> None:
+    async def test_stateless_copy_publishes_for_its_agent(self, graph: SharedMemoryGraph) -> None:
         child = member(graph, "designer", "one", "two")
         lead = agent([ask("designer", "a"), call("designer", "2", query="b")], "done")
         lead.register_agent(child, name="designer", description="-", stateless=True)

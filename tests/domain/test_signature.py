@@ -1,4 +1,4 @@
-"""What kind of failure an error is: page 4, M12."""
+"""Error signatures: the kind of a failure."""
 
 from uuid import UUID
 
@@ -53,7 +53,7 @@ ABOUT = {
 
 @pytest.mark.parametrize("sort", ABOUT)
 @given(data=st.data())
-def test_what_an_error_is_about_makes_no_difference(sort: str, data: st.DataObject) -> None:
+def test_details_of_an_error_make_no_difference(sort: str, data: st.DataObject) -> None:
     before, after = (" ".join(data.draw(WORDS)) for _ in range(2))
     one, other = (
         failure_signature("TimeoutError", f"{before} {data.draw(ABOUT[sort])}, {after}", "fetch")
@@ -63,7 +63,7 @@ def test_what_an_error_is_about_makes_no_difference(sort: str, data: st.DataObje
 
 
 @given(ANY_TEXT, ANY_TEXT, st.none() | ANY_TEXT)
-def test_any_texts_give_a_short_one_that_can_be_stored_and_read(
+def test_any_texts_give_a_short_signature_that_can_be_stored_and_read(
     error_type: str, message: str, tool: str | None
 ) -> None:
     signature = failure_signature(error_type, message, tool)
@@ -88,7 +88,7 @@ def test_any_texts_give_a_short_one_that_can_be_stored_and_read(
         (("", ""), "error"),
     ],
 )
-def test_it_can_be_read(arguments: tuple[str, ...], expected: str) -> None:
+def test_signature_is_readable(arguments: tuple[str, ...], expected: str) -> None:
     assert failure_signature(*arguments) == expected
 
 
@@ -102,7 +102,7 @@ def test_it_can_be_read(arguments: tuple[str, ...], expected: str) -> None:
         (("E", "3 failed", None), ("E", "none failed", None)),
     ],
 )
-def test_another_kind_has_another(
+def test_different_kinds_have_different_signatures(
     one: tuple[str, str, str | None], other: tuple[str, str, str | None]
 ) -> None:
     assert failure_signature(*one) != failure_signature(*other)

@@ -1,4 +1,4 @@
-"""Putting live text together from what was written, whatever of it arrives."""
+"""Live text, assembled from the pieces that arrive."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +36,7 @@ def speaking() -> Speeches:
     return speeches
 
 
-def test_text_is_put_together_and_a_lower_offset_replaces_what_follows() -> None:
+def test_text_is_assembled_and_a_lower_offset_replaces_the_rest() -> None:
     speeches = speaking()
     assert texts(speeches) == []
     speeches.hear([piece(0, "one "), piece(4, "two")])
@@ -51,7 +51,7 @@ def test_text_is_put_together_and_a_lower_offset_replaces_what_follows() -> None
     assert texts(speeches) == [""]
 
 
-def test_text_with_a_hole_before_it_is_void() -> None:
+def test_text_after_a_gap_is_ignored() -> None:
     speeches = speaking()
     speeches.hear([piece(0, "one"), piece(9, "lost before")])
     assert texts(speeches) == ["one"]
@@ -72,7 +72,7 @@ def test_text_belongs_to_one_call_of_one_attempt() -> None:
     assert texts(speeches) == ["new"]
 
 
-def test_a_call_is_over_when_it_has_its_answer_and_not_when_a_try_failed() -> None:
+def test_call_is_over_with_its_answer_and_not_with_a_failed_try() -> None:
     for over in (
         event("llm.completed", call=1, attempt=1),
         event("llm.failed", call=1, attempt=1, error={}),
@@ -88,7 +88,7 @@ def test_a_call_is_over_when_it_has_its_answer_and_not_when_a_try_failed() -> No
         assert texts(speeches) == []
 
 
-def test_no_more_is_kept_than_there_is_room_for() -> None:
+def test_kept_text_is_bounded() -> None:
     speeches = speaking()
     speeches.hear([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
     assert texts(speeches) == ["x" * MAX_CHARACTERS]
@@ -96,7 +96,7 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
     assert texts(speeches) == ["x" * MAX_CHARACTERS]
 
 
-def test_those_who_are_as_far_get_the_same_frame() -> None:
+def test_subscribers_at_the_same_offset_share_one_frame() -> None:
     speeches = speaking()
     speeches.hear([piece(0, "one two")])
     (speech,) = speeches.open()

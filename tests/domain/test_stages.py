@@ -1,4 +1,4 @@
-"""Stages by age: page 4, M15."""
+"""Lifecycle stages of episodes, by age."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -27,19 +27,19 @@ AGES = Ages()
         (40_000, Stage.ARCHIVED),
     ],
 )
-def test_age_says_the_stage(days: float, stage: Stage) -> None:
+def test_age_determines_the_stage(days: float, stage: Stage) -> None:
     assert AGES.stage(NOW - timedelta(days=days), NOW) is stage
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=1000)))
-def test_what_is_older_than_a_stage_s_beginning_is_in_it_or_in_a_later_one(age: timedelta) -> None:
+def test_stage_begins_at_its_age(age: timedelta) -> None:
     order = list(Stage)
     reached = order.index(AGES.stage(NOW - age, NOW))
     for place, stage in enumerate(order[1:], 1):
         assert (NOW - age < AGES.begins(stage, NOW)) == (reached >= place)
 
 
-def test_what_was_deleted_is_kept_for_a_while() -> None:
+def test_deleted_episode_is_kept_for_a_while() -> None:
     assert not AGES.purged(NOW - timedelta(days=30), NOW)
     assert AGES.purged(NOW - timedelta(days=30, seconds=1), NOW)
 
@@ -50,6 +50,6 @@ def test_ages_that_do_not_rise_are_refused(days: tuple[float, float, float]) -> 
         Ages(*days)
 
 
-def test_nothing_is_kept_for_a_negative_time() -> None:
+def test_negative_retention_is_refused() -> None:
     with pytest.raises(InvalidInputError):
         Ages(deleted_days=-1)

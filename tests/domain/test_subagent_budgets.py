@@ -1,4 +1,4 @@
-"""Token budgets of tasks that spend at once (spec page 3, S14)."""
+"""Token budgets of tasks that spend at the same time."""
 
 import asyncio
 from typing import Any
@@ -40,7 +40,7 @@ def looking(tokens: int) -> AssistantMessage:
     return spends(tokens, "I look.", tool_calls=(call("list_files"),))
 
 
-def test_a_budget_that_is_gone_in_mid_flight_ends_the_task_and_not_its_parent() -> None:
+def test_budget_exhausted_in_flight_ends_the_task_and_not_its_parent() -> None:
     async def run() -> None:
         model = Model(
             go=[
@@ -70,7 +70,7 @@ def test_a_budget_that_is_gone_in_mid_flight_ends_the_task_and_not_its_parent() 
     run_virtual(run())
 
 
-def test_the_cap_reaches_the_provider_where_a_budget_is_tight() -> None:
+def test_tight_budget_caps_the_providers_answer() -> None:
     async def run() -> None:
         model = Model(
             go=[[dispatch("tight", token_budget=2_000), dispatch("wide")], await_all, "end"],
@@ -90,7 +90,7 @@ def test_the_cap_reaches_the_provider_where_a_budget_is_tight() -> None:
     run_virtual(run())
 
 
-def test_what_the_tasks_of_a_parent_may_spend_together() -> None:
+def test_tasks_of_a_parent_share_its_budget() -> None:
     async def run() -> None:
         limits = SubagentLimits(max_total_tokens=6_000)
         model = Model(
@@ -110,7 +110,7 @@ def test_what_the_tasks_of_a_parent_may_spend_together() -> None:
     run_virtual(run())
 
 
-def test_what_is_below_a_task_spends_from_its_budget_too() -> None:
+def test_tasks_below_a_task_spend_from_its_budget_too() -> None:
     async def run() -> None:
         model = Model(
             go=[dispatch("mid", agent="helper", token_budget=9_000), await_all, "end"],
@@ -130,7 +130,7 @@ def test_what_is_below_a_task_spends_from_its_budget_too() -> None:
     run_virtual(run())
 
 
-def test_an_account_outside_the_run_is_asked_and_not_charged() -> None:
+def test_account_outside_the_run_is_asked_but_not_charged() -> None:
     async def run() -> None:
         daily = Account("what is left for today", 10_000, spent=9_900)
         model = Model(go=[dispatch("a"), await_all, "end"], a=["never"])
@@ -146,7 +146,7 @@ def test_an_account_outside_the_run_is_asked_and_not_charged() -> None:
     run_virtual(run())
 
 
-def test_a_dispatch_without_any_tokens_left_is_refused() -> None:
+def test_dispatch_without_tokens_left_is_refused() -> None:
     async def run() -> None:
         async with registry() as where:
             parent = by_hand(where)
@@ -158,7 +158,7 @@ def test_a_dispatch_without_any_tokens_left_is_refused() -> None:
 
 
 class TestReserving:
-    def test_whoever_finds_only_reservations_in_the_way_waits(self) -> None:
+    def test_call_that_only_reservations_block_waits(self) -> None:
         async def run() -> None:
             account = Account("budget", 1_000)
             order = []
@@ -171,20 +171,20 @@ class TestReserving:
 
             first = asyncio.create_task(spend("first", 200, 2))
             await settled()
-            given_up = asyncio.create_task(spend("given up", 200, 2))
+            stopped = asyncio.create_task(spend("stopped", 200, 2))
             second = asyncio.create_task(spend("second", 300, 2))
             await passed(1)
             assert order == [("first", 800)]
-            given_up.cancel()
-            await asyncio.wait([given_up, first, second])
-            assert given_up.cancelled()
+            stopped.cancel()
+            await asyncio.wait([stopped, first, second])
+            assert stopped.cancelled()
             assert order == [("first", 800), ("second", 600)]
             assert (account.spent, account.reserved) == (200, 0)
             assert asyncio.get_running_loop().time() == 4
 
         run_virtual(run())
 
-    def test_a_call_that_fails_gives_back_what_it_reserved(self) -> None:
+    def test_failed_call_returns_its_reservation(self) -> None:
         async def run() -> None:
             account = Account("budget", 1_000)
             with pytest.raises(ValueError, match="no"):
@@ -200,7 +200,7 @@ class TestReserving:
         held=st.integers(0, 20_000),
         sent=st.integers(0, 8_000),
     )
-    def test_no_grant_goes_over_what_is_left(
+    def test_grant_never_exceeds_the_remaining_tokens(
         self, limit: int, spent: int, held: int, sent: int
     ) -> None:
         account = Account("budget", limit, spent=spent, reserved=held)
@@ -225,7 +225,7 @@ class TestReserving:
             max_size=12,
         ),
     )
-    def test_together_they_never_overspend(
+    def test_concurrent_calls_never_overspend(
         self, limit: int, calls: list[tuple[int, int, int]]
     ) -> None:
         async def run() -> None:
@@ -253,7 +253,7 @@ class TestReserving:
         run_virtual(run())
 
 
-def test_the_outcome_of_work_that_raises_it() -> None:
+def test_work_that_raises_the_budget_error_has_its_outcome() -> None:
     async def run() -> None:
         async def broke(handle: Any) -> Any:
             raise BudgetExhaustedError("the run's budget is used up")

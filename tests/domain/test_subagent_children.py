@@ -1,5 +1,4 @@
-"""Tasks as the work of agents: who they are, in which order, and what their ends mean
-(spec page 3, S11, S14, S15, S18, S19)."""
+"""Tasks as the work of agents: configuration, order and endings."""
 
 import asyncio
 from typing import Any
@@ -49,7 +48,7 @@ def child(model: Any, name: str = "helper", **config: Any) -> BaseAgent:
 
 
 async def asked(model: Model, *agents: BaseAgent, **about: Any) -> tuple[list[Any], Heard]:
-    """What the tools of a coordinator over these agents answered, and what was heard."""
+    """Return the answers of a coordinator's tools over these agents, and the events heard."""
     async with registry(min_workers=5, max_workers=5) as where:
         recorder, heard = Notes(), Heard()
         recorder.swarm = swarm = Swarm(where, listener=heard, **about)
@@ -57,15 +56,15 @@ async def asked(model: Model, *agents: BaseAgent, **about: Any) -> tuple[list[An
         lead.agent_id = "lead"
         response = await lead.execute_query_async("go", recorder=recorder)
         assert response.error is None, response
-        assert not swarm._parents  # what a query leaves behind goes with it
+        assert not swarm._parents  # a query leaves these behind
         assert not swarm._files
         assert where.active_count == where.queued_count == 0
         await swarm.close()
         return results(lead.conversation_history), heard
 
 
-class TestWhoTheyAre:
-    def test_an_anonymous_one_is_like_its_parent_with_instructions_of_its_own(self) -> None:
+class TestConfiguration:
+    def test_anonymous_task_is_like_its_parent_with_its_own_instructions(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[
@@ -91,7 +90,7 @@ class TestWhoTheyAre:
 
         run_virtual(run())
 
-    def test_a_named_one_is_its_agent_and_is_told_more(self) -> None:
+    def test_named_task_runs_its_agent_with_added_instructions(self) -> None:
         async def run() -> None:
             own = Model(told=["t"])
             model = Model(
@@ -107,7 +106,7 @@ class TestWhoTheyAre:
 
         run_virtual(run())
 
-    def test_hooks_of_its_agent_fire(self) -> None:
+    def test_hooks_of_the_agent_fire(self) -> None:
         async def run() -> None:
             seen = []
             model = Model(go=[dispatch("a", agent="helper"), await_all, "end"], a=["A"])
@@ -161,7 +160,7 @@ class TestWhoTheyAre:
 
         run_virtual(run())
 
-    def test_a_sibling_does_not_read_it(self) -> None:
+    def test_sibling_does_not_read_its_folder(self) -> None:
         async def run() -> None:
             folders: list[str] = []
             read: list[Any] = []
@@ -193,7 +192,7 @@ class TestEnds:
         found, heard = run_virtual(asked(model, *agents, **about))
         return found[-1]["tasks"][0], heard
 
-    def test_out_of_steps_with_a_text_is_completed(self) -> None:
+    def test_task_out_of_steps_with_a_text_is_completed(self) -> None:
         looking = call("list_files")
         model = Model(go=[dispatch("a", agent="helper"), await_all, "end"])
         model.scripts["a"] = [
@@ -204,14 +203,14 @@ class TestEnds:
         assert (task["status"], task["final_output"]) == ("completed", "further")
         assert task["stop_reason"] == heard.data("completed")[0]["stop_reason"] == "max_iterations"
 
-    def test_out_of_steps_without_one_is_failed(self) -> None:
+    def test_task_out_of_steps_without_a_text_is_failed(self) -> None:
         model = Model(go=[dispatch("a", agent="helper"), await_all, "end"])
         model.scripts["a"] = [call("list_files"), call("list_files")]
         task, heard = self.task(model, child(model, max_iterations=2))
         assert task["status"] == "failed"
         assert heard.data("failed")[0]["error"]["code"] == "max_iterations"
 
-    def test_its_steps_are_bounded_by_the_limits(self) -> None:
+    def test_steps_of_a_task_are_bounded_by_the_limits(self) -> None:
         async def run() -> None:
             model = Model(go=[dispatch("a"), await_all, "end"], a=[call("list_files")] * 9)
             async with registry(SubagentLimits(max_steps_per_subagent=3)) as where:
@@ -224,20 +223,20 @@ class TestEnds:
 
         run_virtual(run())
 
-    def test_an_empty_answer_is_failed(self) -> None:
+    def test_empty_answer_is_failed(self) -> None:
         model = Model(go=[dispatch("a"), await_all, "end"], a=["", ""])
         task, heard = self.task(model)
         assert task["status"] == "failed"
         assert heard.data("failed")[0]["error"]["code"] == "model_empty"
 
-    def test_one_that_a_hook_ends_without_a_text_says_so(self) -> None:
+    def test_task_that_a_hook_ends_without_a_text_says_so(self) -> None:
         model = Model(go=[dispatch("a", agent="helper"), await_all, "end"])
         helper = child(model)
         helper.on(AgentEvent.BEFORE_LLM_CALL).handle(HookDecision.STOP, AssistantMessage())
         task, _ = self.task(model, helper)
         assert (task["status"], task["final_output"]) == ("completed", EMPTY)
 
-    def test_one_that_fails_fails_nobody_else_and_keeps_its_tokens(self) -> None:
+    def test_failed_task_fails_no_other_and_keeps_its_tokens(self) -> None:
         model = Model(
             go=[[dispatch("a"), dispatch("b")], await_all, "end"],
             a=[call("list_files"), ModelError("the model is gone")],
@@ -250,7 +249,7 @@ class TestEnds:
         assert heard.of("completed") == ["b"]
 
     @pytest.mark.parametrize("deep", [False, True])
-    def test_a_bug_in_a_hook_ends_the_run(self, deep: bool) -> None:
+    def test_bug_in_a_hook_ends_the_run(self, deep: bool) -> None:
         async def run() -> None:
             model = Model(
                 go=[dispatch("mid", agent="mid"), await_all, "end"],
@@ -294,7 +293,7 @@ class TestOrder:
     async def play(
         self, model: Model, graph: SharedMemoryGraph, names: dict[str, str], **about: Any
     ) -> tuple[list[Any], Heard, BaseAgent]:
-        """Args: names: of agents, by what their coordinator calls them."""
+        """Run a coordinator over these agents; ``names``: agent by tool name."""
         async with registry(**{"min_workers": 1, "max_workers": 1, **about}) as where:
             recorder, heard = Notes(), Heard()
             recorder.swarm = Swarm(where, listener=heard)
@@ -308,7 +307,7 @@ class TestOrder:
             return results(lead.conversation_history), heard, lead
 
     @pytest.mark.parametrize("called", [("requirements", "designer"), ("ask_first", "draw")])
-    def test_one_waits_for_the_answer_it_reads(self, called: tuple[str, str]) -> None:
+    def test_task_waits_for_the_answer_it_reads(self, called: tuple[str, str]) -> None:
         async def run() -> None:
             first, second = called
             model = Model(
@@ -339,7 +338,7 @@ class TestOrder:
 
         run_virtual(run())
 
-    def test_one_that_failed_releases_it_with_a_warning(self) -> None:
+    def test_failed_predecessor_releases_the_task_with_a_warning(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[
@@ -360,7 +359,7 @@ class TestOrder:
 
         run_virtual(run())
 
-    def test_a_held_one_can_be_cancelled(self) -> None:
+    def test_held_task_can_be_cancelled(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[[dispatch("c", agent="c"), dispatch("a", agent="a")], after(2, "end")],
@@ -372,7 +371,7 @@ class TestOrder:
 
         run_virtual(run())
 
-    def test_the_coordinator_is_told_of_the_order(self) -> None:
+    def test_coordinator_reads_the_order_in_its_prompt(self) -> None:
         async def run() -> None:
             model = Model(go=["end"])
             graph = self.graph("requirements>designer")
@@ -402,7 +401,7 @@ class TestPlugins:
         async def after_subagent_complete(self, ctx: Any, outcome: Any) -> None:
             self.after.append((outcome.status, outcome.output, outcome.error, outcome.duration_ms))
 
-    def test_they_change_skip_refuse_and_are_told(self) -> None:
+    def test_plugins_change_skip_refuse_and_observe(self) -> None:
         async def run() -> None:
             plugin = self.Counts()
             model = Model(
@@ -435,7 +434,7 @@ class TestPlugins:
 
 
 class TestSettingUp:
-    def test_what_is_refused(self) -> None:
+    def test_invalid_setups_are_refused(self) -> None:
         async def run() -> None:
             where = registry()
             lead = agent("end")
@@ -461,7 +460,7 @@ class TestSettingUp:
 
         run_virtual(run())
 
-    def test_without_agents_there_is_none_to_name(self) -> None:
+    def test_without_agents_none_can_be_named(self) -> None:
         async def run() -> None:
             lead = coordinator(Model(), registry())
             names = [tool.name for tool in lead.registered_tools]
@@ -475,7 +474,7 @@ class TestSettingUp:
 
         run_virtual(run())
 
-    def test_the_tools_work_only_within_a_query(self) -> None:
+    def test_tools_work_only_within_a_query(self) -> None:
         async def run() -> None:
             lead = coordinator(Model(), registry())
             with pytest.raises(InvalidInputError, match="only within"):
@@ -484,8 +483,8 @@ class TestSettingUp:
         run_virtual(run())
 
 
-def test_a_sub_agent_that_is_waited_for_may_dispatch_too() -> None:
-    """And what it dispatched ends with it, not with the root."""
+def test_blocking_sub_agent_may_dispatch_too() -> None:
+    """Check that its tasks end with it, not with the root."""
 
     async def run() -> None:
         model = Model(
@@ -510,7 +509,7 @@ def test_a_sub_agent_that_is_waited_for_may_dispatch_too() -> None:
     run_virtual(run())
 
 
-def test_two_queries_of_one_agent_have_nothing_in_common() -> None:
+def test_two_queries_of_one_agent_share_no_tasks() -> None:
     async def run() -> None:
         model = Model(go=[dispatch("a"), "end", dispatch("a"), await_all, "end"], a=["A", "A"])
         async with registry() as where:
@@ -526,7 +525,7 @@ def test_two_queries_of_one_agent_have_nothing_in_common() -> None:
     run_virtual(run())
 
 
-def test_a_hook_that_stops_ends_the_tasks() -> None:
+def test_hook_that_stops_ends_the_tasks() -> None:
     async def run() -> None:
         model = Model(go=[dispatch("a"), "never"], a=[after(50, "A")])
         async with registry() as where:
@@ -542,8 +541,8 @@ def test_a_hook_that_stops_ends_the_tasks() -> None:
     run_virtual(run())
 
 
-def test_code_without_an_event_loop_uses_one_registry_again_and_again() -> None:
-    """Each query then has a loop of its own; nothing of the last one's may be waited for."""
+def test_code_without_an_event_loop_can_reuse_one_registry() -> None:
+    """Give each query its own loop; it must not wait for anything of the last one's."""
     where = SubagentRegistry()
     for _ in range(3):
         names = [f"t{n}" for n in range(12)]

@@ -1,4 +1,4 @@
-"""Circuit breakers at work, as models and events see them (spec page 3, S8)."""
+"""Circuit breakers as models and events see them."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ WIDE = SubagentLimits(max_concurrent=100, max_queued=100, max_queue_size=200)
 ERROR = ModelError("the model is gone")
 
 
-def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
+def test_refused_dispatch_gives_the_reason_and_the_time_to_retry() -> None:
     async def run() -> None:
         model = Model(
             go=[
@@ -49,7 +49,7 @@ def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
                     dispatch("again", agent="helper"),
                     dispatch("another", agent="helper", instructions="Otherwise."),
                 ],
-                "gave up",
+                "stopped",
             ],
             a=[ERROR],
             b=[ERROR],
@@ -63,7 +63,7 @@ def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
             helper.agent_name = "helper"
             lead = coordinator(model, where, helper)
             response = await lead.execute_query_async("go", recorder=recorder)
-            assert response.content == "gave up"
+            assert response.content == "stopped"
             assert response.error is None
             *_, refused, accepted = results(lead.conversation_history)
             assert "failed repeatedly" in refused["error"]
@@ -83,7 +83,7 @@ def test_a_model_reads_why_tasks_are_refused_and_when_to_try_again() -> None:
 
 
 async def opened(where: Any, heard: Heard, waiting: int) -> tuple[Any, list[Any]]:
-    """A parent, and its tasks that wait behind a breaker which just opened."""
+    """Return a parent, and its tasks that wait behind a breaker which just opened."""
     parent = by_hand(where, heard)
     first = [put(where, parent, f"first{n}") for n in range(3)]
     await settled()
@@ -93,12 +93,12 @@ async def opened(where: Any, heard: Heard, waiting: int) -> tuple[Any, list[Any]
     return parent, rest
 
 
-def test_fifty_queued_ones_wait_and_one_probe_goes_through() -> None:
+def test_fifty_queued_tasks_wait_and_one_probe_runs() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent, rest = await opened(where, heard := Heard(), 52)
             running = [handle for handle in rest if status(handle) == S.RUNNING]
-            assert len(running) == 2  # they took the places of the first two, before it opened
+            assert len(running) == 2  # they took the slots of the first two, before it opened
             for handle in running:
                 where.cancel(handle.task_id, "out of the way")
             held = [handle for handle in rest if handle not in running]
@@ -112,7 +112,7 @@ def test_fifty_queued_ones_wait_and_one_probe_goes_through() -> None:
             assert [status(handle) for handle in held[1:]] == [S.QUEUED] * 49
             other = put(where, parent, "other kind", instructions="Otherwise.")
             await settled()
-            assert status(other) == S.RUNNING  # of all that waits, only this kind is held back
+            assert status(other) == S.RUNNING  # of all waiting tasks, only this kind is held
             await job(held[0]).finish()
             assert [status(handle) for handle in held[1:4]] == [S.RUNNING, S.RUNNING, S.QUEUED]
             for handle in held[1:]:
@@ -122,7 +122,7 @@ def test_fifty_queued_ones_wait_and_one_probe_goes_through() -> None:
     run_virtual(run())
 
 
-def test_a_probe_that_fails_opens_it_again() -> None:
+def test_failed_probe_opens_the_breaker_again() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             _, rest = await opened(where, heard := Heard(), 4)
@@ -140,7 +140,7 @@ def test_a_probe_that_fails_opens_it_again() -> None:
     run_virtual(run())
 
 
-def test_a_cancelled_probe_passes_the_role_on() -> None:
+def test_cancelled_probe_passes_its_role_on() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             _, rest = await opened(where, Heard(), 5)
@@ -156,7 +156,7 @@ def test_a_cancelled_probe_passes_the_role_on() -> None:
     run_virtual(run())
 
 
-def test_the_next_dispatch_is_the_probe_if_none_waits() -> None:
+def test_without_waiting_tasks_the_next_dispatch_is_the_probe() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent, _ = await opened(where, Heard(), 0)
@@ -194,7 +194,7 @@ NOT_COUNTED = ("budget_exhausted", "max_iterations", "model_rate_limited", "mode
 
 
 @pytest.mark.parametrize("how", [*NOT_COUNTED, "cancel"])
-def test_what_neither_the_agent_nor_its_model_did_does_not_count(how: str) -> None:
+def test_ends_that_neither_agent_nor_model_caused_do_not_count(how: str) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent = by_hand(where, heard := Heard())
@@ -211,9 +211,7 @@ def test_what_neither_the_agent_nor_its_model_did_does_not_count(how: str) -> No
 
 
 @pytest.mark.parametrize(("code", "of_model"), [("task_failed", False), ("model_timeout", True)])
-def test_only_failures_of_its_model_close_an_agent_for_other_runs(
-    code: str, of_model: bool
-) -> None:
+def test_only_model_failures_open_the_breaker_for_other_runs(code: str, of_model: bool) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             tenant = by_hand(where).run_id
@@ -239,7 +237,7 @@ def test_only_failures_of_its_model_close_an_agent_for_other_runs(
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-def test_the_probe_of_one_breaker_waits_for_the_probe_of_the_other(end: str) -> None:
+def test_probe_of_one_breaker_waits_for_the_probe_of_the_other(end: str) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=9, max_workers=9, failure_threshold=1) as where:
             tenant, one_slot = by_hand(where).run_id, SubagentLimits(max_concurrent=1)
@@ -309,7 +307,7 @@ def test_neither_timeouts_nor_old_failures_count() -> None:
     run_virtual(run())
 
 
-def test_what_a_breaker_holds_can_be_cancelled_and_leaves_nothing() -> None:
+def test_held_tasks_can_be_cancelled_and_leave_nothing() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent, _ = await opened(where, heard := Heard(), 10)
@@ -324,7 +322,7 @@ def test_what_a_breaker_holds_can_be_cancelled_and_leaves_nothing() -> None:
     run_virtual(run())
 
 
-def test_a_wait_for_held_tasks_goes_on_meanwhile() -> None:
+def test_wait_for_held_tasks_continues() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             _, rest = await opened(where, Heard(), 3)

@@ -1,4 +1,4 @@
-"""Only texts cross between tasks, also where they ask the same agents (spec page 3, S14)."""
+"""Isolation: only texts pass between tasks, even if they use the same agents."""
 
 from uuid import uuid4
 
@@ -39,7 +39,7 @@ def helper(model: Model, name: str, *tools: ToolBase) -> BaseAgent:
     return BaseAgent("You help.", provider=model, agent_name=name, description="helps", tools=tools)
 
 
-def test_a_task_is_for_an_agent_that_another_task_is_asking() -> None:
+def test_task_may_use_an_agent_that_another_task_is_using() -> None:
     async def run() -> None:
         model = Model(
             go=[dispatch("first", agent="asker"), after(2, dispatch("second", agent="x")),
@@ -61,7 +61,7 @@ def test_a_task_is_for_an_agent_that_another_task_is_asking() -> None:
     run_virtual(run())
 
 
-def test_what_a_task_asks_a_sub_agent_another_task_does_not_see() -> None:
+def test_calls_of_a_task_to_a_sub_agent_are_invisible_to_other_tasks() -> None:
     async def run() -> None:
         model = Model(
             go=[[dispatch("first", agent="asker"), dispatch("second", agent="asker")],
@@ -87,7 +87,7 @@ def test_what_a_task_asks_a_sub_agent_another_task_does_not_see() -> None:
     run_virtual(run())
 
 
-def test_an_agent_that_is_named_like_those_without_a_name_is_none_of_them() -> None:
+def test_agent_with_the_name_of_anonymous_tasks_is_not_one_of_them() -> None:
     async def run() -> None:
         async with registry() as where:
             parent = by_hand(
@@ -108,7 +108,7 @@ def test_an_agent_that_is_named_like_those_without_a_name_is_none_of_them() -> N
     run_virtual(run())
 
 
-def test_what_a_suspended_task_still_says_is_not_heard() -> None:
+def test_events_of_a_suspended_task_are_ignored() -> None:
     async def run() -> None:
         heard = Heard()
         async with registry() as where:
@@ -126,9 +126,9 @@ def test_what_a_suspended_task_still_says_is_not_heard() -> None:
     run_virtual(run())
 
 
-def test_an_attempt_at_a_run_does_not_find_what_became_of_its_tasks_in_another() -> None:
+def test_repeated_attempt_at_a_run_does_not_see_tasks_of_the_last_one() -> None:
     class Broken(Recorder):
-        """Loses the run once the first task is under way."""
+        """Recorder that loses the run once the first task is under way."""
 
         async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
             if query.parent is None and query.model_calls == 2:

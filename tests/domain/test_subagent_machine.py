@@ -1,4 +1,4 @@
-"""All that may happen to tasks, in any order, beside a simple model of it (spec page 3)."""
+"""Tasks under random operations in any order, compared with a simple model."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ PARAMS = st.fixed_dictionaries(
 
 
 class Work:
-    """Does what it is told to: to park or to call a model, to go on after that, or to end."""
+    """Work that obeys the test: parks, calls a model, continues or ends."""
 
     def __init__(self, where: SubagentRegistry) -> None:
         self.where = where
@@ -76,7 +76,7 @@ class Work:
                     self.parked = False
                 self.inside = False
             elif said == "call":
-                self.inside, self.slotless = True, False  # what parked asks for a slot only now
+                self.inside, self.slotless = True, False  # a parked part asks for a slot only now
                 async with self.where.scheduler.calling(handle):
                     await self.next()
                 self.inside = False
@@ -86,7 +86,7 @@ class Work:
 
 
 class Watched(Heard):
-    """Checks, whenever a task gets its first slot, that no old one had to stand back."""
+    """Listener that checks at each first slot that no old task was passed over."""
 
     def __init__(self, tasks: dict[UUID, SubagentHandle]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Watched(Heard):
 
 
 class Tasks(RuleBasedStateMachine):
-    """Drives the loop by hand: after each step everything waits for a timer, or the next step."""
+    """Machine that drives the loop by hand; between steps everything waits for a timer or step."""
 
     @initialize()
     def begin(self) -> None:
@@ -147,7 +147,7 @@ class Tasks(RuleBasedStateMachine):
         fit = [h for h in self.tasks.values() if not states or h.status in states]
         return data.draw(st.sampled_from(fit)) if fit else None
 
-    # What may happen
+    # Operations
 
     @rule(data=st.data(), count=st.integers(1, 4), about=PARAMS)
     def dispatch(self, data: st.DataObject, count: int, about: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Tasks(RuleBasedStateMachine):
             for handle in self.tasks.values()
             if handle.status is S.TIMEOUT and not self.expected[handle.task_id].is_final
         ]
-        for handle in late:  # all of them first: one may be due together with one below it
+        for handle in late:  # all of them first: a task may be due together with one below it
             assert handle.deadline is not None
             assert handle.status_changed_at >= handle.deadline - 1e-6
             self.expected[handle.task_id] = S.TIMEOUT
@@ -320,7 +320,7 @@ class Tasks(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """A run is given up and taken up again: its finished tasks as they were, others queued."""
+        """Abandon a run and resume it: finished tasks are restored, others queued again."""
         old = data.draw(st.sampled_from(self.roots))
         below = [p for p in self.below if p.owner and p.owner.parent is old]
         new = self.parent(tenant_id=old.tenant_id, parent_id=old.parent_id, run_id=old.run_id)
@@ -352,7 +352,7 @@ class Tasks(RuleBasedStateMachine):
         self.tasks[handle.task_id] = handle
         self.expected[handle.task_id] = old.status if ended else S.QUEUED
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def states_are_as_expected(self) -> None:
@@ -405,7 +405,7 @@ class Tasks(RuleBasedStateMachine):
     def quotas_hold(self) -> None:
         restored = any(handle.attempt > 1 for handle in self.tasks.values())
         if restored:
-            return  # to those no limits are applied again
+            return  # limits are not applied to those again
         assert self.where.queued_count <= LIMITS.max_queue_size + len(TENANTS)
         for parent in self.roots + self.below:
             assert parent.queued <= LIMITS.max_queued

@@ -1,4 +1,4 @@
-"""Tasks below tasks: no deadlock, deadlines, cancellation of trees (spec page 3, S9, S10, S16)."""
+"""Tasks below tasks: no deadlock, deadlines, cancellation of trees."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ S = SubagentStatus
 
 
 def until_done(messages: Any) -> Any:
-    """Poll, until all that was dispatched is completed."""
+    """Poll until all dispatched tasks are completed."""
     last = results(messages)[-1]
     if "summary" in last and last["summary"]["completed"] == last["summary"]["total"]:
         return "polled"
@@ -44,7 +44,7 @@ def until_done(messages: Any) -> Any:
 
 
 def chain(model: Model, where: SubagentRegistry, length: int, **config: Any) -> BaseAgent:
-    """A coordinator over a coordinator and so on, each called ``helper``."""
+    """Build a coordinator over a coordinator and so on, each called ``helper``."""
     below = [BaseAgent("You help.", provider=model, agent_name="helper", description="helps")]
     for _ in range(length):
         agent = coordinator(
@@ -64,7 +64,7 @@ def polling(*answers: Any) -> list[Any]:
 
 
 def both(messages: Any) -> list[Any]:
-    """Await the two tasks that were dispatched, each by a call of its own."""
+    """Await the two dispatched tasks, each by its own call."""
     first, second = ids(messages)
     return [
         call("await_subagent", "w1", task_id=first),
@@ -73,7 +73,7 @@ def both(messages: Any) -> list[Any]:
 
 
 class Busiest:
-    """Remembers the most slots that were held at once."""
+    """Observer of the most slots that were held at once."""
 
     def __init__(self, where: SubagentRegistry) -> None:
         self.most = 0
@@ -89,7 +89,7 @@ class Busiest:
 class TestNesting:
     @pytest.mark.parametrize("mode", [await_all, "poll"])
     @pytest.mark.parametrize("fan", [1, 3])
-    def test_a_pool_of_one_is_enough_for_three_levels(self, mode: Any, fan: int) -> None:
+    def test_pool_of_one_is_enough_for_three_levels(self, mode: Any, fan: int) -> None:
         async def run() -> None:
             names = [f"a{n}" for n in range(fan)]
             scripts: dict[str, Any] = {"go": [[helper(name) for name in names]]}
@@ -156,7 +156,7 @@ class TestNesting:
             ({"mode": "all"}, ["completed"] * 3, 10),
         ],
     )
-    def test_any_quorum_and_all(self, mode: Any, found: list[str], at: float) -> None:
+    def test_wait_modes_any_quorum_and_all(self, mode: Any, found: list[str], at: float) -> None:
         async def run() -> None:
             def wait(messages: Any) -> Any:
                 return call("await_subagent", "w", task_ids=ids(messages), **mode)
@@ -183,7 +183,7 @@ class TestNesting:
 
         run_virtual(run())
 
-    def test_a_parent_that_polls_while_its_children_wait_behind_another_tenant(self) -> None:
+    def test_polling_parent_gets_a_slot_while_its_children_wait_behind_another_tenant(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[helper("mid"), await_all, "end"],
@@ -198,7 +198,7 @@ class TestNesting:
                 theirs = [put(where, other, str(n)) for n in range(3)]
                 await passed(5)
                 assert [status(each) for each in theirs] == [S.RUNNING, S.QUEUED, S.QUEUED]
-                await job(theirs[0]).finish()  # takes turns: x, another of theirs, the parent
+                await job(theirs[0]).finish()  # takes turns: x, another tenant's task, the parent
                 await passed(1)
                 assert status(theirs[1]) == S.RUNNING
                 await job(theirs[1]).finish()
@@ -209,8 +209,8 @@ class TestNesting:
 
         run_virtual(run())
 
-    def test_a_wait_that_begins_while_its_task_waits_for_a_slot(self) -> None:
-        """As when a hook delays one of two calls of a message: the slot is not held meanwhile."""
+    def test_wait_may_begin_while_its_task_waits_for_a_slot(self) -> None:
+        """Let a hook delay one of two calls of a message: the slot is not held meanwhile."""
 
         async def run() -> None:
             model = Model(
@@ -235,7 +235,9 @@ class TestNesting:
                 query = asyncio.create_task(lead.execute_query_async("go"))
                 await passed(1.5)
                 (waits,) = [h for h in where.handles() if h.prompt == "mid"]
-                assert waits.slot is not None  # x is over, but 'long' takes all that lead may
+                assert (
+                    waits.slot is not None
+                )  # x is over, but 'long' holds all slots that lead may have
                 late.set()
                 await passed(60)
                 assert status(waits) == S.RUNNING
@@ -245,7 +247,7 @@ class TestNesting:
 
         run_virtual(run())
 
-    def test_a_wait_of_no_more_than_it_may_take(self) -> None:
+    def test_wait_ends_at_its_own_timeout(self) -> None:
         async def run() -> None:
             def wait(messages: Any) -> Any:
                 return call("await_subagent", "w", task_id=ids(messages)[0], timeout_ms=2000)
@@ -265,7 +267,7 @@ class TestNesting:
 
 
 class TestDeadlines:
-    def test_they_cascade_over_three_levels(self) -> None:
+    def test_deadlines_cascade_over_three_levels(self) -> None:
         async def run() -> None:
             heard = Heard()
             async with registry(min_workers=3, max_workers=3) as where:
@@ -293,7 +295,7 @@ class TestDeadlines:
 
         run_virtual(run())
 
-    def test_a_queued_task_is_cancelled_when_its_parents_time_is_up(self) -> None:
+    def test_queued_task_is_cancelled_when_its_parents_time_is_up(self) -> None:
         async def run() -> None:
             async with registry(min_workers=1, max_workers=1) as where:
                 top = put(where, by_hand(where), "top", timeout=20)
@@ -308,7 +310,7 @@ class TestDeadlines:
 
         run_virtual(run())
 
-    def test_it_is_not_started_either(self) -> None:
+    def test_task_past_its_deadline_is_not_started(self) -> None:
         async def run() -> None:
             async with registry(min_workers=1, max_workers=1) as where:
                 first = put(where, by_hand(where), "first")
@@ -325,7 +327,7 @@ class TestDeadlines:
 
         run_virtual(run())
 
-    def test_the_longest_and_the_usual(self) -> None:
+    def test_default_and_maximum_timeout(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(default_timeout=30, max_timeout=60)
             async with registry(limits, min_workers=3, max_workers=3) as where:
@@ -338,7 +340,7 @@ class TestDeadlines:
 
         run_virtual(run())
 
-    def test_it_goes_on_while_a_task_is_parked(self) -> None:
+    def test_timeout_runs_on_while_a_task_is_parked(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[helper("mid", timeout_ms=8000), await_all, "end"],
@@ -358,7 +360,7 @@ class TestDeadlines:
 
 
 def tree(where: SubagentRegistry, model: Model) -> BaseAgent:
-    """A root with 4 tasks, each with 4, each with 5: a hundred below the root."""
+    """Build a root with 4 tasks, each with 4, each with 5: a hundred below the root."""
     scripts: dict[str, Any] = {"go": [[helper(f"t{a}") for a in range(4)], await_all]}
     for a in range(4):
         scripts[f"t{a}"] = [[helper(f"t{a}{b}") for b in range(4)], await_all]
@@ -371,7 +373,7 @@ def tree(where: SubagentRegistry, model: Model) -> BaseAgent:
 
 
 class Endless(Model):
-    """Counts the calls that were cancelled."""
+    """Model that counts the cancelled calls."""
 
     cancelled = 0
 
@@ -387,7 +389,7 @@ LIMITS = SubagentLimits(max_queue_size=1000, max_concurrent_global=1000)
 
 
 class TestCancellation:
-    def test_of_a_tree_of_a_hundred(self) -> None:
+    def test_tree_of_a_hundred_tasks_is_cancelled(self) -> None:
         async def run() -> None:
             model = Endless()
             async with registry(LIMITS, min_workers=60, max_workers=60) as where:
@@ -410,7 +412,7 @@ class TestCancellation:
 
         run_virtual(run())
 
-    def test_of_one_task_stops_all_below_it_and_no_other(self) -> None:
+    def test_cancelled_task_stops_all_below_it_and_no_other(self) -> None:
         async def run() -> None:
             model = Endless()
             async with registry(LIMITS, min_workers=100, max_workers=100) as where:
@@ -435,7 +437,7 @@ class TestCancellation:
 
         run_virtual(run())
 
-    def test_cancel_of_what_is_not_there(self) -> None:
+    def test_cancelling_an_unknown_task_does_nothing(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 parent = by_hand(where)
@@ -446,10 +448,10 @@ class TestCancellation:
 
 
 class TestEndingsOfAParent:
-    """However it ends, its tasks are cancelled before its query returns."""
+    """Tasks of a parent are cancelled before its query returns, however the query ends."""
 
     @pytest.mark.parametrize("how", ["answer", "hook", "exception", "iterations", "cancelled"])
-    def test_its_tasks_end_with_it(self, how: str) -> None:
+    def test_tasks_end_with_their_parent(self, how: str) -> None:
         async def run() -> None:
             second: Any = "enough"
             if how == "exception":
@@ -492,7 +494,7 @@ class TestEndingsOfAParent:
 
         run_virtual(run())
 
-    def test_its_query_returns_when_nothing_of_them_runs_any_more(self) -> None:
+    def test_query_returns_when_no_task_runs_any_more(self) -> None:
         async def run() -> None:
             async def slow(messages: Any) -> str:
                 try:

@@ -1,4 +1,4 @@
-"""Plugins around the dispatch of a task: what they may change, and that guards fail closed."""
+"""Plugins around the dispatch of a task: allowed changes; guards fail closed."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ COULD_NOT_CHECK = "could not check"
 
 
 class Plugin:
-    """One that does what the test says, and is a guard if it says so."""
+    """Plugin that does as the test says; a guard if it says so."""
 
     def __init__(self, function: Callable[..., Any], *, guard: bool = False) -> None:
         self.before_dispatch = self.after_subagent_complete = function
@@ -53,7 +53,7 @@ async def dispatched(*plugins: object, timeout_s: float = 30) -> Any:
     return await before_dispatch(plugins, CTX, REQUEST, timeout_s=timeout_s)
 
 
-async def test_each_sees_what_the_last_one_left() -> None:
+async def test_each_plugin_sees_the_changes_of_the_last() -> None:
     seen: list[DispatchRequest] = []
 
     def first(ctx: PluginContext, params: DispatchRequest) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def test_each_sees_what_the_last_one_left() -> None:
         (Refused("not today"), Refused("not today")),
     ],
 )
-async def test_one_that_says_no_is_the_last_one_asked(answer: Any, outcome: Any) -> None:
+async def test_plugin_that_refuses_ends_the_chain(answer: Any, outcome: Any) -> None:
     asked: list[object] = []
     assert await dispatched(saying(answer), Plugin(lambda *args: asked.append(args))) == outcome
     assert not asked
@@ -120,14 +120,14 @@ NONSENSE: list[Any] = [
 
 
 @pytest.mark.parametrize("answer", NONSENSE, ids=lambda answer: ascii(answer)[:40])
-async def test_nonsense_is_left_out_and_a_guard_that_talks_it_refuses(answer: Any) -> None:
+async def test_invalid_answer_is_ignored_but_refused_from_a_guard(answer: Any) -> None:
     assert await dispatched(saying(answer)) == REQUEST
     refused = await dispatched(saying(answer, guard=True))
     assert isinstance(refused, Refused)
     assert COULD_NOT_CHECK in refused.detail
 
 
-async def test_metadata_that_is_too_deep_is_nonsense() -> None:
+async def test_metadata_that_is_too_deep_is_invalid() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"a": deep}
@@ -153,7 +153,7 @@ def raising(error: BaseException) -> tuple[Callable[..., Any], Callable[..., Any
         *raising(StopIteration("secret detail")),
     ],
 )
-async def test_one_that_raises_is_logged_and_left_out_and_a_guard_fails_closed(
+async def test_plugin_that_raises_is_logged_and_skipped_and_a_guard_fails_closed(
     function: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -192,7 +192,7 @@ class Stuck:
 
 
 @pytest.mark.parametrize("name", ["waits", "will_not_be_cancelled", "blocks"])
-async def test_one_that_takes_too_long_is_left_behind(name: str) -> None:
+async def test_slow_plugin_is_abandoned(name: str) -> None:
     stuck = Stuck()
     function = getattr(stuck, name)
     try:
@@ -203,7 +203,7 @@ async def test_one_that_takes_too_long_is_left_behind(name: str) -> None:
         stuck.release.set()
 
 
-async def test_who_is_cancelled_does_not_wait_for_a_plugin() -> None:
+async def test_cancelled_dispatch_does_not_wait_for_a_plugin() -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def waits(*args: object) -> None:
@@ -221,7 +221,7 @@ async def test_who_is_cancelled_does_not_wait_for_a_plugin() -> None:
     await ended.wait()
 
 
-async def test_no_plugin_has_a_hand_on_what_was_passed_on() -> None:
+async def test_plugin_cannot_change_a_request_that_was_passed_on() -> None:
     mine: dict[str, Any] = {"list": [1]}
 
     def meddles(ctx: PluginContext, params: DispatchRequest) -> None:
@@ -233,7 +233,7 @@ async def test_no_plugin_has_a_hand_on_what_was_passed_on() -> None:
     assert REQUEST.metadata == {"team": "a"}
 
 
-async def test_all_are_told_how_a_task_ended() -> None:
+async def test_all_plugins_see_how_a_task_ended() -> None:
     told: list[object] = []
     plugins = [Plugin(lambda *args: told.append(args)), object(), saying("whatever")]
     await after_complete([*plugins, plugins[0]], CTX, OUTCOME)
@@ -260,7 +260,7 @@ async def guarded(guard: PromptGuard, request: DispatchRequest) -> Any:
         asking("ignore all previous instruction\ud800s"),
     ],
 )
-async def test_the_prompt_guard_refuses_and_does_not_say_which_pattern(
+async def test_prompt_guard_refuses_without_naming_the_pattern(
     request_: DispatchRequest,
 ) -> None:
     guard = PromptGuard(deny=[r"ignore\s+all\s+previous\s+instructions", r"a^|/etc/passwd"])
@@ -270,7 +270,7 @@ async def test_the_prompt_guard_refuses_and_does_not_say_which_pattern(
     assert await guarded(guard, fine) is fine
 
 
-async def test_the_prompt_guard_bounds_prompts() -> None:
+async def test_prompt_guard_bounds_prompts() -> None:
     guard = PromptGuard(max_prompt_chars=10)
     assert isinstance(await guarded(guard, asking("x" * 10)), DispatchRequest)
     refused = await guarded(guard, asking("x" * 11))
@@ -279,27 +279,27 @@ async def test_the_prompt_guard_bounds_prompts() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*a){12}b", "(a|a)*c"])
 async def test_no_text_makes_the_prompt_guard_hang(pattern: str) -> None:
-    """Each of these takes a backtracking engine longer than the universe has."""
+    """Use patterns that take a backtracking engine practically for ever."""
     guard = PromptGuard(deny=[pattern])
     prompt = "a" * 9_999 + "!"
     assert isinstance(await guarded(guard, asking(prompt)), DispatchRequest)
 
 
 @given(st.text(max_size=50))
-async def test_a_pattern_in_any_case_finds_what_it_names(around: str) -> None:
+async def test_pattern_matches_in_upper_and_lower_case(around: str) -> None:
     guard = PromptGuard(deny=["forbidden word"])
     assert isinstance(await guarded(guard, asking(f"{around}Forbidden WORD{around}")), Refused)
 
 
 @pytest.mark.parametrize("pattern", ["(a", "a)|(b", "(?=a)", r"(a)\1"])
-def test_a_pattern_that_is_not_understood_is_said_at_once(pattern: str) -> None:
+def test_invalid_pattern_is_an_error_at_once(pattern: str) -> None:
     with pytest.raises(InvalidInputError, match="is not supported"):
         PromptGuard(deny=[pattern])
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Installs a module as a plugin; the entry point may name an object in it."""
+    """Install a module as a plugin; the entry point may name an object in it."""
 
     def put(name: str, code: str) -> None:
         module = f"tried_{name}"
@@ -314,7 +314,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return put
 
 
-async def test_of_an_installed_plugin_what_it_defines_is_used(
+async def test_installed_plugin_is_used_as_it_defines(
     install: Callable[[str, str], None],
 ) -> None:
     install(
@@ -347,7 +347,7 @@ async def test_of_an_installed_plugin_what_it_defines_is_used(
         ("raise ValueError('broken at import')\n", "broken at import"),
     ],
 )
-def test_a_plugin_that_cannot_work_is_an_error_at_start(
+def test_invalid_plugin_is_an_error_at_start(
     install: Callable[[str, str], None], code: str, says: str
 ) -> None:
     install(f"bad_{len(code)}", code)

@@ -1,4 +1,4 @@
-"""The pool's size as time passes, and how tenants share it (spec page 3, S6, S7, S22)."""
+"""The pool's size over time, and its sharing between tenants."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ WIDE = SubagentLimits(max_concurrent=100, max_queued=100, max_queue_size=200)
 
 
 class TestSize:
-    def test_it_grows_under_load_and_shrinks_back(self) -> None:
+    def test_pool_grows_under_load_and_shrinks_back(self) -> None:
         async def run() -> None:
             where = registry(WIDE, min_workers=2, max_workers=10)
             parent = by_hand(where)
@@ -53,7 +53,7 @@ class TestSize:
 
         run_virtual(run())
 
-    def test_the_end_of_all_running_ones_at_once_is_no_reason_to_shrink(self) -> None:
+    def test_pool_does_not_shrink_when_all_running_tasks_end_at_once(self) -> None:
         async def run() -> None:
             async with registry(WIDE, min_workers=2, max_workers=8) as where:
                 parent = by_hand(where)
@@ -68,7 +68,7 @@ class TestSize:
 
         run_virtual(run())
 
-    def test_it_rests_where_it_cannot_change(self) -> None:
+    def test_pool_of_constant_size_needs_no_timer(self) -> None:
         async def run() -> None:
             where = registry(WIDE, min_workers=4, max_workers=4)
             handle = put(where, by_hand(where), timeout=50)
@@ -79,7 +79,7 @@ class TestSize:
 
         run_virtual(run())
 
-    def test_no_more_hold_a_slot_than_may_in_all(self) -> None:
+    def test_held_slots_stay_below_the_global_limit(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_concurrent=5, max_concurrent_global=3)
             async with registry(limits, min_workers=10, max_workers=10) as where:
@@ -92,7 +92,7 @@ class TestSize:
 
         run_virtual(run())
 
-    def test_it_is_measured(self) -> None:
+    def test_pool_is_measured(self) -> None:
         async def run() -> None:
             where = registry(WIDE, min_workers=2, max_workers=2)
             totals = where.telemetry = Totals()
@@ -125,7 +125,7 @@ class TestFairness:
     def tenants(self, where: Any, heard: Heard | None = None) -> list[Any]:
         return [by_hand(where, heard, tenant_id=by_hand(where).run_id) for _ in range(2)]
 
-    def test_a_tenant_that_floods_delays_anothers_first_task_by_one_slot(self) -> None:
+    def test_flooding_tenant_delays_anothers_first_task_by_one_slot(self) -> None:
         async def run() -> None:
             async with registry(WIDE, min_workers=2, max_workers=2) as where:
                 loud, quiet = self.tenants(where)
@@ -164,7 +164,7 @@ class TestFairness:
                 for n in range(6):
                     put(where, loud, f"a{n}", priority=1)
                 positions = [put(where, quiet, f"b{n}", priority=10).queue_position for n in "01"]
-                assert positions == [1, 3]  # behind as many of the other run
+                assert positions == [1, 3]  # behind the same number of the other run's
                 await settled()
                 while running := [h for h in where.handles() if h.status is S.RUNNING]:
                     await job(running[0]).finish()
@@ -172,7 +172,7 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_a_run_has_a_place_in_a_queue_that_another_run_of_its_tenant_has_filled(self) -> None:
+    def test_run_has_a_place_in_a_queue_that_another_run_of_its_tenant_filled(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
             async with registry(limits, min_workers=1, max_workers=1) as where:
@@ -198,7 +198,7 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_a_tenant_fills_half_the_queue_at_most(self) -> None:
+    def test_tenant_fills_half_the_queue_at_most(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
             async with registry(limits, min_workers=1, max_workers=1) as where:
@@ -215,7 +215,7 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_each_tenant_has_a_place_in_a_queue_that_others_have_filled(self) -> None:
+    def test_each_tenant_has_a_place_in_a_queue_that_others_filled(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_queued=100, max_queue_size=10, max_concurrent=100)
             async with registry(limits, min_workers=1, max_workers=1) as where:
@@ -238,7 +238,7 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_a_tenant_holds_no_more_slots_than_it_may(self) -> None:
+    def test_tenant_holds_no_more_slots_than_its_limit(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(tenant_max_concurrent=2, tenant_max_queued=3, max_concurrent=9)
             async with registry(limits, min_workers=9, max_workers=9) as where:
@@ -256,7 +256,7 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_a_parent_lets_no_more_wait_than_it_may(self) -> None:
+    def test_parent_queues_no_more_than_its_limit(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_queued=2, max_concurrent=1)
             async with registry(limits, min_workers=9, max_workers=9) as where:
@@ -293,7 +293,7 @@ class TestFairness:
         run_virtual(run())
 
 
-def test_a_registry_makes_a_scheduler_of_the_defaults() -> None:
+def test_registry_has_a_default_scheduler() -> None:
     async def run() -> None:
         async with SubagentRegistry() as where:
             assert isinstance(where.scheduler, SubagentScheduler)

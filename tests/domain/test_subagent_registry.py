@@ -1,4 +1,4 @@
-"""The single source of truth about tasks: moves, collection, endings (spec page 3, S1 to S5)."""
+"""The registry of tasks: state moves, collection, endings."""
 
 import itertools
 from typing import Any
@@ -38,7 +38,9 @@ PAIRS = list(itertools.product(S, S))
 
 class TestMoves:
     @pytest.mark.parametrize(("old", "new"), PAIRS)
-    def test_the_table(self, old: SubagentStatus, new: SubagentStatus) -> None:
+    def test_allowed_moves_are_those_of_the_table(
+        self, old: SubagentStatus, new: SubagentStatus
+    ) -> None:
         assert old.is_final == (old in FINAL)
         if new in LEGAL.get(old, set()):
             check_move(old, new)
@@ -47,9 +49,7 @@ class TestMoves:
                 check_move(old, new)
 
     @pytest.mark.parametrize(("old", "new"), PAIRS)
-    def test_a_task_moves_once_or_not_at_all(
-        self, old: SubagentStatus, new: SubagentStatus
-    ) -> None:
+    def test_task_moves_once_or_not_at_all(self, old: SubagentStatus, new: SubagentStatus) -> None:
         async def run() -> None:
             heard = Heard()
             async with registry() as where:
@@ -79,10 +79,10 @@ class TestMoves:
         run_virtual(run())
 
 
-class TestTheSketches:
-    """What the sketches of the source get wrong."""
+class TestCommonMistakes:
+    """Details that simple schedulers get wrong."""
 
-    def test_over_the_limit_of_a_parent_a_task_queues(self) -> None:
+    def test_task_over_the_limit_of_its_parent_is_queued(self) -> None:
         async def run() -> None:
             async with registry(
                 SubagentLimits(max_concurrent=2), min_workers=5, max_workers=5
@@ -96,7 +96,7 @@ class TestTheSketches:
 
         run_virtual(run())
 
-    def test_a_wait_that_times_out_says_so_and_the_task_goes_on(self) -> None:
+    def test_wait_that_times_out_says_so_and_the_task_continues(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 handle = put(where, by_hand(where))
@@ -147,7 +147,7 @@ class TestTheSketches:
 
         run_virtual(run())
 
-    def test_the_position_is_how_many_go_before(self) -> None:
+    def test_position_is_the_number_of_tasks_ahead(self) -> None:
         async def run() -> None:
             async with registry(min_workers=1, max_workers=1) as where:
                 parent = by_hand(where)
@@ -159,12 +159,12 @@ class TestTheSketches:
                 scheduler = where.scheduler
                 assert [scheduler.position(each) for each in (low, same, high)] == [1, 2, 0]
                 other = put(where, by_hand(where, tenant_id=id_of(parent, "another")), priority=10)
-                assert scheduler.position(other) == 0  # of its own tenant's
+                assert scheduler.position(other) == 0  # within its own tenant
 
         run_virtual(run())
 
     @pytest.mark.parametrize("how", ["finish", "fail", "cancel"])
-    def test_the_duration_is_fixed_at_the_end(self, how: str) -> None:
+    def test_duration_is_fixed_at_the_end(self, how: str) -> None:
         async def run() -> None:
             async with registry() as where:
                 handle = put(where, by_hand(where))
@@ -178,7 +178,7 @@ class TestTheSketches:
 
         run_virtual(run())
 
-    def test_the_watchdog_ends_a_task_whose_timer_was_lost(self) -> None:
+    def test_watchdog_ends_a_task_whose_timer_was_lost(self) -> None:
         async def run() -> None:
             heard = Heard()
             async with registry(min_workers=1, max_workers=1) as where:
@@ -199,7 +199,7 @@ class TestTheSketches:
 
         run_virtual(run())
 
-    def test_maps_of_breakers_and_parents_shrink(self) -> None:
+    def test_state_of_breakers_and_parents_shrinks(self) -> None:
         async def run() -> None:
             async with registry(min_workers=9, max_workers=9) as where:
                 for n in range(20):
@@ -220,7 +220,7 @@ class TestTheSketches:
 
 
 class TestCollection:
-    def test_a_result_that_was_not_read_is_never_collected(self) -> None:
+    def test_unread_result_is_never_collected(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 parent = by_hand(where)
@@ -236,7 +236,7 @@ class TestCollection:
 
         run_virtual(run())
 
-    def test_a_result_that_was_read_stays_for_its_time(self) -> None:
+    def test_read_result_is_kept_for_its_time(self) -> None:
         async def run() -> None:
             async with registry(SubagentLimits(gc_ttl=60, gc_interval=30)) as where:
                 handle = put(where, by_hand(where))
@@ -250,7 +250,7 @@ class TestCollection:
 
         run_virtual(run())
 
-    def test_what_an_ended_parent_did_not_read_goes_after_its_time(self) -> None:
+    def test_unread_result_of_an_ended_parent_is_collected_after_its_time(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 parent = by_hand(where)
@@ -265,7 +265,7 @@ class TestCollection:
 
         run_virtual(run())
 
-    def test_received_ones_go_first_when_there_are_too_many(self) -> None:
+    def test_received_results_are_collected_first_when_there_are_too_many(self) -> None:
         async def run() -> None:
             limits = SubagentLimits(max_concurrent_global=1)
             async with registry(limits) as where:
@@ -281,11 +281,11 @@ class TestCollection:
                 assert where.total_count == 6
                 assert (
                     where.collect() == 0
-                )  # below ten times the limit nothing goes before its time
+                )  # below ten times the limit no task is collected before its time
 
         run_virtual(run())
 
-    def test_tasks_of_a_parent_that_is_gone_are_cancelled(self) -> None:
+    def test_tasks_of_a_vanished_parent_are_cancelled(self) -> None:
         async def run() -> None:
             there = True
             async with registry(min_workers=1, max_workers=1) as where:
@@ -304,7 +304,7 @@ class TestCollection:
 
         run_virtual(run())
 
-    def test_a_late_result_is_dropped_and_counted(self) -> None:
+    def test_late_result_is_dropped_and_counted(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 handle = put(where, by_hand(where, heard := Heard()))
@@ -318,7 +318,7 @@ class TestCollection:
 
         run_virtual(run())
 
-    def test_work_that_will_not_be_cancelled_ends_late(self) -> None:
+    def test_work_that_resists_cancellation_ends_late(self) -> None:
         async def run() -> None:
             async def stubborn(handle: Any) -> Outcome:
                 try:
@@ -357,7 +357,7 @@ class TestEndings:
 
         run_virtual(run())
 
-    def test_after_shutdown_nothing_waits_for_ever(self) -> None:
+    def test_after_shutdown_no_call_waits_for_ever(self) -> None:
         async def run() -> None:
             where = registry()
             async with where:
@@ -373,7 +373,7 @@ class TestEndings:
 
         run_virtual(run())
 
-    def test_start_twice_collects_once(self) -> None:
+    def test_second_start_does_not_collect_twice(self) -> None:
         async def run() -> None:
             where = registry()
             where.start()
@@ -408,7 +408,7 @@ class TestRestoring:
         params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"), named=True)
         return Past(**{"params": params, "attempt": 2, "waited": 10.0, **about})
 
-    def test_an_unfinished_task_is_queued_again_with_its_age_and_deadline(self) -> None:
+    def test_unfinished_task_is_queued_again_with_its_age_and_deadline(self) -> None:
         async def run() -> None:
             async with registry(min_workers=1, max_workers=1) as where:
                 parent = by_hand(where, heard := Heard())
@@ -429,7 +429,7 @@ class TestRestoring:
 
         run_virtual(run())
 
-    def test_an_unfinished_one_is_waited_for_again(self) -> None:
+    def test_unfinished_task_is_awaited_again(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 above = {"designer": frozenset(("requirements",))}
@@ -446,7 +446,7 @@ class TestRestoring:
 
         run_virtual(run())
 
-    def test_what_a_finished_one_spent_is_charged_to_all_that_pay_for_it(self) -> None:
+    def test_tokens_of_a_finished_task_are_charged_to_all_its_accounts(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 root = by_hand(where)
@@ -469,7 +469,7 @@ class TestRestoring:
 
         run_virtual(run())
 
-    def test_a_finished_one_holds_no_other_back(self) -> None:
+    def test_restored_finished_task_does_not_hold_others(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 above = {"designer": frozenset(("requirements",))}

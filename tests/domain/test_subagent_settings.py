@@ -9,14 +9,14 @@ from bottega.settings import Settings
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 
 
-def test_unset_they_are_the_library_s_but_for_the_pool() -> None:
+def test_defaults_are_the_librarys_except_for_the_pool() -> None:
     settings = Settings(_env_file=None)
     assert settings.subagent_limits == SubagentLimits()
     assert settings.subagent_options == replace(SchedulerOptions(), min_workers=50, max_workers=50)
 
 
 @pytest.mark.parametrize("kind", [SubagentLimits, SchedulerOptions])
-def test_each_can_be_set(
+def test_each_option_can_be_set(
     kind: type[SubagentLimits] | type[SchedulerOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = {field.name: 7.0 for field in fields(kind)}
@@ -31,7 +31,9 @@ def test_each_can_be_set(
 
 @pytest.mark.parametrize("name", ["max_concurrent", "min_workers", "max_queue_size", "max_depth"])
 @pytest.mark.parametrize("value", ["0", "-1", "1e9", "1.5", "inf", "many"])
-def test_a_count_is_a_count(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_must_be_a_positive_integer(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(f"BOTTEGA_SUBAGENT_{name.upper()}", value)
     with pytest.raises(ValidationError, match=f"subagent_{name}"):
         Settings(_env_file=None)
@@ -39,7 +41,7 @@ def test_a_count_is_a_count(name: str, value: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["max_timeout", "resize_cooldown", "gc_ttl", "reset_timeout"])
 @pytest.mark.parametrize("value", ["-1", "inf", "nan", "1e9"])
-def test_a_time_has_bounds(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_has_bounds(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"BOTTEGA_SUBAGENT_{name.upper()}", value)
     with pytest.raises(ValidationError, match=f"subagent_{name}"):
         Settings(_env_file=None)
@@ -52,7 +54,7 @@ def test_a_time_has_bounds(name: str, value: str, monkeypatch: pytest.MonkeyPatc
         ("scale_down_threshold", "scale_up_threshold", {"subagent_scale_up_threshold": 0.2}),
     ],
 )
-def test_what_does_not_fit_together_is_refused(
+def test_contradictory_settings_are_refused(
     lower: str, upper: str, given: dict[str, float]
 ) -> None:
     lower, upper = (f"BOTTEGA_SUBAGENT_{name.upper()}" for name in (lower, upper))

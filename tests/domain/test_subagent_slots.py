@@ -1,4 +1,4 @@
-"""Slots of tasks of which several parts run at once, each waiting and calling as it likes."""
+"""Slots of tasks with several concurrent parts, each of which waits and calls."""
 
 import asyncio
 from uuid import uuid4
@@ -25,7 +25,7 @@ from tests.domain.virtual import run_virtual
 
 
 class Parts:
-    """A task's work that does nothing but hold the task open while a test plays its parts."""
+    """Work that only holds the task open while a test plays its parts."""
 
     def __init__(self) -> None:
         self.over = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ def one_slot() -> SubagentRegistry:
     return registry(min_workers=1, max_workers=1)
 
 
-def test_a_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind() -> None:
+def test_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind() -> None:
     async def run() -> None:
         async with one_slot() as where:
             scheduler = where.scheduler
@@ -71,7 +71,7 @@ def test_a_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind()
     run_virtual(run())
 
 
-def test_a_part_that_has_waited_and_calls_nothing_more_keeps_no_slot_from_what_is_awaited() -> None:
+def test_part_that_stops_calling_does_not_keep_the_slot() -> None:
     async def run() -> None:
         async with one_slot() as where:
             scheduler = where.scheduler
@@ -91,7 +91,7 @@ def test_a_part_that_has_waited_and_calls_nothing_more_keeps_no_slot_from_what_i
     run_virtual(run())
 
 
-def test_to_await_what_is_over_costs_no_slot() -> None:
+def test_awaiting_a_finished_task_costs_no_slot() -> None:
     async def run() -> None:
         model = Model(
             go=[dispatch("outer", agent="outer"), await_all, "end"],

@@ -1,4 +1,4 @@
-"""The three tools as a model sees them (spec page 3, S11 to S13)."""
+"""The three sub-agent tools as a model sees them."""
 
 import asyncio
 from typing import Any
@@ -35,14 +35,14 @@ S = SubagentStatus
 
 
 def told(where: SubagentRegistry, **about: Any) -> tuple[Notes, Heard]:
-    """A recorder whose run's events are heard."""
+    """Build a recorder whose run's events are heard."""
     recorder, heard = Notes(), Heard()
     recorder.swarm = Swarm(where, listener=heard, **about)
     return recorder, heard
 
 
 class Streaming(Model):
-    """Says each word of an answer after a second, and then rests for ten."""
+    """Model that says each word of an answer after a second, then pauses for ten."""
 
     async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
         on_delta = options.pop("on_delta", None)
@@ -56,7 +56,7 @@ class Streaming(Model):
 
 
 class TestPolling:
-    def test_what_it_answers(self) -> None:
+    def test_poll_shows_each_state(self) -> None:
         async def run() -> None:
             def poll(messages: Any, **about: Any) -> Any:
                 name = f"poll{len(messages)}"
@@ -110,7 +110,7 @@ class TestPolling:
 
         run_virtual(run())
 
-    def test_streaming_is_entered_at_the_first_chunk(self) -> None:
+    def test_streaming_begins_at_the_first_chunk(self) -> None:
         async def run() -> None:
             model = Streaming(go=[dispatch("talks"), await_all, "end"], talks=["one two"])
             async with registry() as where:
@@ -141,10 +141,10 @@ class TestPolling:
 
 
 class TestIds:
-    """Whose ids are found, and whose are not."""
+    """Visibility of task ids."""
 
     @pytest.mark.parametrize("tool", ["poll_subagent", "await_subagent"])
-    def test_of_others_are_not_found(self, tool: str) -> None:
+    def test_ids_of_other_parents_are_not_found(self, tool: str) -> None:
         async def run() -> None:
             async with registry(min_workers=9, max_workers=9) as where:
                 seen: dict[str, dict[str, Any]] = {}
@@ -189,7 +189,7 @@ class TestIds:
                     lead.execute_query_async("go"),
                     other.execute_query_async("other", recorder=recorder),
                 )
-                assert seen["root"]["x"] == "completed"  # of its own task's: a grandchild
+                assert seen["root"]["x"] == "completed"  # of its own task: a grandchild
                 assert seen["root"]["one"] in ("running", "streaming", "completed")
                 found = {
                     who: [k for k, v in all_.items() if v != "not_found"]
@@ -202,8 +202,8 @@ class TestIds:
 
         run_virtual(run())
 
-    def test_a_result_is_kept_until_its_own_parent_has_read_it(self) -> None:
-        """Though one further up has."""
+    def test_result_is_kept_until_its_own_parent_has_read_it(self) -> None:
+        """Check that a read by an ancestor does not count."""
 
         async def run() -> None:
             async with registry(min_workers=9, max_workers=9) as where:
@@ -233,7 +233,7 @@ class TestIds:
 
         run_virtual(run())
 
-    def test_a_dispatch_that_is_repeated_finds_the_same_task(self) -> None:
+    def test_repeated_dispatch_finds_the_same_task(self) -> None:
         async def run() -> None:
             async with registry() as where:
                 found = []
@@ -250,7 +250,7 @@ class TestIds:
 
 
 class TestAwaiting:
-    def test_it_counts_what_was_collected(self) -> None:
+    def test_await_counts_collected_results(self) -> None:
         async def run() -> None:
             def any_of(messages: Any) -> Any:
                 return call("await_subagent", "any", task_ids=ids(messages), mode="any")
@@ -287,7 +287,7 @@ class TestAwaiting:
             ({"task_id": "x", "when": "now"}, "when"),
         ],
     )
-    def test_errors_are_results(self, arguments: Any, text: str) -> None:
+    def test_await_errors_are_results(self, arguments: Any, text: str) -> None:
         async def run() -> None:
             model = Model(go=[call("await_subagent", **arguments), "end"])
             async with registry() as where:
@@ -297,7 +297,7 @@ class TestAwaiting:
 
         run_virtual(run())
 
-    def test_ids_that_are_not_there_do_not_keep_anybody_waiting(self) -> None:
+    def test_unknown_ids_are_not_waited_for(self) -> None:
         async def run() -> None:
             model = Model(go=[call("await_subagent", task_ids=["x", str(uuid4())]), "end"])
             async with registry() as where:
@@ -326,7 +326,7 @@ class TestDispatching:
             ({"prompt": "x", "metadata": {"x": "y" * 20_000}}, "metadata"),
         ],
     )
-    def test_errors_are_results(self, arguments: Any, text: str) -> None:
+    def test_dispatch_errors_are_results(self, arguments: Any, text: str) -> None:
         async def run() -> None:
             model = Model(go=[call("dispatch_subagent", **arguments), "end"])
             async with registry() as where:
@@ -337,7 +337,7 @@ class TestDispatching:
 
         run_virtual(run())
 
-    def test_too_deep(self) -> None:
+    def test_dispatch_beyond_the_depth_limit_is_refused(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[dispatch("one", agent="helper"), await_all, "end"],
@@ -358,7 +358,7 @@ class TestDispatching:
 
         run_virtual(run())
 
-    def test_a_nested_coordinator_keeps_to_its_own_limits(self) -> None:
+    def test_nested_coordinator_has_its_own_limits(self) -> None:
         async def run() -> None:
             model = Model(
                 go=[dispatch("mid", agent="helper"), await_all, "end"],
@@ -379,7 +379,7 @@ class TestDispatching:
 
         run_virtual(run())
 
-    def test_it_takes_no_time_and_waits_for_nothing(self) -> None:
+    def test_dispatch_takes_no_time_and_waits_for_nothing(self) -> None:
         async def run() -> None:
             model = Model(go=[[dispatch(n) for n in "abc"], after(9, "end")], a=[after(5, "a")])
             async with registry(min_workers=1, max_workers=1) as where:

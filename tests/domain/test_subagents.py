@@ -1,4 +1,4 @@
-"""Sub-agents as tools: page A6, and the order of their calls from page A5."""
+"""Sub-agents as tools."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ from tests.domain.scripted import (
 )
 
 
-async def test_a_sub_agent_answers_like_a_tool() -> None:
+async def test_sub_agent_answers_like_a_tool() -> None:
     child = agent("the child's answer")
     lead = team(ask("child", "do it", context="you know why"), "done", child=child)
     response = await lead.execute_query_async("go")
@@ -62,13 +62,13 @@ async def test_without_a_query_around_it_the_wrapper_still_answers() -> None:
 
 
 class TestState:
-    async def test_a_stateful_one_goes_on_where_it_was(self) -> None:
+    async def test_stateful_sub_agent_continues_its_conversation(self) -> None:
         child = agent("one", "two")
         lead = team(ask("child", "first"), ask("child", "second"), "done", child=child)
         await lead.execute_query_async("go")
         assert model_of(child).last == ["system", "first", "one", "second"]
 
-    async def test_calls_to_a_stateful_one_go_in_call_order(self) -> None:
+    async def test_calls_to_a_stateful_sub_agent_run_in_call_order(self) -> None:
         child = agent("one", "two", "three")
         calls = [call("child", str(number), query=f"q{number}") for number in range(3)]
         lead = team(calls, "done", child=child)
@@ -79,7 +79,7 @@ class TestState:
             for line in (f"user: q{n}", f"assistant: {a}")
         ]  # fmt: skip
 
-    async def test_also_if_what_records_them_lets_the_later_ones_pass(self) -> None:
+    async def test_call_order_holds_if_the_recorder_reorders_them(self) -> None:
         class Slow(Notes):
             async def tool_call(self, query: Any, tool_call: Any, tool: Any, execute: Any) -> Any:
                 for _ in range(3 - int(tool_call.id)):
@@ -92,7 +92,7 @@ class TestState:
         await lead.execute_query_async("go", recorder=Slow())
         assert answers_in(lead) == ["one", "two", "three"]
 
-    async def test_a_stateful_one_under_two_parents_answers_one_at_a_time(self) -> None:
+    async def test_stateful_sub_agent_of_two_parents_answers_one_at_a_time(self) -> None:
         inside = 0
 
         async def answer(messages: Any) -> str:
@@ -108,7 +108,7 @@ class TestState:
         await asyncio.gather(left.execute_query_async("go"), right.execute_query_async("go"))
         assert len(child.conversation_history) == 5
 
-    def test_it_outlives_the_event_loop_it_was_first_asked_in(self) -> None:
+    def test_stateful_sub_agent_outlives_its_first_event_loop(self) -> None:
         async def answer(messages: Any) -> str:
             await let_others_run()
             return "ok"
@@ -123,7 +123,7 @@ class TestState:
         asyncio.run(both())
         assert len(child.conversation_history) == 9
 
-    async def test_a_stateless_one_leaves_no_trace_and_shares_its_hooks(self) -> None:
+    async def test_stateless_sub_agent_keeps_no_history_and_shares_its_hooks(self) -> None:
         child, seen = agent("one", "two"), []
         child.on(AgentEvent.QUERY_START).do(lambda status: seen.append(status.agent))
         lead = team(
@@ -136,7 +136,7 @@ class TestState:
         assert len({id(each) for each in seen} | {id(child)}) == 3
         assert {each.agent_id for each in seen} == {"child"}
 
-    async def test_a_copy_counts_its_own_usage(self) -> None:
+    async def test_copy_counts_its_own_usage(self) -> None:
         child, seen = agent("one", "two"), []
         await child.execute_query_async("before")
         child.on(AgentEvent.QUERY_END).do(lambda status: seen.append(status.agent.usage))
@@ -172,7 +172,7 @@ class TestUsage:
         assert response.usage.tokens.input == 50
         assert response.usage.tool_calls == 2
 
-    async def test_a_failed_one_is_charged_too_and_through_all_levels(self) -> None:
+    async def test_failed_query_is_charged_through_all_levels(self) -> None:
         leaf = agent(call("x"), ModelError("gone"))
         middle = team(ask("leaf"), "half", leaf=leaf)
         lead = team(ask("middle"), "done", middle=middle)
@@ -182,20 +182,20 @@ class TestUsage:
 
 
 class TestFailures:
-    async def test_its_failure_is_an_error_result(self) -> None:
+    async def test_failure_is_an_error_result(self) -> None:
         lead = team(ask("child"), "done", child=agent(ModelError("gone")))
         response = await lead.execute_query_async("go")
         assert answers_in(lead) == ["Error: gone"]
         assert response.content == "done"
 
-    async def test_so_is_running_out_of_iterations_with_what_was_reached(self) -> None:
+    async def test_exhaustion_is_an_error_result_with_the_partial_answer(self) -> None:
         child = agent(call("x"), max_iterations=1)
         lead = team(ask("child"), "done", child=child)
         response = await lead.execute_query_async("go")
         assert response.tool_results[0].status is ToolStatus.ERROR
         assert response.tool_results[0].error == "no final answer within 1 iteration(s)"
 
-    async def test_so_is_having_no_provider_or_a_bug_around_the_query(self) -> None:
+    async def test_missing_provider_or_bug_around_the_query_is_an_error_result(self) -> None:
         class Buggy(BaseAgent):
             async def execute_query_async(self, *args: Any, **kwargs: Any) -> Any:
                 raise KeyError("bug")
@@ -206,7 +206,7 @@ class TestFailures:
         assert "NoProviderError" in poor
         assert buggy == "Error: KeyError: 'bug'"
 
-    async def test_an_override_around_the_query_keeps_its_place_in_the_tree(self) -> None:
+    async def test_override_around_the_query_keeps_its_place_in_the_tree(self) -> None:
         class Polite(BaseAgent):
             async def execute_query_async(self, query: Any, **kwargs: Any) -> Any:
                 return await super().execute_query_async(f"please {query}", **kwargs)
@@ -218,7 +218,7 @@ class TestFailures:
         assert ("child", "model", "1") in notes.lines
         assert lead.usage.model_calls == 3
 
-    async def test_a_query_of_its_own_afterwards_is_a_root(self) -> None:
+    async def test_direct_query_of_a_sub_agent_afterwards_is_a_root(self) -> None:
         class Twice(BaseAgent):
             async def execute_query_async(self, query: Any, **kwargs: Any) -> Any:
                 await super().execute_query_async(query, **kwargs)
@@ -226,7 +226,7 @@ class TestFailures:
 
         child = Twice("s")
         lead = team(ask("child"), "done", child=child)
-        await lead.execute_query_async("go")  # the child had no model to ask
+        await lead.execute_query_async("go")  # the child had no provider
         child.provider = model_of(agent("one", "two", "three", "four"))
         notes = Notes()
         await child.execute_query_async("now", recorder=notes)
@@ -237,7 +237,7 @@ class TestFailures:
         await lead.execute_query_async("go", recorder=notes)
         assert notes.about("started")[2:] == [("lead",), ("child",)]
 
-    async def test_a_bug_in_its_hook_escapes_through_the_parent(self) -> None:
+    async def test_bug_in_its_hook_escapes_through_the_parent(self) -> None:
         child = agent("x")
         child.on(AgentEvent.QUERY_START).handle(HookDecision.RETRY)
         ended = []
@@ -248,7 +248,7 @@ class TestFailures:
         assert len(ended) == 1
 
     @pytest.mark.parametrize("error", [FencedError("lost"), OSError("database gone")])
-    async def test_so_does_what_its_recorder_raises(self, error: Exception) -> None:
+    async def test_error_of_its_recorder_escapes_through_the_parent(self, error: Exception) -> None:
         class Failing(Notes):
             async def model_call(self, query: Any, invoke: Any) -> Any:
                 if query.depth:
@@ -273,13 +273,13 @@ class TestNesting:
         assert (await it.execute_query_async("go")).usage.model_calls == 7
         assert answers_in(it) == ["up"]
 
-    async def test_a_fourth_is_refused_as_an_error_result(self) -> None:
+    async def test_fourth_level_is_refused_as_an_error_result(self) -> None:
         it = self.chain(4)
         response = await it.execute_query_async("go")
         assert response.error is None
         assert response.usage.model_calls == 8  # the bottom was never asked
 
-    def test_an_agent_cannot_come_to_stand_below_itself(self) -> None:
+    def test_agent_cannot_be_below_itself(self) -> None:
         leaf = agent()
         middle = team(leaf=leaf)
         with pytest.raises(CycleError) as caught:
@@ -289,7 +289,7 @@ class TestNesting:
         with pytest.raises(CycleError):
             leaf.register_agent(leaf, name="self", description="-")
 
-    async def test_a_query_knows_its_place(self) -> None:
+    async def test_query_has_its_path_in_the_tree(self) -> None:
         places = []
 
         class Places(Notes):
@@ -305,7 +305,7 @@ class TestNesting:
             (2, ((2, 0), (1, 1)), "leaf"),
         ]
 
-    async def test_a_query_made_by_hand_inside_a_tool_is_a_root_of_its_own(self) -> None:
+    async def test_query_from_inside_a_tool_is_a_separate_root(self) -> None:
         other = agent("aside")
 
         @tool("aside", "-")

@@ -1,4 +1,4 @@
-"""The queue of asynchronous tasks, beside a list that is searched at every take."""
+"""The queue of asynchronous tasks, compared with a list that is searched at every take."""
 
 import gc
 import sys
@@ -38,7 +38,7 @@ def entry(
 
 
 class Naive:
-    """All that waits in one list, which is searched at every question."""
+    """Reference queue: one list, searched at every call."""
 
     def __init__(self, tenant_limit: int | None) -> None:
         self.entries: list[Entry] = []
@@ -60,7 +60,7 @@ class Naive:
         return [one for one in self.entries if one.tenant == tenant and self.has_room(one.parent)]
 
     def keep_turns(self) -> None:
-        """Who has something to take and may; newcomers last. After every change."""
+        """Update the turns after a change: tenants with a takeable entry, newcomers last."""
         held = Counter(tenant for tenant, _ in self.taken)
         may = [
             tenant
@@ -90,7 +90,7 @@ class Naive:
         return best
 
     def ahead(self, waiting: Entry, now: float) -> int:
-        """How many of its tenant's ready ones the turns of runs bring before an entry."""
+        """Count its tenant's ready entries that the turns of runs put before an entry."""
         ready = Counter(one.run for one in self.ready(waiting.tenant))
         own = self.rank(waiting, now)
         better = sum(
@@ -111,7 +111,7 @@ class Naive:
 
 
 class Queues(RuleBasedStateMachine):
-    """The queue and the list are told the same, and must say the same."""
+    """Machine that sends the same calls to queue and list, and compares the answers."""
 
     @initialize(tenant_limit=st.sampled_from([None, 1, 3]))
     def start(self, tenant_limit: int | None) -> None:
@@ -130,7 +130,7 @@ class Queues(RuleBasedStateMachine):
         self.naive.entries.append(waiting)
         self.naive.keep_turns()
 
-    # An eighth of a second adds up exactly, so that an interval's very end is hit, too.
+    # An eighth of a second adds up exactly, so the very end of an interval is tested too.
     @rule(eighths=st.integers(0, 120))
     def time_passes(self, eighths: int) -> None:
         self.now += eighths / 8
@@ -208,9 +208,7 @@ TestQueues = Queues.TestCase
 @given(
     st.lists(st.tuples(st.floats(0, 1e7), priorities), min_size=1, max_size=30), st.floats(0, 200)
 )
-def test_ageing_is_the_formula_to_the_last_digit(
-    pushed: list[tuple[float, int]], later: float
-) -> None:
+def test_ageing_equals_the_formula_exactly(pushed: list[tuple[float, int]], later: float) -> None:
     queue, naive = TakeQueue(INTERVAL), Naive(None)
     for at, priority in pushed:
         queue.push(one := entry("bx2", priority, at))
@@ -223,7 +221,7 @@ def test_ageing_is_the_formula_to_the_last_digit(
 @pytest.mark.parametrize(
     ("priority", "waited", "others"), [(10, 45.0, 1), (10, 44.875, 2), (6, 25.0, 1), (6, 24.875, 2)]
 )
-def test_a_priority_is_at_one_when_it_has_aged_that_often(
+def test_priority_reaches_one_after_enough_ageing_steps(
     priority: int, waited: float, others: int
 ) -> None:
     queue = TakeQueue(INTERVAL)
@@ -231,7 +229,7 @@ def test_a_priority_is_at_one_when_it_has_aged_that_often(
     rivals = [entry(priority=1, at=at) for at in (-1.0, waited)][-others:]
     for one in (old, *rivals):
         queue.push(one)
-    if others == 1:  # only what came earlier would still go first
+    if others == 1:  # only earlier entries would still go first
         assert queue.take(waited) is old
     else:
         assert [queue.take(waited) for _ in range(3)] == [*rivals, old]
@@ -261,7 +259,7 @@ def test_after_45_s_only_tasks_enqueued_earlier_go_first(
     assert ahead <= sum(at <= 0.0 for at, _ in others)
 
 
-def test_a_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
+def test_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
     for before in range(4):
         queue = TakeQueue()
         for _ in range(100):
@@ -272,7 +270,7 @@ def test_a_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
         assert first in (queue.take(0.0), queue.take(0.0))
 
 
-def test_tenants_take_turns_whatever_their_priorities() -> None:
+def test_tenants_take_turns_at_any_priorities() -> None:
     queue = TakeQueue()
     for tenant in "aabbcc":
         queue.push(entry(f"{tenant}x1", priority=10 if tenant == "b" else 1))
@@ -280,7 +278,7 @@ def test_tenants_take_turns_whatever_their_priorities() -> None:
     assert [one.tenant for one in taken if one] == list("abcabc")
 
 
-def test_runs_of_a_tenant_take_turns_whatever_their_priorities() -> None:
+def test_runs_of_a_tenant_take_turns_at_any_priorities() -> None:
     queue = TakeQueue()
     for _ in range(100):
         queue.push(entry("ax1", priority=1, at=-60.0))
@@ -292,7 +290,7 @@ def test_runs_of_a_tenant_take_turns_whatever_their_priorities() -> None:
     assert (taken[1], taken[2], taken[4]) == (other, urgent, first)
 
 
-def test_a_run_whose_parents_are_at_their_limits_has_no_turn() -> None:
+def test_run_whose_parents_are_at_their_limits_has_no_turn() -> None:
     queue = TakeQueue()
     for _ in range(3):
         queue.push(entry("ax1", limit=1))
@@ -304,7 +302,7 @@ def test_a_run_whose_parents_are_at_their_limits_has_no_turn() -> None:
     assert queue.take(0.0)
 
 
-def test_what_wakes_goes_first_but_not_over_its_parents_limit() -> None:
+def test_woken_task_goes_first_but_not_over_its_parents_limit() -> None:
     queue = TakeQueue()
     queue.push(entry("ax1", priority=1, limit=1))
     assert queue.take(0.0)
@@ -318,7 +316,7 @@ def test_what_wakes_goes_first_but_not_over_its_parents_limit() -> None:
     assert queue.take(3.0) is blocked
 
 
-def test_a_parents_limit_may_be_changed_by_the_next_push() -> None:
+def test_next_push_may_change_a_parents_limit() -> None:
     queue = TakeQueue()
     for _ in range(3):
         queue.push(entry("ax1", limit=1))
@@ -331,8 +329,8 @@ def test_a_parents_limit_may_be_changed_by_the_next_push() -> None:
     assert len(queue) == 2
 
 
-def test_who_is_told_may_change_the_queue() -> None:
-    """As one that polls does: it wants its slot again once none below it waits any more."""
+def test_listener_may_change_the_queue() -> None:
+    """Act like a polling parent: it wants its slot again once none of its tasks waits."""
     woken = entry("bx1", WAKE, limit=1)
 
     def tell(parent: Hashable, by: int) -> None:
@@ -368,10 +366,10 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 class Key:
-    """A key that can be looked for in memory."""
+    """Key that can be looked for in memory."""
 
 
-def test_nothing_is_kept_of_those_who_have_nothing_left() -> None:
+def test_no_state_is_kept_for_finished_tenants_runs_and_parents() -> None:
     queue = TakeQueue()
     kept = []
     for _ in range(20):
@@ -391,7 +389,7 @@ def test_nothing_is_kept_of_those_who_have_nothing_left() -> None:
 
 
 def lines_run(work: Callable[[], Any]) -> int:
-    """How many lines of Python a piece of work executes: its cost, whatever the machine does."""
+    """Count the lines of Python that a piece of work executes: its cost on any machine."""
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -409,7 +407,7 @@ def lines_run(work: Callable[[], Any]) -> int:
 
 
 def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) -> dict[str, int]:
-    """The dearest of several takes, pushes and discards, in a queue that holds so much."""
+    """Return the most expensive of several takes, pushes and discards in a queue of this size."""
     queue = TakeQueue()
     for parent in range(blocked):
         for number in range(each + 1):
@@ -442,10 +440,10 @@ def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) 
         {"blocked": 5, "each": 20, "free": 50, "tenants": 5, "runs": 2000},
     ],
 )
-def test_nothing_costs_more_for_what_is_blocked_or_of_others(full: dict[str, int]) -> None:
+def test_cost_does_not_grow_with_blocked_or_foreign_entries(full: dict[str, int]) -> None:
     few = most_lines(blocked=5, each=20, free=50, tenants=5)
     many = most_lines(**full)
     if "runs" in full:
-        del many["position"]  # looks at the runs that take turns
+        del many["position"]  # scans the runs that take turns
     for what, lines in many.items():
         assert lines <= few[what] + 120, what  # a split of a sorted list's chunk, at most

@@ -1,4 +1,4 @@
-"""What is counted of tasks (spec page 3, S21)."""
+"""Metrics of tasks."""
 
 from bottega.subagents.telemetry import Totals
 
@@ -17,7 +17,7 @@ def test_totals_add_up_by_name_and_attributes() -> None:
     }
 
 
-def test_a_histogram_counts_what_is_at_most_a_bound() -> None:
+def test_histogram_bucket_counts_values_up_to_its_bound() -> None:
     totals = Totals()
     for value in (100, 101, 400_000):
         totals.observe("d", value)

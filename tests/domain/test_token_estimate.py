@@ -1,11 +1,11 @@
-"""What a model call is expected to send (spec page 3, S14)."""
+"""The expected input tokens of a model call."""
 
 from bottega.agents import AssistantMessage, BaseAgent, HumanMessage, Query, Recorder
 from bottega.subagents.ledger import estimate
 from tests.domain.scripted import call
 
 
-def test_what_the_model_wrote_into_files_is_sent_again_with_each_call() -> None:
+def test_file_contents_that_the_model_wrote_count_in_every_call() -> None:
     agent = BaseAgent("You help.")
     query = Query(agent, (), Recorder())
     agent.conversation_history.append(HumanMessage(content="go"))

@@ -1,4 +1,4 @@
-"""Tools: page A5."""
+"""Tools."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from tests.domain.scripted import agent, answers_in, call, let_others_run
 
 
 async def run(it: Any, **arguments: Any) -> ToolResult:
-    """One call of a tool, by an agent."""
+    """Run one call of a tool, by an agent."""
     instance: ToolBase = it() if isinstance(it, type) else it
     caller = agent(call(instance.name, **arguments), "done", tools=[instance])
     return (await caller.execute_query_async("go")).tool_results[0]
@@ -56,7 +56,7 @@ class TestFunctions:
         assert (paint.schema.name, paint.schema.parameters) == ("paint", schema)
         assert paint.schema is paint.schema
 
-    async def test_arguments_arrive_as_the_types_they_are_declared_with(self) -> None:
+    async def test_arguments_arrive_as_their_declared_types(self) -> None:
         result = await run(paint, what="wall", colour="red", times="2", where={"city": "Rome"})
         assert result.result == "wall red x2 in Rome"
 
@@ -82,7 +82,7 @@ class TestFunctions:
         assert answers_in(caller) == [f"Error: invalid arguments: {part}"]
         assert fired == [f"invalid arguments: {part}"]
 
-    def test_the_function_can_still_be_called(self) -> None:
+    def test_decorated_function_can_still_be_called(self) -> None:
         assert paint("wall", Colour.RED, 3) == "wall red x3 in nowhere"
 
     async def test_arguments_may_be_named_like_methods_of_pydantic(self) -> None:
@@ -102,7 +102,7 @@ class TestFunctions:
 
 
 class TestClasses:
-    async def test_a_plain_class_keeps_its_constructor_and_gets_its_fields(self) -> None:
+    async def test_plain_class_keeps_its_constructor_and_gets_its_fields(self) -> None:
         @tool("search", "Searches.")
         class Search:
             text: str = Field(description="what to find")
@@ -122,7 +122,7 @@ class TestClasses:
         assert (await run(mine, limit=1)).error == "invalid arguments: text: Field required"
         assert Search.__name__ == "Search"
 
-    async def test_a_dataclass_or_a_model_is_made_of_the_arguments(self) -> None:
+    async def test_dataclass_or_model_is_built_from_the_arguments(self) -> None:
         @tool("one", "-")
         @dataclass
         class One:
@@ -169,17 +169,17 @@ class TestResults:
         await caller.execute_query_async("go")
         assert answers_in(caller) == [seen]
 
-    async def test_what_no_json_can_hold_is_an_error(self) -> None:
+    async def test_value_without_a_json_form_is_an_error(self) -> None:
         loop: list[Any] = []
         loop.append(loop)
         assert (await run(tool("give", "-")(lambda: loop))).status is ToolStatus.ERROR
 
-    async def test_a_tool_may_answer_with_a_result_of_its_own(self) -> None:
+    async def test_tool_may_return_a_result_object(self) -> None:
         mine = ToolResult(tool_call_id="", tool_name="x", status=ToolStatus.ERROR, error="soft")
         result = await run(tool("give", "-")(lambda: mine))
         assert (result.error, result.tool_call_id) == ("soft", "give")
 
-    async def test_a_tool_written_by_hand_works_and_must_answer_with_a_result(self) -> None:
+    async def test_handwritten_tool_works_and_must_return_a_result(self) -> None:
         class Mine(ToolBase):
             name = "mine"
             description = "-"
@@ -199,7 +199,7 @@ class TestResults:
 class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), StopIteration("x")])
     @pytest.mark.parametrize("sync", [True, False])
-    async def test_an_exception_never_ends_the_run(self, error: BaseException, sync: bool) -> None:
+    async def test_exception_never_ends_the_run(self, error: BaseException, sync: bool) -> None:
         def fail() -> None:
             raise error
 
@@ -217,7 +217,7 @@ class TestFailures:
         result = await run(tool("fail", "-")(fail))
         assert result.error == "the tool cancelled itself"
 
-    async def test_an_async_tool_past_its_timeout_is_stopped(self) -> None:
+    async def test_async_tool_past_its_timeout_is_stopped(self) -> None:
         stopped = asyncio.Event()
 
         @tool("wait", "-", timeout_s=0.01)
@@ -230,14 +230,14 @@ class TestFailures:
         assert (await run(wait)).error == "timed out after 0.01 s"
         assert stopped.is_set()
 
-    async def test_a_timeout_of_the_tools_own_keeps_its_text(self) -> None:
+    async def test_tools_own_timeout_error_keeps_its_text(self) -> None:
         async def fail() -> None:
             raise TimeoutError("the other side is slow")
 
         result = await run(tool("fail", "-")(fail))
         assert result.error == "TimeoutError: the other side is slow"
 
-    async def test_a_sync_tool_past_its_timeout_errs_at_once_and_is_dropped(self) -> None:
+    async def test_sync_tool_past_its_timeout_fails_at_once_and_is_dropped(self) -> None:
         go_on, over = threading.Event(), threading.Event()
 
         @tool("block", "-", timeout_s=0.01)
@@ -254,7 +254,7 @@ class TestFailures:
         await asyncio.to_thread(over.wait)
         assert answers_in(caller) == ["Error: timed out after 0.01 s"]
 
-    def test_the_sync_door_does_not_wait_for_it_either(self) -> None:
+    def test_sync_query_does_not_wait_for_a_dropped_tool(self) -> None:
         go_on, over = threading.Event(), threading.Event()
 
         @tool("block", "-", timeout_s=0.01)
@@ -264,7 +264,7 @@ class TestFailures:
 
         assert agent(call("block"), "done", tools=[block]).execute_query("go").content == "done"
         assert not over.is_set()
-        go_on.set()  # its answer finds the loop closed, and nobody minds
+        go_on.set()  # its answer finds the loop closed, which does no harm
         assert over.wait(5)
 
 
@@ -281,7 +281,7 @@ class TestThreads:
         response = await caller.execute_query_async("go")
         assert [result.result for result in response.tool_results] == [True, True]
 
-    async def test_tools_that_hang_hold_up_no_others(self) -> None:
+    async def test_hanging_tools_do_not_delay_others(self) -> None:
         go_on = threading.Event()
 
         @tool("hang", "-", timeout_s=0.01)
@@ -301,13 +301,13 @@ class TestThreads:
         who.set("me")
         assert (await run(tool("ask", "-")(lambda: who.get()))).result == "me"
 
-    async def test_a_sync_function_may_answer_with_an_awaitable(self) -> None:
+    async def test_sync_function_may_return_an_awaitable(self) -> None:
         async def later() -> int:
             return 3
 
         assert (await run(tool("ask", "-")(lambda: later()))).result == 3
 
-    async def test_threads_are_used_again(self) -> None:
+    async def test_threads_are_reused(self) -> None:
         used = set()
 
         @tool("ask", "-")

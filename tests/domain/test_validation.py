@@ -1,4 +1,4 @@
-"""Whether a pattern is worth using: page 4, M22 to M24."""
+"""Validation of patterns: statistical tests, verdicts and state changes."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -59,8 +59,8 @@ class TestTests:
     @pytest.mark.parametrize(
         ("n", "numerator"), [(1_000, 1), (1_000, 128), (1_000, 255), (3_000, 77)]
     )
-    def test_the_binomial_is_exact_for_thousands(self, n: int, numerator: int) -> None:
-        """With a rate of so many 256ths the reference is a matter of whole numbers."""
+    def test_binomial_is_exact_for_thousands(self, n: int, numerator: int) -> None:
+        """Compare with integer arithmetic, possible because the rate is a multiple of 1/256."""
         weights = [comb(n, k) * numerator**k * (256 - numerator) ** (n - k) for k in range(n + 1)]
         middle = n * numerator // 256
         for good in {0, 1, middle // 2, middle - 20, middle, middle + 1, middle + 50, n - 1, n}:
@@ -69,12 +69,12 @@ class TestTests:
                 assert abs(binomial_p(Tally(good, n), numerator / 256) - reference) < 1e-12
 
     @pytest.mark.parametrize("baseline", [1e-9, 1e-4, 0.3, 0.9999, 1 - 1e-9])
-    def test_a_tail_however_thin_is_known_to_twelve_figures(self, baseline: float) -> None:
+    def test_thin_tails_are_exact_to_twelve_figures(self, baseline: float) -> None:
         for good in (1, 20, 40):
             found = binomial_p(Tally(good, 40), baseline)
             assert found == pytest.approx(float(exact_binomial(good, 40, baseline)), rel=1e-12)
 
-    def test_nothing_is_no_evidence(self) -> None:
+    def test_no_applications_are_no_evidence(self) -> None:
         assert binomial_p(Tally(), 0.5) == binomial_p(Tally(0, 9), 0.0) == 1.0
         assert binomial_p(Tally(1, 9), 0.0) == 0.0
         assert binomial_p(Tally(9, 9), 1.0) == 1.0
@@ -88,32 +88,32 @@ class TestTests:
         else:
             assert fisher_p(better, other) == 1.0
 
-    def test_fishers_tea(self) -> None:
-        """Fisher, The Design of Experiments: all eight cups, and six of them."""
+    def test_fishers_tea_tasting_example(self) -> None:
+        """Check Fisher, The Design of Experiments: all eight cups, and six of them."""
         assert fisher_p(Tally(4, 4), Tally(0, 4)) == pytest.approx(1 / 70)
         assert fisher_p(Tally(3, 4), Tally(1, 4)) == pytest.approx(17 / 70)
 
 
 class TestVerdict:
-    def test_five_of_five(self) -> None:
+    def test_five_of_five_successes_validate(self) -> None:
         found = judged(Tally(5, 5), 0.5, OPTIONS)
         assert found.verdict is Verdict.VALIDATED
         assert found.p_value == pytest.approx(0.03125)
         assert found.confidence == pytest.approx(0.760, abs=5e-4)
         assert found.confidence == pytest.approx(0.5 + 0.3 * (1 - exp(-0.25)) + 0.2 * 0.96875)
 
-    def test_four_are_too_few(self) -> None:
+    def test_four_applications_are_too_few(self) -> None:
         assert judged(Tally(4, 4), 0.1, OPTIONS).verdict is Verdict.INSUFFICIENT_EVIDENCE
         assert judged(Tally(5, 5), 0.1, OPTIONS).verdict is Verdict.VALIDATED
 
-    def test_the_rate_of_those_that_went_well(self) -> None:
+    def test_success_rate_has_a_minimum(self) -> None:
         assert judged(Tally(60, 100), 0.5, OPTIONS).verdict is Verdict.VALIDATED
         assert judged(Tally(59, 100), 0.4, OPTIONS).verdict is Verdict.IN_REVIEW
         assert judged(Tally(6, 10), 0.2, replace(OPTIONS, min_confidence=0)).verdict is (
             Verdict.VALIDATED
         )
 
-    def test_significance_is_below_the_limit_not_at_it(self) -> None:
+    def test_p_value_must_be_below_the_limit_not_at_it(self) -> None:
         p_value = judged(Tally(8, 10), 0.5, OPTIONS).p_value
         assert p_value == pytest.approx(56 / 1024)
         at = replace(OPTIONS, significance=p_value)
@@ -123,13 +123,13 @@ class TestVerdict:
         assert judged(Tally(8, 10), 0.5, above).verdict is Verdict.VALIDATED
         assert judged(Tally(9, 10), 0.5, OPTIONS).verdict is Verdict.VALIDATED
 
-    def test_significant_against_a_low_baseline_but_not_sure_enough(self) -> None:
+    def test_significant_result_with_low_confidence_stays_in_review(self) -> None:
         found = judged(Tally(6, 10), 0.3, OPTIONS)
         assert found.p_value == pytest.approx(0.0473489874)
         assert found.confidence == pytest.approx(0.6086, abs=5e-5)
         assert found.verdict is Verdict.CANDIDATE
 
-    def test_confidence_may_be_just_enough(self) -> None:
+    def test_confidence_at_the_limit_is_enough(self) -> None:
         sure = judged(Tally(6, 10), 0.3, OPTIONS).confidence
         just = replace(OPTIONS, min_confidence=sure)
         not_quite = replace(OPTIONS, min_confidence=np.nextafter(sure, 1))
@@ -141,9 +141,7 @@ class TestVerdict:
         assert 0 <= confidence(tally, binomial_p(tally, baseline)) <= 1
 
     @given(tallies, rates)
-    def test_one_more_that_went_well_never_makes_it_less_likely(
-        self, tally: Tally, baseline: float
-    ) -> None:
+    def test_another_success_never_raises_the_p_value(self, tally: Tally, baseline: float) -> None:
         more = Tally(tally.good + 1, tally.n + 1)
         assert binomial_p(more, baseline) <= binomial_p(tally, baseline) + 1e-12
 
@@ -151,7 +149,7 @@ class TestVerdict:
 class TestStates:
     @pytest.mark.parametrize("verdict", list(Verdict))
     @pytest.mark.parametrize("state", list(PatternState))
-    def test_what_follows(self, state: PatternState, verdict: Verdict) -> None:
+    def test_state_follows_the_verdict(self, state: PatternState, verdict: Verdict) -> None:
         found = following(state, verdict, 20.0, OPTIONS, discovered=False)
         if verdict is Verdict.INSUFFICIENT_EVIDENCE or state not in (CANDIDATE, VALIDATED):
             assert found is state
@@ -160,12 +158,12 @@ class TestStates:
         else:
             assert found.value == verdict.value
 
-    def test_a_candidate_needs_the_e_value_too(self) -> None:
+    def test_candidate_needs_the_e_value_too(self) -> None:
         less = np.nextafter(20.0, 0)
         assert following(CANDIDATE, Verdict.VALIDATED, less, OPTIONS, discovered=True) is CANDIDATE
         assert following(CANDIDATE, Verdict.VALIDATED, 20, OPTIONS, discovered=False) is VALIDATED
 
-    def test_and_a_place_among_the_discoveries_if_that_is_required(self) -> None:
+    def test_candidate_needs_a_discovery_if_required(self) -> None:
         strict = replace(OPTIONS, fdr_required=True)
         assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=False) is CANDIDATE
         assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=True) is VALIDATED
@@ -183,9 +181,12 @@ class TestEValues:
         assert grouped.e_value == pytest.approx(value, rel=1e-9)
 
     @given(st.lists(st.tuples(st.booleans(), rates), max_size=20), rates, st.floats(0, 1))
-    def test_one_more_is_no_gain_to_be_expected(self, applied, baseline, less) -> None:  # type: ignore[no-untyped-def]
-        """The mean after one more application at the baseline's rate is what it was, and at a
-        lower rate not more: so it is a test martingale, and Ville's inequality holds."""
+    def test_e_value_has_no_expected_gain_under_the_baseline(self, applied, baseline, less) -> None:  # type: ignore[no-untyped-def]
+        """Check the expected value after one more application.
+
+        At the baseline's rate it is unchanged, at a lower rate not higher: so it is a test
+        martingale, and Ville's inequality holds.
+        """
         evidence = Evidence()
         for each in applied:
             evidence = evidence.after(*each)
@@ -195,8 +196,8 @@ class TestEValues:
         rate = baseline * less
         assert rate * good + (1 - rate) * bad <= now * (1 + 1e-9)
 
-    def test_however_often_one_looks_chance_gets_to_twenty_in_one_case_of_twenty(self) -> None:
-        """With a baseline of its own for each application."""
+    def test_chance_reaches_twenty_in_at_most_one_case_of_twenty(self) -> None:
+        """Draw a baseline for each application, and check the value after every application."""
         random = np.random.default_rng(7)
         reached = 0
         for _ in range(400):
@@ -208,15 +209,17 @@ class TestEValues:
                     break
         assert 0 < reached <= 400 * 0.05
 
-    def test_it_stays_finite(self) -> None:
+    def test_e_value_stays_finite(self) -> None:
         assert e_value([(True, 0.5)] * 5_000) == pytest.approx(1e300)
         assert 0 <= e_value([(False, 0.5)] * 50_000) < 1e-300
         assert e_value([(True, 0.0), (False, 1.0)]) > 0
         assert e_value([]) == 1.0
 
-    def test_the_false_discovery_rate(self) -> None:
-        """Wang and Ramdas, False discovery rate control with e-values: the k largest, where the
-        k-th is at least (number of all) / (k * rate)."""
+    def test_false_discovery_rate_is_controlled(self) -> None:
+        """Select as Wang and Ramdas, False discovery rate control with e-values.
+
+        The k largest, where the k-th is at least (number of all) / (k * rate).
+        """
         some = {UUID(int=n): value for n, value in enumerate((100.0, 45.0, 26.0, 1.0))}
         assert discoveries(some, 0.05, 4) == {UUID(int=0), UUID(int=1)}
         assert discoveries(some, 0.05, 5) == {UUID(int=0)}
@@ -232,45 +235,47 @@ class TestEValues:
 
 
 class TestDecline:
-    def test_few_say_nothing(self) -> None:
+    def test_few_applications_prove_no_decline(self) -> None:
         assert not worse(Tally(0, 9), Tally(900, 900), OPTIONS)
         assert not worse(Tally(0, 900), Tally(9, 9), OPTIONS)
         assert worse(Tally(0, 10), Tally(10, 10), OPTIONS)
 
-    def test_a_raw_difference_is_none(self) -> None:
+    def test_raw_difference_is_no_decline(self) -> None:
         assert not worse(Tally(7, 10), Tally(90, 100), OPTIONS)
         assert not worse(Tally(10, 10), Tally(0, 10), OPTIONS)
 
-    def test_p_is_below_the_limit_not_at_it(self) -> None:
+    def test_decline_needs_p_below_the_limit_not_at_it(self) -> None:
         p_value = fisher_p(Tally(90, 100), Tally(5, 10))
         assert worse(Tally(5, 10), Tally(90, 100), replace(OPTIONS, decline_p=p_value * 1.01))
         assert not worse(Tally(5, 10), Tally(90, 100), replace(OPTIONS, decline_p=p_value))
 
 
 class TestSimulated:
-    """The benchmark, small: fixed seeds."""
+    """The benchmark at a small size, with fixed seeds."""
 
     @pytest.mark.parametrize("rate", [0.5, 0.3])
-    def test_few_nulls_are_promoted(self, rate: float) -> None:
+    def test_few_useless_patterns_are_promoted(self, rate: float) -> None:
         found = simulated.promoted(simulated.outcomes(rate, 400, 200, seed=1), rate)
         assert found.by_both.mean() <= 0.05
         assert not (found.by_both & ~found.by_verdict).any()
 
-    def test_the_plain_p_value_would_promote_many(self) -> None:
+    def test_plain_p_value_would_promote_many(self) -> None:
         found = simulated.promoted(simulated.outcomes(0.5, 300, 200, seed=1), 0.5)
         assert found.by_verdict.mean() > 0.2
 
-    def test_what_helps_is_promoted_soon(self) -> None:
+    def test_helpful_pattern_is_promoted_soon(self) -> None:
         found = simulated.promoted(simulated.outcomes(0.8, 300, 60, seed=1), 0.5)
         assert found.by_both.mean() >= 0.9
 
-    def test_what_only_fails_from_now_on_leaves_within_ten(self) -> None:
+    def test_pattern_that_starts_to_fail_leaves_within_ten(self) -> None:
         before = simulated.ninety_of_hundred(100, seed=1)
         left = simulated.left_after(before, np.zeros((100, 10), bool))
         assert left.max() <= 10
 
-    def test_the_mixture_bets_on_what_is_likely(self) -> None:
-        """60 applications at 0.8 make of a stake what is worth a look: half of what the best single
-        bet in hindsight would, in logarithms, and more."""
+    def test_mixture_bets_on_likely_rates(self) -> None:
+        """Compare with the best single bet in hindsight.
+
+        60 applications at 0.8 earn more than half of its logarithm.
+        """
         hindsight = 48 * log(0.8 / 0.5) + 12 * log(0.2 / 0.5)
         assert log(e_value([(True, 0.5)] * 48 + [(False, 0.5)] * 12)) > hindsight / 2

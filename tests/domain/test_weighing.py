@@ -1,4 +1,4 @@
-"""What the applications of a pattern amount to: page 4, M22 to M24."""
+"""The evidence that a pattern's applications add up to."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,11 +38,11 @@ def look(state: PatternState, weighed: Weighed) -> tuple[PatternState, str | Non
 
 
 def at_least(group: Group) -> float:
-    """What its applications are held against; for what somebody reports no less than a half."""
+    """Return the baseline of a group's applications; at least a half for reported ones."""
     return max(group.baseline.rate, 0.5 if group.arm is Arm.REPORTED else 0.0)
 
 
-def test_reports_that_claim_a_low_baseline_promote_nothing_sooner() -> None:
+def test_reported_low_baseline_does_not_speed_up_promotion() -> None:
     low, half = Baseline("given", 0.01), Baseline("given", 0.5)
     found = [weigh([Group(Arm.REPORTED, True, each, 5, 5)]).e_value for each in (low, half)]
     assert found[0] == pytest.approx(found[1])
@@ -52,7 +52,7 @@ def test_reports_that_claim_a_low_baseline_promote_nothing_sooner() -> None:
 
 
 @given(groups)
-def test_groups_amount_to_what_their_applications_do(given_: list[Group]) -> None:
+def test_groups_weigh_as_much_as_their_applications(given_: list[Group]) -> None:
     given_ = [each for each in given_ if each.arm in APPLIED]
     found = weigh(given_)
     one_by_one = [each for each in given_ for _ in range(each.n)]
@@ -64,12 +64,12 @@ def test_groups_amount_to_what_their_applications_do(given_: list[Group]) -> Non
 
 
 @given(groups)
-def test_runs_without_a_pattern_never_speak_for_it(given_: list[Group]) -> None:
+def test_runs_without_a_pattern_never_count_in_its_favour(given_: list[Group]) -> None:
     alone = weigh([each for each in given_ if each.arm in APPLIED])
     assert weigh(given_).e_value <= alone.e_value * (1 + 1e-9)
 
 
-def test_where_all_goes_well_anyway_a_pattern_is_not_promoted() -> None:
+def test_pattern_is_not_promoted_if_controls_succeed_as_often() -> None:
     trials = [Group(Arm.TRIAL, True, Baseline("controls", 0.6, 5), 20, 20)]
     controls = [Group(Arm.CONTROL, True, Baseline(), 20, 20)]
     assert look(PatternState.CANDIDATE, weigh(trials)) == (PatternState.VALIDATED, None)
@@ -78,7 +78,7 @@ def test_where_all_goes_well_anyway_a_pattern_is_not_promoted() -> None:
     assert look(PatternState.CANDIDATE, weigh(trials + bad)) == (PatternState.VALIDATED, None)
 
 
-def test_many_like_tasks_say_enough_of_what_goes_well_without() -> None:
+def test_many_similar_tasks_replace_the_controls_as_baseline() -> None:
     trials = [Group(Arm.TRIAL, True, Baseline("like_tasks", 0.3, 20), 6, 6)]
     control = [Group(Arm.CONTROL, True, Baseline(), 2, 2)]
     assert weigh(trials + control).e_value == weigh(trials).e_value
@@ -86,13 +86,13 @@ def test_many_like_tasks_say_enough_of_what_goes_well_without() -> None:
     assert weigh(few + control).e_value < weigh(few).e_value
 
 
-def test_what_it_is_withheld_from_does_not_lower_one_that_is_validated() -> None:
+def test_withheld_runs_do_not_demote_a_validated_pattern() -> None:
     used = [Group(Arm.USED, True, HALF, 20, 20)]
     withheld = [Group(Arm.WITHHELD, True, HALF, 2, 2)]
     assert look(PatternState.VALIDATED, weigh(used + withheld)) == (PatternState.VALIDATED, None)
 
 
-def test_the_baseline_is_the_mean_of_what_counts_under_the_commonest_name() -> None:
+def test_baseline_is_the_mean_under_the_commonest_name() -> None:
     found = weigh(
         [
             Group(Arm.TRIAL, True, Baseline("like_tasks", 0.4, 10), 5, 3),
@@ -106,20 +106,20 @@ def test_the_baseline_is_the_mean_of_what_counts_under_the_commonest_name() -> N
     assert weigh([]) == Weighed()
 
 
-def test_what_is_saved_is_against_those_that_were_not_given_it() -> None:
+def test_savings_are_measured_against_runs_without_the_pattern() -> None:
     used = Group(Arm.USED, True, HALF, 4, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
     other = Group(Arm.WITHHELD, True, HALF, 2, 2, timed=1, seconds=5.0)
     found = weigh([used, other])
     assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
 
 
-class TestFalling:
+class TestDemotion:
     well = Weighed(lately=Tally(90, 100), given=Tally(90, 100), baseline=HALF, e_value=1e9)
 
-    def test_one_that_does_well_stays(self) -> None:
+    def test_successful_pattern_stays(self) -> None:
         assert look(PatternState.VALIDATED, self.well) == (PatternState.VALIDATED, None)
 
-    def test_decline_goes_before_a_good_verdict(self) -> None:
+    def test_decline_overrides_a_good_verdict(self) -> None:
         declined = replace(self.well, latest=Tally(4, 10))
         state, reason = look(PatternState.VALIDATED, declined)
         assert state is PatternState.IN_REVIEW
@@ -127,18 +127,18 @@ class TestFalling:
             "declined: 4 of the last 10 applications went well, and 86 of the 90 before"
         )
 
-    def test_harm_goes_before_a_good_verdict(self) -> None:
+    def test_harm_overrides_a_good_verdict(self) -> None:
         harmful = replace(self.well, used=Tally(70, 100), withheld=Tally(40, 40))
         assert look(PatternState.VALIDATED, harmful)[0] is PatternState.IN_REVIEW
         assert falling(replace(harmful, withheld=Tally(9, 9)), OPTIONS) is None
 
-    def test_a_candidate_does_not_fall(self) -> None:
+    def test_candidate_is_not_demoted(self) -> None:
         declined = replace(self.well, latest=Tally(0, 10), lately=Tally(1, 50), e_value=0.1)
         assert look(PatternState.CANDIDATE, declined) == (PatternState.CANDIDATE, None)
 
 
 class TestKept:
-    def test_too_few_say_nothing_of_how_sure_one_may_be(self) -> None:
+    def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
         few = Weighed(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
         found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS, discovered=False)
@@ -147,14 +147,14 @@ class TestKept:
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
         assert after.uplift == 0.5
 
-    def test_a_look_that_finds_nothing_new_is_not_one(self) -> None:
+    def test_validation_without_news_keeps_its_time(self) -> None:
         some = Weighed(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
         found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS, discovered=False)
         once = evidence_of(Evidence(), found, some, NOW)
         assert once.validated_at == NOW
         assert evidence_of(once, found, some, datetime(2027, 1, 1, tzinfo=UTC)) is once
 
-    def test_one_that_nothing_came_of_was_not_looked_at(self) -> None:
+    def test_pattern_without_applications_counts_as_not_validated(self) -> None:
         none = Weighed()
         found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS, discovered=False)
         assert evidence_of(Evidence(), found, none, NOW) == Evidence()

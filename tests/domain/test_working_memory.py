@@ -1,4 +1,4 @@
-"""The working memory as a library (spec page 4, M1-M6)."""
+"""The working memory as a library."""
 
 import json
 from typing import Any
@@ -73,7 +73,7 @@ def words_of(text: str) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(budgets, st.lists(steps, max_size=25), st.sampled_from([estimated_tokens, words_of]))
-def test_it_never_passes_its_limit_whatever_is_put_in(
+def test_working_memory_never_exceeds_its_limit(
     limits: Budgets, done: list[tuple[Any, ...]], count: Any
 ) -> None:
     memory = WorkingMemory(limits, count=count)
@@ -89,7 +89,7 @@ def test_it_never_passes_its_limit_whatever_is_put_in(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps, max_size=25), st.lists(steps, max_size=10))
-def test_what_has_a_reference_is_had_back_unchanged(
+def test_reference_recalls_its_content_unchanged(
     first: list[tuple[Any, ...]], then: list[tuple[Any, ...]]
 ) -> None:
     memory = WorkingMemory(Budgets(50, 100, 100, 200, 100))
@@ -126,7 +126,7 @@ def test_a_snapshot_is_exact(
 
 
 @given(values, st.sampled_from(["global", "task", "execution", "metadata"]))
-def test_a_variable_has_the_value_that_it_was_given(value: Any, scope: str) -> None:
+def test_variable_keeps_its_value(value: Any, scope: str) -> None:
     memory = WorkingMemory(Budgets(10, 10, 10, 10, 10))
     memory.set("key", value, scope)
     found = memory.get("key", scope)
@@ -135,7 +135,7 @@ def test_a_variable_has_the_value_that_it_was_given(value: Any, scope: str) -> N
     json.dumps(found)
 
 
-def test_old_results_make_room_first_and_recent_ones_stay() -> None:
+def test_old_results_are_pruned_first_and_recent_ones_stay() -> None:
     memory = WorkingMemory(Budgets(intermediate=1_000))
     outputs = [f"result {index} " + "x" * 400 for index in range(12)]
     references = [memory.add_intermediate(f"step{i}", text) for i, text in enumerate(outputs)]
@@ -148,7 +148,7 @@ def test_old_results_make_room_first_and_recent_ones_stay() -> None:
     assert [memory.recall(reference) for reference in references] == outputs
 
 
-def test_what_later_results_refer_to_stays() -> None:
+def test_content_that_later_results_refer_to_stays() -> None:
     memory = WorkingMemory(Budgets(intermediate=1_000))
     memory.add_intermediate("first", "needed " + "y" * 400)
     for index in range(9):
@@ -166,7 +166,7 @@ def test_traces_become_a_summary() -> None:
     assert "building: part 1\n" in (memory.recall("v1") or "")
 
 
-def test_what_was_retrieved_and_never_read_is_dropped_and_what_was_read_stays() -> None:
+def test_unread_retrieved_episodes_are_dropped_and_read_ones_stay() -> None:
     memory = WorkingMemory()
     memory.retrieve_from_episodic([Retrieved("e1", "read it")])
     memory.compose()
@@ -177,7 +177,7 @@ def test_what_was_retrieved_and_never_read_is_dropped_and_what_was_read_stays() 
     assert "e2" not in shown
 
 
-def test_somebody_is_told_once_that_there_is_no_room() -> None:
+def test_listener_is_called_once_when_there_is_no_room() -> None:
     told: list[tuple[str, str]] = []
     memory = WorkingMemory(
         Budgets(task=100), listener=lambda code, message: told.append((code, message))
@@ -188,7 +188,7 @@ def test_somebody_is_told_once_that_there_is_no_room() -> None:
     assert "win" in memory.compose()
 
 
-def test_a_variable_that_changes_its_kind_is_what_it_became() -> None:
+def test_variable_may_change_its_kind() -> None:
     memory = WorkingMemory()
     for kind in ("task", "accumulator", "control", "accumulator", "metadata", "task"):
         memory.set("key", 1, kind=kind)
@@ -240,7 +240,7 @@ def circle() -> list[Any]:
     return found
 
 
-def test_odd_values_are_no_errors() -> None:
+def test_unusual_values_cause_no_errors() -> None:
     for value in (Odd(), circle(), 10**5_000, {Odd(): 1}, "\ud800", [b"\xff"], {1, 2}):
         memory = WorkingMemory()
         memory.set("odd", value)

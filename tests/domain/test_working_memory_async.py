@@ -1,4 +1,4 @@
-"""What asynchronous sub-agents answer, in the working memory of the agent that dispatched them."""
+"""Answers of asynchronous sub-agents in the working memory of their parent."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def wait_for_last(messages: Any) -> Any:
     return call("await_subagent", f"await{newest['task_id']}", task_ids=[newest["task_id"]])
 
 
-def test_what_tasks_answered_shrinks_and_can_be_recalled_and_tasks_have_no_memory() -> None:
+def test_task_answers_shrink_and_can_be_recalled_and_tasks_have_no_memory() -> None:
     names = [f"task{number}" for number in range(12)]
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What a root agent's model is given of its working memory (spec page 4, M7)."""
+"""The working memory in the prompts of a root agent."""
 
 import copy
 import json
@@ -77,7 +77,7 @@ def notes_in(messages: Sequence[StandardMessage]) -> list[SystemMessage]:
     ]
 
 
-async def test_a_run_of_200_calls_stays_inside_and_can_recall_the_first() -> None:
+async def test_run_of_200_calls_stays_within_the_limit_and_can_recall_the_first() -> None:
     recall = call(RECALL, reference="m1")
     lead = with_memory(*calls(200), recall, recall, "done")
     notes = Notes()
@@ -98,7 +98,7 @@ async def test_a_run_of_200_calls_stays_inside_and_can_recall_the_first() -> Non
     assert memory_of(lead).working.recall("m201") is None
 
 
-async def test_a_short_run_is_given_what_it_always_was() -> None:
+async def test_short_run_has_the_same_prompts_as_without_memory() -> None:
     plain = agent(*calls(5), "done", tools=[read_row])
     lead = with_memory(*calls(5), "done")
     for each in (plain, lead):
@@ -110,7 +110,7 @@ async def test_a_short_run_is_given_what_it_always_was() -> None:
     assert model_of(lead).requests[-1] == lead.conversation_history[:-1]
 
 
-async def test_old_answers_shrink_first_and_then_blocks_leave() -> None:
+async def test_old_answers_shrink_first_and_then_blocks_are_removed() -> None:
     lead = with_memory(*calls(90), "done", memory=RunMemory(limit=8_000))
     told: list[Any] = []
 
@@ -141,7 +141,7 @@ async def test_old_answers_shrink_first_and_then_blocks_leave() -> None:
     ]
 
 
-async def test_prompts_keep_their_beginning_between_prunings() -> None:
+async def test_prompts_keep_their_prefix_between_prunings() -> None:
     lead = with_memory(*calls(100), "done")
     await lead.execute_query_async("go")
     requests = [texts(request) for request in model_of(lead).requests]
@@ -149,7 +149,7 @@ async def test_prompts_keep_their_beginning_between_prunings() -> None:
     assert broken <= 16
 
 
-async def test_a_run_on_recorded_answers_has_the_same_prompts() -> None:
+async def test_replayed_run_has_the_same_prompts() -> None:
     class Taped(Recorder):
         def __init__(self) -> None:
             self.answers: list[AssistantMessage] = []
@@ -187,7 +187,7 @@ async def test_a_run_on_recorded_answers_has_the_same_prompts() -> None:
     ]
 
 
-async def test_what_is_recalled_again_shrinks_to_the_same_reference() -> None:
+async def test_repeated_recall_shrinks_to_the_same_reference() -> None:
     recalls = [call(RECALL, f"r{i}", reference="m1") for i in range(3)]
     lead = with_memory(*calls(20), *recalls, *calls(20, 20), "done", memory=RunMemory(limit=8_000))
     await lead.execute_query_async("go")
@@ -200,7 +200,7 @@ async def test_what_is_recalled_again_shrinks_to_the_same_reference() -> None:
     assert max(shortened) >= 3
 
 
-async def test_what_is_known_of_the_task_and_of_earlier_runs_is_told_behind_marks() -> None:
+async def test_task_and_earlier_runs_are_rendered_inside_fences() -> None:
     memory = RunMemory()
     memory.working.load_task_context(
         "long description", goals=["win"], constraints=["no cheating"], plan=["play"]
@@ -229,7 +229,7 @@ async def test_what_is_known_of_the_task_and_of_earlier_runs_is_told_behind_mark
     assert notes_in(lead.conversation_history) == []
 
 
-async def test_what_must_stay_and_is_too_much_is_warned_of_once_and_nothing_is_added() -> None:
+async def test_required_content_over_the_limit_causes_one_warning_and_no_note() -> None:
     @tool("dump", "Dumps.")
     def dump() -> str:
         return "d" * 20_000
@@ -249,7 +249,7 @@ async def test_what_must_stay_and_is_too_much_is_warned_of_once_and_nothing_is_a
     assert last[-1].content == "d" * 20_000
 
 
-async def test_the_tool_that_recalls_counts_from_the_first_prompt_that_has_it() -> None:
+async def test_recall_tool_counts_from_the_first_prompt_that_has_it() -> None:
     for length in range(10_000, 12_000, 40):
 
         @tool("dump", "Dumps.")
@@ -267,7 +267,7 @@ async def test_the_tool_that_recalls_counts_from_the_first_prompt_that_has_it() 
         assert notes.about("warning") or size(model.requests[-1]) + used <= 3_000
 
 
-async def test_copies_have_no_memory_of_the_agent() -> None:
+async def test_copies_have_no_memory() -> None:
     lead = with_memory(*calls(30), "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
     assert memory_of(lead).tools
@@ -279,7 +279,7 @@ async def test_copies_have_no_memory_of_the_agent() -> None:
         assert model.tools == [["read_row"]]
 
 
-async def test_answers_of_subagents_enter_it_and_they_have_none_of_their_own() -> None:
+async def test_answers_of_sub_agents_enter_the_memory_and_sub_agents_have_none() -> None:
     helper = agent(*[output(i) for i in range(20)])
     lead = with_memory(*[ask("helper") for _ in range(20)], "done", memory=RunMemory(limit=4_000))
     lead.register_agent(helper, name="helper", description="helps")
@@ -290,14 +290,14 @@ async def test_answers_of_subagents_enter_it_and_they_have_none_of_their_own() -
     assert not any(RECALL in names for names in model_of(helper).tools)
 
 
-async def test_a_wrong_reference_is_answered_with_what_there_is() -> None:
+async def test_unknown_reference_is_answered_with_the_known_ones() -> None:
     wrong = call(RECALL, reference="m99")
     lead = with_memory(*calls(10), wrong, "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
     assert answers_in(lead)[-1].startswith("Error: nothing is called 'm99'; there are m1 to m10")
 
 
-async def test_what_an_agent_said_beside_its_calls_can_be_recalled_too() -> None:
+async def test_text_beside_tool_calls_can_be_recalled_too() -> None:
     said = AssistantMessage(content="my plan is 42", tool_calls=(calls(1)[0],))
     lead = with_memory(said, *calls(30, 1), "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
@@ -307,7 +307,7 @@ async def test_what_an_agent_said_beside_its_calls_can_be_recalled_too() -> None
     assert any("my plan is 42" in text and "read_row" in text for text in found)
 
 
-async def test_a_conversation_of_many_queries_stays_inside_too() -> None:
+async def test_conversation_of_many_queries_stays_within_the_limit() -> None:
     lead = with_memory(*["answer " + "y" * 1_000] * 40, memory=RunMemory(limit=4_000))
     for index in range(40):
         await lead.execute_query_async(f"question {index} " + "q" * 500)
@@ -321,7 +321,7 @@ bodies = st.sampled_from(["", "short", "x" * 900, "é 12 Error\n" * 300, "y" * 9
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[StandardMessage]]:
-    """Steps, each of messages that are added before the next model call."""
+    """Draw steps, each of messages that are added before the next model call."""
     steps: list[list[StandardMessage]] = []
     for step in range(draw(st.integers(1, 14))):
         kind = draw(st.sampled_from(["calls", "calls", "calls", "human", "system", "said"]))
@@ -354,7 +354,7 @@ def histories(draw: st.DrawFn) -> list[list[StandardMessage]]:
 
 @settings(max_examples=150, deadline=None)
 @given(histories(), st.sampled_from([600, 2_000, 5_000]), st.booleans(), st.integers(0, 13))
-def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
+def test_composed_prompt_is_a_valid_history_with_the_hot_block(
     steps: list[list[StandardMessage]], limit: int, known: bool, replaced: int
 ) -> None:
     memory = RunMemory(WorkingMemory(Budgets(task=200, retrieved=100)), limit=limit)
@@ -369,7 +369,7 @@ def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
     recalled: dict[str, str | None] = {}
     for index, added in enumerate(steps):
         lead.conversation_history += added
-        if index == replaced:  # as a hook may do
+        if index == replaced:  # a hook may do this
             old = lead.conversation_history[2]
             lead.conversation_history[2] = copy.copy(old)
         before = list(lead.conversation_history)
@@ -383,7 +383,7 @@ def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
         assert [id(m) for m in again] == [id(m) for m in prompt]
         movable = before[2 : -len(added)]
         if size(prompt) + 120 > limit:
-            # Nothing that could have left is there: at most what came after the newest calls.
+            # All removable blocks are gone: at most the messages after the newest calls remain.
             newest = max(
                 (
                     i
@@ -404,14 +404,14 @@ def test_what_is_composed_is_always_a_history_and_has_the_hot_block(
     json.dumps(memory.working.snapshot())
 
 
-async def test_who_asks_for_the_tool_before_it_is_there_leaves_no_gap_in_the_references() -> None:
+async def test_early_recall_leaves_no_gap_in_the_references() -> None:
     lead = with_memory(call(RECALL, "r", reference="m1"), *calls(1), "done")
     await lead.execute_query_async("go")
     assert memory_of(lead).references.startswith("m1, ")
     assert memory_of(lead).recall("m1") == output(0)
 
 
-async def test_an_agent_s_own_tool_of_that_name_goes_first() -> None:
+async def test_agents_own_tool_of_that_name_has_precedence() -> None:
     @tool(RECALL, "Something else.")
     def own(reference: str) -> str:
         return f"own {reference} " * 300

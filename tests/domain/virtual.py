@@ -1,4 +1,4 @@
-"""Time that passes by itself: where nothing is ready, the clock jumps to the next timer."""
+"""Virtual time: if nothing is ready, the clock jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -11,12 +11,12 @@ _THREADS_S = 5.0
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Never waits for a timer; says so if there is nothing to wait for at all."""
+    """Selector that never waits for a timer; raises if nothing is left to wait for."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:  # no timer and nothing ready: only a thread can go on
+        if timeout is None:  # no timer and nothing ready: only a thread can continue
             if found := super().select(_THREADS_S):
                 return found
             raise RuntimeError("everything waits, and nothing will ever happen")
@@ -27,7 +27,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose :meth:`time` starts at 0 and jumps from timer to timer."""
+    """Event loop whose :meth:`time` starts at 0 and jumps from timer to timer."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
