@@ -209,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", nargs="*", choices=parts, help="which; all unless said")
+    parser.add_argument("part", nargs="*", choices=parts, help="parts to run; default: all")
     gc.set_threshold(*GC_THRESHOLD)  # as the service does
     for part in parser.parse_args().part or parts:
         parts[part]()

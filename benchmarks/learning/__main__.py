@@ -42,7 +42,7 @@ def main() -> None:
         "--tells",
         type=float,
         default=TELLS,
-        help="how often an answer, and so its episode, says how the work was done; default 0.2",
+        help="probability that an answer reports how the work was done; default 0.2",
     )
     parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()

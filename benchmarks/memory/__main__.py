@@ -31,8 +31,8 @@ def main() -> None:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part")
-    parser.add_argument("--episodes", type=int, action="append", help="of scale; may be repeated")
-    parser.add_argument("--seed", type=int, action="append", help="of quality; may be repeated")
+    parser.add_argument("--episodes", type=int, action="append", help="for scale; repeatable")
+    parser.add_argument("--seed", type=int, action="append", help="for quality; repeatable")
     arguments = parser.parse_args()
     parts = arguments.parts or ("quality", "cache", "working", "scale")
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())

@@ -155,7 +155,7 @@ class Database:
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:
-                pass  # no temporary tables: ask the next write
+                pass  # no right to temporary tables: assume room
             self.storage.full = False
         return True
 

@@ -101,7 +101,7 @@ class Keyring:
         self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
         self._nudge = asyncio.Event()
 
-    # Being open
+    # Open access
 
     @property
     def may_be_open(self) -> bool:
@@ -219,7 +219,7 @@ class Keyring:
         if asked.done():
             _heard(asked)
 
-    # Watching what is in use
+    # Watching keys in use
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:

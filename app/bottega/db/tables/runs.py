@@ -59,7 +59,7 @@ runs = Table(
     Column("metadata", JSONB, nullable=False, server_default="{}"),
     # Permitted use of memory: the strictest of the run's and its agents' settings.
     Column("memory", Text, nullable=False, server_default="off"),
-    # Key or user that started it.
+    # Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     Column("principal", Text),
     # The fence: every claim increases it, and the log refuses events of an older attempt.
     Column("attempt", Integer, nullable=False, server_default="0"),
