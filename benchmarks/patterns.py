@@ -170,7 +170,6 @@ def patterns(
 
 
 def times_ms(find: Callable[[Features], object], tasks: Sequence[Features]) -> list[float]:
-    """Return the milliseconds of each search."""
     took = []
     for each in tasks:
         began = time.perf_counter()

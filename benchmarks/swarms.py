@@ -71,7 +71,6 @@ class Latency:
 
 
 def number_in(text: str) -> int:
-    """Return the number of the child in a query or an answer."""
     found = NUMBER.search(text)
     assert found, text
     return int(found[1])
@@ -129,7 +128,6 @@ def dispatch_call(number: int) -> ToolCall:
 
 
 def registry(slots: int, tasks: int, per_parent: int | None = None) -> SubagentRegistry:
-    """Make a registry with ``slots`` slots and room for ``tasks`` tasks."""
     limits = SubagentLimits(
         max_concurrent=per_parent or slots,
         max_queued=tasks,
@@ -163,7 +161,6 @@ async def idle_await(task_ids: list[str], timeout_ms: int) -> dict[str, Any]:
 
 
 def check(results: Sequence[ToolResult], numbers: Sequence[int]) -> None:
-    """Check that each child has answered its own number."""
     asked = [result.result["task_id"] for result in results if "queue_position" in result.result]
     awaited = [result.result for result in results if "wait_timed_out" in result.result]
     answers = {task["task_id"]: task for answer in awaited for task in answer["tasks"]}
@@ -194,7 +191,6 @@ async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int)
 
 
 async def measured(work: Awaitable[Any]) -> tuple[float, float]:
-    """Return CPU and wall seconds."""
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     await work

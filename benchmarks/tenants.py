@@ -86,8 +86,6 @@ async def opened(port: int, key: str, count: int) -> list[Connection]:
 
 
 def flood(port: int, key: str, per_s: float, seconds: float, begun: Event, answers: Any) -> None:
-    """Run the neighbour, in its own process."""
-
     async def run() -> list[Any]:
         connections = await opened(port, key, 32)
         begun.set()

@@ -134,7 +134,6 @@ def ninety_of_hundred(patterns: int, seed: int) -> Outcomes:
 
 
 def share(values: NDArray[np.bool_], seed: int = 0) -> str:
-    """Return a share in percent, with its confidence interval."""
     drawn = np.random.default_rng(seed).binomial(len(values), values.mean(), 2_000) / len(values)
     low, high = np.percentile(drawn, (2.5, 97.5))
     return f"{values.mean():6.1%} [{low:.1%}, {high:.1%}]"

@@ -41,17 +41,14 @@ class RunLog:
     events: list[Entry] = field(default_factory=list)
 
     def step(self, event: Entry) -> Step:
-        """Return the step of an ``llm.*`` event."""
         assert event.agent is not None
         assert event.call is not None
         return self.marker, event.agent, event.call
 
     def answers(self) -> list[Entry]:
-        """Return its ``llm.completed`` events."""
         return [event for event in self.events if event.type == EventType.LLM_COMPLETED]
 
     def claims(self) -> list[Entry]:
-        """Return its ``run.started`` and ``run.resumed`` events."""
         begins = (EventType.RUN_STARTED, EventType.RUN_RESUMED)
         return [event for event in self.events if event.type in begins]
 
@@ -60,7 +57,6 @@ Requests = Mapping[Step, Sequence[ModelRequest]]
 
 
 def by_step(requests: Iterable[ModelRequest]) -> Requests:
-    """Return the requests of each step, in order of arrival."""
     found: defaultdict[Step, list[ModelRequest]] = defaultdict(list)
     for request in requests:
         found[request.step].append(request)

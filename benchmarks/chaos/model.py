@@ -66,7 +66,6 @@ class CountingModel:
         self._changed = asyncio.Event()
 
     def asked_by(self, marker: str) -> list[ModelRequest]:
-        """Return the requests of one run."""
         return [request for request in self.requests if request.step[0] == marker]
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -77,7 +76,6 @@ class CountingModel:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve on loopback during the block."""
         config = uvicorn.Config(
             create_app(self._answer), port=0, log_config=None, access_log=False, lifespan="off"
         )

@@ -45,7 +45,6 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def links(self) -> int:
-        """Return the number of open connections."""
         return len(self._links)
 
     def cut(self, chosen: Callable[[int], bool] = lambda index: True) -> None:
@@ -78,7 +77,6 @@ class Proxy:
         await self.close()
 
     async def close(self) -> None:
-        """Accept no more connections, and cut the open ones."""
         self._server.close()
         self.cut()
         self.answering.set()

@@ -13,16 +13,13 @@ class Report:
     claims: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def figure(self, name: str, value: object) -> None:
-        """Add a measured value."""
         self.figures.append((name, f"{value:.2f}" if isinstance(value, float) else str(value)))
 
     def claim(self, text: str, holds: bool, *failures: str) -> None:
-        """Add a claim; ``failures`` describe its violations."""
         self.claims.append((text, [] if holds else list(failures) or ["it is not so"]))
 
     @property
     def holds(self) -> bool:
-        """True if all claims hold."""
         return not any(failures for _, failures in self.claims)
 
     def __str__(self) -> str:

@@ -41,7 +41,6 @@ class Options:
     def stage(
         self, workers: int | None = None, *, proxied: bool = False, **environment: str
     ) -> AbstractAsyncContextManager[tuple[Stage, Proxy]]:
-        """Open a stage with these options."""
         environment = {"BOTTEGA_TAKEOVER_S": str(self.takeover_s), **environment}
         count = self.workers if workers is None else workers
         return stage(self.seed, count, proxied=proxied, **environment)
@@ -255,7 +254,6 @@ async def hasty_restart(options: Options) -> Report:
 
 
 async def replace(on: Stage, codes: list[int]) -> None:
-    """Start a new worker, stop the oldest, and wait for its end."""
     oldest = on.workers.pop(0)
     await on.add_worker()
     oldest.send(signal.SIGTERM)
@@ -338,7 +336,6 @@ async def happening(
 
 
 async def drive(on: Stage, options: Options, port: int | None = None) -> list[Watcher]:
-    """Start the runs, enough to keep the workers busy, and watch each to its end."""
     slots = asyncio.Semaphore(10 * options.workers)
 
     async def one(number: int) -> Watcher:
@@ -363,7 +360,6 @@ async def watch_all(
 
 
 def release(requests: Sequence[ModelRequest]) -> None:
-    """Release the answers of held requests."""
     for request in requests:
         request.released.set()
 
@@ -412,7 +408,6 @@ def judge(
 
 
 def count(report: Report, on: Stage, logs: Sequence[RunLog], watchers: Sequence[Watcher]) -> None:
-    """Report the counts."""
     again = audit.repeats(logs, on.steps())
     resumed = Counter({watcher.over: 0 for watcher in watchers})
     for watcher in watchers:
@@ -428,13 +423,11 @@ def count(report: Report, on: Stage, logs: Sequence[RunLog], watchers: Sequence[
 
 
 def judge_takeovers(report: Report, took: Sequence[float]) -> None:
-    """Judge the time until dead workers' runs were resumed."""
     report.figure("worker's death → run.resumed, s", spread(took))
     report.claim(f"resumed within {TAKEOVER_ASKED_S:.0f} s", max(took) <= TAKEOVER_ASKED_S)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return count, median and maximum."""
     ordered = sorted(values)
     if not ordered:
         return "none"

@@ -61,14 +61,12 @@ class Server:
         postmaster.wait(30)
 
     def start(self) -> None:
-        """Start it again; it recovers from its log."""
         self._uses.enter_context(embedded.running(self._folder))
 
     def close(self) -> None:
         self._uses.close()
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to its socket, for a proxy."""
         folder = parse_qs(urlsplit(self.url).query)["host"][0]
         return await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.5432")
 
@@ -93,18 +91,15 @@ class Bottega:
         return int(line.split("http://127.0.0.1:")[1].split()[0])
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if the process still exists."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     async def says(self, text: str, times: int) -> None:
-        """Wait until ``text`` is in ``times`` lines of its output."""
         while sum(text in line for line in self.said) < times:
             self.more.clear()
             await self.more.wait()
 
     async def read(self) -> None:
-        """Read its output until it ends."""
         assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
             self.said.append(line.decode())
@@ -157,7 +152,6 @@ class Stage:
         return started
 
     async def add_worker(self, **environment: str) -> Bottega:
-        """Add a worker."""
         worker = await self.spawn("worker", **environment)
         self.workers.append(worker)
         return worker
@@ -203,7 +197,6 @@ class Stage:
         (await self.client.post("/v1/graphs", json=SOFTWARE.graph)).raise_for_status()
 
     async def logs(self) -> list[RunLog]:
-        """Read all runs with their logs from the database."""
         connection = await asyncpg.connect(self.server.url)
         try:
             rows = await connection.fetch(_LOGS)
@@ -212,7 +205,6 @@ class Stage:
         return runs_of(rows)
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
-        """Query the database directly."""
         connection = await asyncpg.connect(self.server.url)
         try:
             return list(await connection.fetch(query, *arguments))
@@ -220,11 +212,9 @@ class Stage:
             await connection.close()
 
     def steps(self) -> Requests:
-        """Return the model requests by step."""
         return by_step(self.model.requests)
 
     async def stop(self) -> None:
-        """Stop all processes in an orderly way."""
         for bottega in self.processes:
             bottega.send(signal.SIGCONT)
             bottega.send(signal.SIGTERM)
@@ -250,7 +240,6 @@ def _told(line: str) -> str:
 
 
 def runs_of(rows: Sequence[Any]) -> list[RunLog]:
-    """Group the rows of the logs' query by run."""
     found: dict[str, RunLog] = {}
     for row in rows:
         if row["id"] not in found:

@@ -59,7 +59,6 @@ class Course:
     stayed: int = 0
 
     def quarter(self, number: int) -> float:
-        """Return the success rate of a quarter."""
         size = len(self.good) // QUARTERS
         return mean(self.good[number * size : (number + 1) * size])
 

@@ -61,7 +61,6 @@ class Episodes:
         self.all.append(episode)
 
     async def search(self, text: str, *, k: int, domain: str | None, now: datetime) -> list[Hit]:
-        """Return the best episodes for a task."""
         vector = (await self._embedder.embed([text]))[0]
         cosines = self._vectors[: len(self.all)] @ vector
         nearest = np.argsort(-cosines, kind="stable")[:_CANDIDATES].tolist()
@@ -87,7 +86,6 @@ class Episodes:
         self._accesses.update(map(UUID, ids))
 
     def similar_failures(self, signature: str, k: int) -> list[Episode]:
-        """Return the latest episodes with the same failure."""
         alike = (each for each in reversed(self.all) if each.failure_signature == signature)
         return [each for each, _ in zip(alike, range(k), strict=False)]
 

@@ -40,7 +40,6 @@ def report(order: Sequence[str], tool: str, recovery: str | None) -> str:
 
 
 def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
-    """Decide on the order of its sub-agents."""
     own = guessed(ORDERS, guess)
     said = _first(_only(names, AGENTS) for names in _patterns(texts))
     if len(said) < 2:
@@ -56,7 +55,6 @@ def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
 
 
 def tool(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
-    """Decide on the tool to call."""
     said = _first(_only(names, TOOLS)[:1] for names in _patterns(texts)) or _most(
         (found[1],) for text in _successes(texts) if (found := _CALLED.search(text))
     )
@@ -98,7 +96,6 @@ def _successes(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _only(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the known names, each once."""
     known = frozenset(known)
     return tuple(dict.fromkeys(each for each in names if each in known))
 
@@ -108,5 +105,4 @@ def _first(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _most(said: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the most frequent item; of equals, the first."""
     return max(Counter(said).items(), key=lambda each: each[1], default=((), 0))[0]

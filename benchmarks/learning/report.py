@@ -31,7 +31,6 @@ def stated(values: Sequence[float], digits: int = 2) -> str:
 
 
 def of(courses: Courses, arm: str, measure: Callable[[Course], float]) -> list[float]:
-    """Return a measure of an arm, for each seed."""
     return [measure(each[arm]) for each in courses]
 
 
@@ -127,7 +126,6 @@ def sparks(courses: Courses) -> list[str]:
 
 
 def svg(courses: Courses, title: str) -> str:
-    """Return a plot of each arm's success over time, as SVG."""
     wide, high = _WIDTH - _LEFT - 150, _HEIGHT - 2 * _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',

@@ -94,7 +94,6 @@ class _Run:
         self.telling.hear(EventType.LLM_COMPLETED, None, LEAD, {"usage": usage})
 
     def call(self, name: str, error: str | None = None) -> None:
-        """Call a tool, or a sub-agent as a tool."""
         self.think()
         about = {"call": self.calls, "tool_call_id": "t1", "name": name}
         hear = self.telling.hear
@@ -112,7 +111,6 @@ class _Run:
 
 
 async def play(task: Task, right: Right, giving: "Nothing") -> Played:
-    """Do a task."""
     about = About(
         run_id=task.run_id,
         session_id=None,
@@ -192,7 +190,6 @@ class Nothing:
         return []
 
     async def failed(self, task: Task, features: Features, tool: str, error: str) -> list[Event]:
-        """Return the memory after a tool failed."""
         return []
 
     async def learn(self, played: Played) -> None:

@@ -89,7 +89,6 @@ class World:
     rights: Sequence[tuple[int, Right]]
 
     def right(self, number: int) -> Right:
-        """Return the right way of a task."""
         return [each for since, each in self.rights if since <= number][-1]
 
 
@@ -152,5 +151,4 @@ def _three(values: Sequence[T]) -> tuple[T, T, T]:
 
 
 def guessed(choices: Sequence[T], guess: float) -> T:
-    """Return the choice that a guess in [0, 1) selects."""
     return choices[int(guess * len(choices))]

@@ -30,7 +30,6 @@ def asked(episodes: int, exponent: float, count: int, seed: int) -> NDArray[np.i
 
 
 def least_recent(order: NDArray[np.intp], capacity: int, warm: int) -> float:
-    """Return the hit rate of an LRU cache."""
     kept: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for place, item in enumerate(order.tolist()):

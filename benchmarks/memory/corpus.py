@@ -96,7 +96,6 @@ def corpus(seed: int, size: int = 5_000, per_class: int = 40) -> Corpus:
 
 
 def _distinct(count: int, ask: Callable[[], "Asked"]) -> list["Asked"]:
-    """Return ``count`` different questions, or fewer if there are not enough."""
     found: dict[str, Asked] = {}
     for _ in range(count * 20):
         if len(found) == count:
@@ -292,7 +291,6 @@ def _of_topic(index: Index, topic: Topic, text: str, domain: str | None = None) 
 
 
 def _plain(random: Random, index: Index, kind: str = "plain") -> tuple[Topic, str]:
-    """Return a topic, and its text in some stored task."""
     topic = random.choice(index.topics[kind])
     return topic, random.choice(topic[0].stored).format(e=topic[1])
 

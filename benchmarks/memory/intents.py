@@ -42,7 +42,6 @@ ENTITIES = (
 
 @cache
 def intents() -> tuple[Intent, ...]:
-    """Return all intents, in the order of the file."""
     found = []
     for block in Path(__file__).with_suffix(".txt").read_text("utf-8").strip().split("\n\n"):
         head, *lines = block.splitlines()
@@ -57,7 +56,6 @@ def intents() -> tuple[Intent, ...]:
 
 @cache
 def failures() -> tuple[Failure, ...]:
-    """Return all kinds of failure, a few per domain."""
     rows = (line.split("|") for line in _FAILURES.strip().splitlines())
     return tuple(Failure(*(part.strip() for part in row)) for row in rows)
 

@@ -86,7 +86,6 @@ class Row:
 
 
 def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
-    """Rank the candidates with given options, and measure the rankings."""
     each = []
     for query, candidates in retrieved:
         best = score(candidates, options, stage.NOW, query.domain)[:10]
@@ -105,7 +104,6 @@ def variants() -> list[tuple[str, ScoringOptions]]:
 
 
 def alone(options: ScoringOptions) -> ScoringOptions:
-    """Return the options with similarity as the only term."""
     return replace(options, recency=0.0, success=0.0, accesses=0.0, domain=0.0)
 
 
@@ -123,7 +121,6 @@ async def measure(seed: int, size: int, per_class: int) -> dict[str, list[Row]]:
 async def tables(
     pool: asyncpg.Pool, made: Corpus, compared: Sequence[Embedder]
 ) -> dict[str, list[Row]]:
-    """Store a corpus and ask its questions, with each embedder in turn."""
     texts = [query.text for query in made.queries]
     default = ScoringOptions()
     found: dict[str, list[Row]] = {}

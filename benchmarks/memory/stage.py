@@ -58,7 +58,6 @@ def row(told: Told) -> dict[str, Any]:
 
 
 def number(episode_id: UUID) -> int:
-    """Return the number of an id that :func:`row` made."""
     return episode_id.int - 1
 
 

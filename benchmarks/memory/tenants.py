@@ -90,7 +90,6 @@ class Held:
 
 
 def drawn(count: int, tenants: Sequence[Tenant] = TENANTS, seed: int = 1) -> Held:
-    """Draw ``count`` vectors in clusters, with all tenants mixed."""
     random = np.random.default_rng(seed)
     sizes = [max(K, round(count * tenant.share)) for tenant in tenants[:-1]]
     owner = np.repeat(np.arange(len(tenants)), [*sizes, count - sum(sizes)])
@@ -218,7 +217,6 @@ FILTERS = {
 
 
 def eligible(held: Held, tenant: int, name: str) -> NDArray[np.bool_]:
-    """Return a mask of the rows that may be found."""
     may: NDArray[np.bool_] = held.owner == tenant
     if name == "of a domain":
         may &= held.domain == 3

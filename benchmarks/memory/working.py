@@ -18,7 +18,6 @@ RESULT = "row {n}: " + "value 12.5, state ok, owner team-b; " * 56
 
 
 def full() -> WorkingMemory:
-    """Return a working memory that is completely full."""
     memory = WorkingMemory()
     memory.initialize("You plan and delegate. " * 340)
     memory.load_task_context("Compare the offers. " * 300, goals=[f"goal {n}" for n in range(40)])
@@ -33,7 +32,6 @@ def full() -> WorkingMemory:
 
 
 def timed_us(operation: Callable[[int], Any], rounds: int) -> tuple[float, float]:
-    """Return the median and 99th percentile of one call, in microseconds."""
     took = []
     for number in range(rounds):
         began = time.perf_counter()

@@ -154,7 +154,6 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
 
 
 def _leave(folder: Path, usage: IO[str]) -> None:
-    """Stop the server if it has no other users."""
     # If the folder is gone, there is no server to stop.
     with usage, contextlib.suppress(OSError), _exclusive(folder):
         _flock(usage, shared=None, wait=True)

@@ -254,7 +254,6 @@ def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
 
 
 def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
-    """Yield the columns of a definition; omit the bodies unless ``full``."""
     columns = kind.versions.c
     yield from (columns.name, columns.version, columns.created_at)
     bodies = cast(kind.bodies, ARRAY(Text))

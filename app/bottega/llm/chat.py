@@ -48,11 +48,7 @@ def chat_completions(model: str, extra: Mapping[str, Any], address: str) -> Dial
 
 
 def encode_message(message: StandardMessage, *, origin: str) -> Piece:
-    """Encode one message; a :class:`ToolMessage` of several results gives several items.
-
-    Raises:
-        HistoryError: a tool message without results answers no call.
-    """
+    """Encode one message; a :class:`ToolMessage` of several results gives several items."""
     return piece_of(message, partial(_items, origin=origin))
 
 

@@ -146,7 +146,6 @@ class Reporter:
         )
 
     def _quote(self, body: object) -> str:
-        """Return the server's message; empty if there is none."""
         error = _error_part(body)
         message = error.get("message") if isinstance(error, dict) else error
         if not isinstance(message, str):

@@ -95,7 +95,6 @@ def _add(items: list[Any], item: Any) -> None:
 
 
 def _joined(value: Any) -> Any:
-    """Return a value with its text pieces joined."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, dict):

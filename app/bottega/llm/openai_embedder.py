@@ -279,7 +279,6 @@ def read_vectors(body: bytes, count: int) -> Vectors:
 
 
 def _numbers(embedding: Any) -> NDArray[np.float64]:
-    """Parse one vector: a list of numbers, or their bytes in base64."""
     if isinstance(embedding, str):
         data = b64decode(embedding, validate=True)
         return np.frombuffer(data, np.dtype("<f4")).astype(np.float64)
@@ -312,7 +311,6 @@ def _digest(text: str) -> bytes:
 
 
 def _batches(texts: Mapping[bytes, str]) -> Iterator[dict[bytes, str]]:
-    """Split the texts into batches of one call each."""
     batch: dict[bytes, str] = {}
     size = 0
     for key, text in texts.items():

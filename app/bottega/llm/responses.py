@@ -60,11 +60,7 @@ def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
 
 
 def encode_message(message: StandardMessage, *, origin: str) -> Piece:
-    """Encode one message; an answer or a tool message may give several items.
-
-    Raises:
-        HistoryError: a tool message without results answers no call.
-    """
+    """Encode one message; an answer or a tool message may give several items."""
     return piece_of(message, partial(_items, origin=origin))
 
 

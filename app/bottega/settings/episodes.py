@@ -112,6 +112,5 @@ class EpisodeSettings(BaseSettings):
         return kind(**self._named(kind))
 
     def _named(self, kind: Any, *but: str) -> dict[str, Any]:
-        """Return the settings named like the fields of ``kind``."""
         names = [each.name for each in fields(kind) if each.name not in but]
         return {name: getattr(self, f"memory_{name}") for name in names}

@@ -157,7 +157,6 @@ class HttpToolDefinition(BaseModel):
 
     @property
     def patterns(self) -> Mapping[str, str]:
-        """Regular expressions of its parameters, by JSON Pointer."""
         found = _schema(self.parameters).patterns
         return {f"/parameters{pointer}": pattern for pointer, pattern in found.items()}
 
@@ -277,7 +276,6 @@ class HttpTool(ToolBase):
         return url, content
 
     def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
-        """Return the header fields, and the secrets among their values."""
         headers = {"content-type": "application/json"} if content else {}
         sent: list[str] = []
         for name, value in self.definition.headers.items():

@@ -257,6 +257,5 @@ class _Measure:
 
 
 def _count(repeat: re.Match[str]) -> int:
-    """Return the number of copies that a repeat makes."""
     least, most = (int((text or "").lstrip("0")[:9] or 0) for text in repeat.groups())
     return max(least, most, 1)

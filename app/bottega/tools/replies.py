@@ -88,7 +88,6 @@ def failure_of(reply: Reply) -> str | None:
 
 
 def excerpt(text: str) -> str:
-    """Return the start of a text, marked if it was cut."""
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
 
 

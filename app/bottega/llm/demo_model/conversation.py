@@ -70,8 +70,6 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Text that another agent shared."""
-
     name: str
     content: str
 
@@ -132,7 +130,6 @@ def read(request: dict[str, Any]) -> Conversation:
 
 
 def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
-    """Split a query from the pieces of context before it."""
     found: list[re.Match[str]] = []
     end = 0
     while piece := _CONTEXT.match(asked, end):
@@ -142,7 +139,6 @@ def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:
 
 
 def with_part(asked: str, name: str) -> str:
-    """Return an agent's query: the user's request, and a hint at the agent's part."""
     return f"{asked}{_PART}{name})"
 
 
@@ -192,7 +188,6 @@ def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a text as a JSON object; empty if it is not one."""
     try:
         found = from_json(text)
     except ValueError:

@@ -50,7 +50,6 @@ def _own_order(conversation: Conversation, names: list[str]) -> list[str]:
 
 
 def summary(conversation: Conversation) -> str:
-    """Return a line for each agent: its answer, or its error."""
     names = order(conversation)
     last = {outcome.name: outcome for outcome in conversation.outcomes}
     done = [name for name in names if name in last]

@@ -144,7 +144,6 @@ def report(conversation: Conversation) -> str:
 
 
 def _counted(asked: str) -> tuple[int | None, str]:
-    """Return the requested number of parts, and the request without it."""
     found = _COUNT.search(asked)
     if found is None:
         return None, asked
@@ -164,7 +163,6 @@ def _names(conversation: Conversation) -> list[str]:
 
 
 def _follow(outcomes: Sequence[Outcome]) -> _Work:
-    """Derive the state of the tasks from the results of the three tools."""
     work = _Work()
     before = ""
     for outcome in outcomes:

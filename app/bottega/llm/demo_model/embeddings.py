@@ -54,7 +54,6 @@ def body(vectors: "NDArray[Any]", request: dict[str, Any], tokens: int = 1) -> b
 
 
 def encoded(row: "NDArray[Any]", request: dict[str, Any]) -> str | list[float]:
-    """Encode one vector: its numbers, or their bytes in base64."""
     if request.get("encoding_format") == "base64":
         return b64encode(row.astype("<f4").tobytes()).decode()
     numbers: list[float] = row.tolist()

@@ -127,7 +127,6 @@ def words_of(topic: str) -> list[str]:
 
 
 def requirements_text(topic: str) -> str:
-    """Return four requirements with words of the topic."""
     first, second, third = [*words_of(topic), "input", "result", "user"][:3]
     return "\n".join(
         [
@@ -141,7 +140,6 @@ def requirements_text(topic: str) -> str:
 
 
 def design_text(topic: str, sources: Sequence[Source]) -> str:
-    """Return one component per shared requirement."""
     found = requirements_in(sources)
     if not found:
         return f'No shared requirements reached me for "{topic}".{_received(sources)}'
@@ -190,7 +188,6 @@ def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
 
 
 def other_text(topic: str, sources: Sequence[Source]) -> str:
-    """Return a short answer that names the shared texts."""
     if not sources:
         return f'My answer to "{topic}": no other agent shared anything with me.'
     names = ", ".join(source.name for source in sources)
@@ -217,7 +214,6 @@ def components_in(sources: Sequence[Source]) -> list[Component]:
 
 
 def components_for(needs: Sequence[Requirement]) -> list[Component]:
-    """Return a component for each requirement, named after it."""
     return [
         Component(
             f"C{number}",
@@ -230,7 +226,6 @@ def components_for(needs: Sequence[Requirement]) -> list[Component]:
 
 
 def _first_of(text: str) -> Role | None:
-    """Return the role that the text mentions first."""
     best: tuple[int, Role] | None = None
     for pattern, meant in _WORDS.items():
         found = re.search(rf"\b(?:{pattern})\b", text, re.IGNORECASE)

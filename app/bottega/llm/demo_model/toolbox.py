@@ -32,7 +32,6 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
 
 
 def results(conversation: Conversation) -> str:
-    """Return the tools' results, a line each; empty if none was called."""
     lines = []
     for outcome in conversation.outcomes:
         verb = "failed" if outcome.failed else "says"
