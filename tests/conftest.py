@@ -52,7 +52,7 @@ def pytest_runtest_setup() -> None:
 
 MEMORY_DISK = Path("/dev/shm")
 MEMORY_NEEDED = 4 * 2**30
-"""Bytes that must be free there: several test processes put a server with clones on it."""
+"""Free bytes that it must have: several test processes put a server with clones on it."""
 
 
 @contextmanager

@@ -31,16 +31,16 @@ from bottega.memory.embeddings import BuiltinEmbedder
 _HANG_UP = "fake_model.hang_up"
 
 Reply = Answer | Callable[[dict[str, Any]], ASGIApp]
-"""What a request gets: an answer, or a function that makes the response to its body."""
+"""Reply to a request: an answer, or a function that makes the response to its body."""
 
 
 def text(content: str) -> Answer:
-    """A final answer."""
+    """Build a final answer."""
     return Answer(content)
 
 
 def calls(*items: tuple[str, dict[str, Any]], content: str = "") -> Answer:
-    """Tool calls ``(name, arguments)``, all in one message."""
+    """Build tool calls ``(name, arguments)``, all in one message."""
     return Answer(content, tuple(Call(name, arguments) for name, arguments in items))
 
 
@@ -51,7 +51,7 @@ def http_error(
     message: str = "scripted error",
     code: str | None = None,
 ) -> Reply:
-    """An error in the form OpenAI's API has."""
+    """Build an error in the form of OpenAI's API."""
     return http_reply(
         wire.error(message, code=code),
         status=status,
@@ -67,12 +67,12 @@ def http_reply(
     headers: Mapping[str, str] | None = None,
     media_type: str = "text/event-stream",
 ) -> Reply:
-    """These bytes, whole."""
+    """Reply with these bytes as a whole."""
     return lambda request: Response(body, status, headers, media_type)
 
 
 def sse(*events: Any, done: bool = True) -> Reply:
-    """A stream of these events: dicts are sent as JSON, text as it is."""
+    """Stream these events: dicts are sent as JSON, text unchanged."""
     parts = [event if isinstance(event, str) else json.dumps(event) for event in events]
     body = "".join(f"data: {part}\n\n" for part in parts).encode()
     return http_reply(body + (wire.DONE if done else b""))
@@ -85,7 +85,7 @@ def chunk(
     finish_reason: str | None = None,
     **delta: Any,
 ) -> dict[str, Any]:
-    """One chunk of a stream, for :func:`sse`."""
+    """Build one chunk of a stream, for :func:`sse`."""
     if content is not None:
         delta["content"] = content
     if tool_calls is not None:
@@ -94,12 +94,12 @@ def chunk(
 
 
 def cut(answer: Answer, *, events: int) -> Reply:
-    """The first ``events`` events of an answer's stream, then the connection breaks."""
+    """Send the first ``events`` events of an answer's stream, then break the connection."""
     return lambda request: _Stream(list(wire.chunks(answer, request))[:events], ends=False)
 
 
 def hang_up() -> Reply:
-    """No answer at all: the connection breaks."""
+    """Break the connection without an answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope[_HANG_UP]()
@@ -109,7 +109,7 @@ def hang_up() -> Reply:
 
 
 def gated(gate: asyncio.Event, reply: Reply) -> Reply:
-    """``reply``, once ``gate`` is set."""
+    """Send ``reply`` once ``gate`` is set."""
 
     def make(request: dict[str, Any]) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,12 +122,12 @@ def gated(gate: asyncio.Event, reply: Reply) -> Reply:
 
 
 def gated_within(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
-    """An answer's stream that stops after ``events`` events until ``gate`` is set."""
+    """Stream an answer that stops after ``events`` events until ``gate`` is set."""
     return lambda request: _Stream(list(wire.chunks(answer, request)), gate=gate, wait_at=events)
 
 
 def gated_cut(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
-    """The first ``events`` events of an answer; once ``gate`` is set the connection breaks."""
+    """Send the first ``events`` events of an answer; once ``gate`` is set, break the connection."""
 
     def make(request: dict[str, Any]) -> ASGIApp:
         sent = list(wire.chunks(answer, request))[: events + 1]
@@ -137,7 +137,7 @@ def gated_cut(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
 
 
 def free_port() -> int:
-    """Pick a port on which nothing listens yet, for a server that is started later."""
+    """Return a port on which nothing listens yet, for a server that is started later."""
     with socket.socket() as picking:
         picking.bind(("127.0.0.1", 0))
         port: int = picking.getsockname()[1]
@@ -145,7 +145,7 @@ def free_port() -> int:
 
 
 def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
-    """The application that gives ``reply`` to ``request``."""
+    """Return the application that gives ``reply`` to ``request``."""
     if not isinstance(reply, Answer):
         return reply(request)
     if not request.get("stream"):
@@ -154,7 +154,7 @@ def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
 
 
 class _Stream:
-    """Sends events; may wait for a gate before one of them, or break off after the last."""
+    """Stream that may wait for a gate before one event, or break off after the last."""
 
     def __init__(
         self,
@@ -182,17 +182,17 @@ class _Stream:
 
 
 class FakeModel:
-    """A model's API on an ephemeral port, while the ``async with`` block lasts.
+    """Model's API on an ephemeral port, while the ``async with`` block lasts.
 
     Args:
-        decide: answers what no script does; a pure function of the request's body.
+        decide: answers requests without a script; a pure function of the request's body.
         token_delay_s: seconds between the pieces of a stream; 0 sends it whole.
         port: 0 picks one; see :func:`free_port`.
 
     Attributes:
         requests: bodies of all chat requests, in order of arrival.
         embedded: bodies of all requests for embeddings, in order of arrival.
-        disconnects: how many clients hung up before their answer was complete.
+        disconnects: number of clients that hung up before their answer was complete.
         base_url: for the provider; known inside the block.
         decide: may be replaced while the model serves.
         embeds: while it is false, requests for embeddings are answered 503.
@@ -231,11 +231,11 @@ class FakeModel:
         self._script.extend(replies)
 
     def script_vectors(self, *replies: Reply | None) -> None:
-        """Answer the next requests for embeddings with these; ``None`` is the demo model's."""
+        """Answer the next requests for embeddings; ``None`` gives the demo model's vectors."""
         self._vectors.extend(replies)
 
     async def received(self, count: int = 1) -> dict[str, Any]:
-        """Wait until ``count`` requests have arrived; answers with the last of them."""
+        """Wait until ``count`` requests have arrived; return the last of them."""
         await self._until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
@@ -275,7 +275,7 @@ class FakeModel:
         return await self._demo_vectors(request) if reply is None else response(reply, request)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The demo model's application; its failures are the test's to see, not the client's."""
+        """Build the demo model's application; its exceptions reach the test, not the client."""
         try:
             await self._demo(scope, receive, send)
         except Exception as error:
@@ -302,7 +302,7 @@ class FakeModel:
 async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Serve ``app`` while the block lasts, inside this event loop.
 
-    Parts of ``Server.serve``, which would take over the process's signals and sleep at its end.
+    Uses parts of ``Server.serve``, which itself takes over signals and sleeps at its end.
     """
     config = uvicorn.Config(
         _with_hang_up(app, lambda: state.connections),
@@ -329,12 +329,12 @@ async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while state.connections:  # uvicorn tells nobody when the last is gone
+        while state.connections:  # uvicorn gives no notice when the last one is gone
             await asyncio.sleep(0)
 
 
 def _with_hang_up(app: ASGIApp, connections: Callable[[], Iterable[Any]]) -> ASGIApp:
-    """``app`` with a function in its scope that breaks the connection off."""
+    """Wrap ``app``; its scope gets a function that breaks the connection."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         def hang_up() -> None:

@@ -7,7 +7,7 @@
         )
 
 It serves and scripts as :class:`~tests.fake_model.FakeModel` does, whose other replies (errors,
-gates, raw bytes) fit too. Like the real API it refuses what cannot be a stateless conversation.
+gates, raw bytes) fit too. Like the real API it refuses an invalid stateless conversation.
 """
 
 import asyncio
@@ -30,32 +30,32 @@ Item = dict[str, Any]
 
 
 def say(text: str, *, phase: str | None = None) -> Item:
-    """A message of the model."""
+    """Build a message of the model."""
     part = {"type": "output_text", "text": text, "annotations": []}
     item = {"type": "message", "id": "msg_1", "role": "assistant", "content": [part]}
     return item if phase is None else item | {"phase": phase}
 
 
 def refuse(text: str) -> Item:
-    """A message by which the model refuses."""
+    """Build a message by which the model refuses."""
     return say("") | {"content": [{"type": "refusal", "refusal": text}]}
 
 
 def call(name: str, arguments: dict[str, Any] | str, *, call_id: str = "c1") -> Item:
-    """A call; arguments that are no dict are sent as they are."""
+    """Build a call; arguments that are no dict are sent unchanged."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     item = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id}
     return item | {"name": name, "arguments": raw}
 
 
 def thought(id_: str, *, encrypted: str | None = "gAAAA==", summary: str | None = None) -> Item:
-    """Reasoning; without ``encrypted`` a server that keeps nothing cannot take it back."""
+    """Build reasoning; a stateless server cannot take it back without ``encrypted``."""
     parts = [{"type": "summary_text", "text": summary}] if summary else []
     return {"type": "reasoning", "id": id_, "summary": parts, "encrypted_content": encrypted}
 
 
 def events(*items: Item, reason: str | None = None, **response: Any) -> list[dict[str, Any]]:
-    """The events of an answer, as OpenAI sends them.
+    """Return the events of an answer, as OpenAI sends them.
 
     Args:
         reason: why the answer is incomplete; ``None``: it is complete.
@@ -76,14 +76,14 @@ def events(*items: Item, reason: str | None = None, **response: Any) -> list[dic
 
 
 def answer(*items: Item, **end: Any) -> Reply:
-    """A whole answer; see :func:`events`."""
+    """Build a whole answer; see :func:`events`."""
     return stream(*events(*items, **end))
 
 
 def stream(
     *found: dict[str, Any], ends: bool = True, gate: asyncio.Event | None = None, after: int = 0
 ) -> Reply:
-    """These events; then the answer ends, or the connection breaks.
+    """Stream these events; then end the answer, or break the connection.
 
     Args:
         gate: stops the stream after ``after`` events until it is set.
@@ -124,7 +124,7 @@ def _part_events(part: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[s
 
 
 class FakeResponses(FakeModel):
-    """A model's Responses API on an ephemeral port, while the ``async with`` block lasts.
+    """Model's Responses API on an ephemeral port, while the ``async with`` block lasts.
 
     Attributes:
         requests: bodies of all well-formed requests, in order of arrival.
@@ -146,7 +146,7 @@ class FakeResponses(FakeModel):
 
 
 class _Watched:
-    """Runs an application until it is done or its client hangs up."""
+    """Application wrapper that runs until it is done or its client hangs up."""
 
     def __init__(self, app: ASGIApp, model: FakeResponses) -> None:
         self._app = app
@@ -164,7 +164,7 @@ class _Watched:
 
 
 def _problem(body: dict[str, Any]) -> str | None:
-    """What the real API would refuse."""
+    """Return the reason why the real API would refuse a request."""
     if body.get("store") is not False or body.get("stream") is not True:
         return "This server keeps nothing and streams."
     open_calls: set[str] = set()

@@ -1,4 +1,4 @@
-"""A run whose log a test writes itself, in place of a worker."""
+"""A run whose log the test writes, in place of a worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ from tests.team import define, start
 
 @dataclass(slots=True)
 class Growing:
-    """A run that is executed by nobody.
+    """Run without a worker.
 
     Attributes:
         seq: of its newest event.
@@ -35,7 +35,7 @@ class Growing:
         return f"/v1/runs/{self.run_id}"
 
     async def append(self, *events: dict[str, Any], outcome: dict[str, Any] | None = None) -> None:
-        """Store events in one step, and say so; what an event leaves out is that of a warning."""
+        """Store events in one step and notify readers; missing fields are those of a warning."""
         blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
         blank |= {"type": "warning", "agent": "coordinator"}
         await log.append_step(
@@ -64,7 +64,7 @@ class Growing:
 
 @asynccontextmanager
 async def growing(running: Running, *, defined: bool = False) -> AsyncIterator[Growing]:
-    """A new run on a server without a worker, claimed by the test."""
+    """Create a run on a server without a worker, and claim it for the test."""
     if not defined:
         await define(running.client)
     async with growing_on(running.service.database, await start(running.client)) as run:
@@ -73,7 +73,7 @@ async def growing(running: Running, *, defined: bool = False) -> AsyncIterator[G
 
 @asynccontextmanager
 async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
-    """A queued run, claimed by the test."""
+    """Claim a queued run for the test."""
     claim = "SELECT claim_run($1, $2, $3)"
     answer = from_json(await database.pool.fetchval(claim, DEFAULT_TENANT, UUID(run_id), 600.0))
     notifier = Notifier(database.connect)

@@ -1,4 +1,4 @@
-"""Episodes for tests: stored, embedded, looked at in all their rows."""
+"""Episodes for tests: stored, embedded, and read back with all their rows."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from bottega.memory.objects import Objects
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EMBEDDER = BuiltinEmbedder()
 
-# What makes up episodes, but for what is trash or only says when somebody looked.
+# The tables of an episode, without deleted objects and access times.
 _TABLES = {
     "episodes": "to_jsonb(t)",
     "episode_bodies": "to_jsonb(t) - 'object_key' || jsonb_build_object("
@@ -35,12 +35,12 @@ _TABLES = {
 
 
 def day(number: float) -> datetime:
-    """So many days after the start."""
+    """Return the time this many days after the start."""
     return START + timedelta(days=number)
 
 
 def told(task: str, at: datetime = START, **more: Any) -> Episode:
-    """An episode of a task, its trace and its output such that they can be told from others'."""
+    """Build an episode of a task; its trace and output differ from others'."""
     episode_id = more.pop("id", None) or uuid4()
     mark = hashlib.sha256(episode_id.bytes).hexdigest()
     result = more.pop("answer", "all done")
@@ -83,7 +83,7 @@ async def embed(
     tenant: UUID = DEFAULT_TENANT,
     name: str = EMBEDDER.name,
 ) -> None:
-    """Give searchable episodes their vectors."""
+    """Store vectors for searchable episodes."""
     async with acting_as(pool, tenant) as connection:
         rows = await connection.fetch(
             "SELECT id, summary FROM episodes WHERE id = ANY ($1) ORDER BY id", ids
@@ -110,7 +110,7 @@ async def embed(
 
 
 async def rows(owner: asyncpg.Pool, *, but: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """All rows of all episodes, without the columns ``but``."""
+    """Read all rows of all episodes, without the columns ``but``."""
     found = {}
     for table, row in _TABLES.items():
         texts = await owner.fetch(f"SELECT {row} - $1::text[] AS row FROM {table} t", list(but))
@@ -119,14 +119,14 @@ async def rows(owner: asyncpg.Pool, *, but: Sequence[str] = ()) -> dict[str, lis
 
 
 async def states(owner: asyncpg.Pool) -> dict[UUID, str]:
-    """The state of each episode."""
+    """Read the state of each episode."""
     return {
         row["episode_id"]: row["state"] for row in await owner.fetch("SELECT * FROM episode_state")
     }
 
 
 async def searchable(owner: asyncpg.Pool) -> set[UUID]:
-    """The episodes that can be found; each has a vector, too."""
+    """Read the episodes that a search can find; check that each has a vector."""
     found = {row["episode_id"] for row in await owner.fetch("SELECT * FROM episode_search")}
     vectors = {row["episode_id"] for row in await owner.fetch("SELECT * FROM episode_vectors")}
     waiting = await owner.fetch("SELECT * FROM episode_pending WHERE work = 'embed'")
@@ -135,7 +135,7 @@ async def searchable(owner: asyncpg.Pool) -> set[UUID]:
 
 
 class Folder(Objects):
-    """An object store in a folder."""
+    """Object store in a folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.as_uri())
@@ -148,7 +148,7 @@ class Folder(Objects):
 
 
 class Tripped(Folder):
-    """It fails at one of the objects, before it is there or behind it."""
+    """Object store that fails at one of the objects, before or after it is stored."""
 
     def __init__(self, path: Path, *, at: int, before: bool) -> None:
         super().__init__(path)
@@ -165,7 +165,7 @@ class Tripped(Folder):
 
 
 async def bodies(owner: asyncpg.Pool, folder: Folder, episode_id: UUID) -> dict[str, Any]:
-    """The bodies of an episode, wherever they are."""
+    """Read the bodies of an episode, wherever they are."""
     found = await owner.fetch("SELECT * FROM episode_bodies WHERE episode_id = $1", episode_id)
     return {
         row["part"]: json.loads(row["content"] or await folder.get(row["object_key"]))
@@ -174,7 +174,7 @@ async def bodies(owner: asyncpg.Pool, folder: Folder, episode_id: UUID) -> dict[
 
 
 async def cold(owner: asyncpg.Pool, episode_id: UUID) -> set[str]:
-    """The parts of an episode that are in cold storage."""
+    """Read the parts of an episode that are in cold storage."""
     found = await owner.fetch(
         "SELECT part FROM episode_bodies WHERE episode_id = $1 AND object_key IS NOT NULL",
         episode_id,
@@ -183,7 +183,7 @@ async def cold(owner: asyncpg.Pool, episode_id: UUID) -> set[str]:
 
 
 async def trip(owner: asyncpg.Pool, table: str, event: str, what: str) -> None:
-    """From now on the first row that is changed that way ends what changes it.
+    """Make the first row that is changed this way fail its transaction.
 
     Args:
         what: ``raise`` an error, or ``die`` with the connection.
@@ -206,5 +206,5 @@ async def untrip(owner: asyncpg.Pool, table: str) -> None:
 
 
 def another(episode: Episode, at: datetime, **more: Any) -> Episode:
-    """The same once more, at another time, as an episode of its own."""
+    """Return a copy of an episode at another time, with its own id."""
     return replace(told(episode.task["original_input"], at), **more)

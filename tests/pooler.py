@@ -1,4 +1,4 @@
-"""A pooler that ignores start-up parameters, as PgBouncer does when it is told to."""
+"""A pooler that ignores start-up parameters, as PgBouncer does if configured so."""
 
 import asyncio
 import struct
@@ -15,7 +15,7 @@ _SSL_REQUEST = 80877103
 
 @asynccontextmanager
 async def ignoring(database_url: str, ignored: Callable[[str], bool]) -> AsyncIterator[str]:
-    """The URL of a proxy before the database that takes some start-up parameters away.
+    """Serve a proxy before the database that removes some start-up parameters; yield its URL.
 
     Args:
         ignored: of a parameter's name.
@@ -30,7 +30,7 @@ async def ignoring(database_url: str, ignored: Callable[[str], bool]) -> AsyncIt
 async def _startup(
     ignored: Callable[[str], bool], reader: StreamReader, writer: StreamWriter
 ) -> bytes:
-    """The client's StartupMessage without the parameters that are ignored."""
+    """Return the client's StartupMessage without the ignored parameters."""
     length, protocol = struct.unpack("!II", await reader.readexactly(8))
     if protocol == _SSL_REQUEST:
         writer.write(b"N")

@@ -1,4 +1,4 @@
-"""Our commands as real processes, to be talked to over sockets, killed, and waited for."""
+"""Bottega's commands as real processes, which tests talk to, kill and wait for."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from resource import RLIMIT_NOFILE, setrlimit
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A running ``bottega`` command.
+    """Running ``bottega`` command.
 
     Attributes:
         port: of its API, if it has one.
@@ -27,7 +27,7 @@ class Command:
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
-        """As ``kill -9``."""
+        """Send SIGKILL."""
         self.process.kill()
 
     async def says(self, text: str) -> None:
@@ -54,7 +54,7 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]
 async def limited_command(
     descriptors: tuple[int, int] | None, *arguments: str, **environment: str
 ) -> AsyncIterator[Command]:
-    """The same with a soft and a hard limit of file descriptors."""
+    """Start a command with a soft and a hard limit of file descriptors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

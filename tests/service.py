@@ -20,10 +20,10 @@ from bottega.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running server and a client of it.
+    """Running server and its client.
 
     Attributes:
-        owner: of its database, whom no policy binds: to look behind the scenes, and meddle.
+        owner: connection as the database's owner, which no policy restricts.
     """
 
     service: Service
@@ -32,14 +32,14 @@ class Running:
     port: int
 
     async def frames(self, path: str) -> list[dict[str, Any]]:
-        """What a WebSocket of this server sends; see :func:`frames`."""
+        """Collect the frames of a WebSocket of this server; see :func:`frames`."""
         return await frames(self.port, path)
 
 
 async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
-    """Every event that a WebSocket sends until the server closes it, which must be with 1000.
+    """Collect all events of a WebSocket until the server closes it, which must be with 1000.
 
-    Without live text and heartbeats, which depend on how fast everything is.
+    Leaves out live text and heartbeats, which depend on timing.
     """
     received = []
     async with websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket:
@@ -50,12 +50,12 @@ async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
 
 
 def is_stored(frame: dict[str, Any]) -> bool:
-    """Whether a frame is an event of the log."""
+    """Return whether a frame is an event of the log."""
     return frame["type"] not in ("llm.delta", "heartbeat")
 
 
 async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:
-    """All events of a run, from the first to the final one."""
+    """Collect all events of a run, from the first to the final one."""
     return await frames(port, f"/v1/runs/{run_id}/ws")
 
 

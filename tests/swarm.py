@@ -1,7 +1,7 @@
-"""Coordinators with asynchronous sub-agents, for tests that run them: who says what, and when.
+"""Scripted models for runs of coordinators with asynchronous sub-agents.
 
-A model's side of a run is a table: for each prompt what it answers, step by step. An agent is told
-by its prompt, the first line of what it is asked, and its step by how often it answered already.
+A script is a table: for each prompt the model's answers, step by step. An agent is recognised
+by its prompt, the first line of its query, and its step by the number of its earlier answers.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from bottega.llm.demo_model.conversation import Answer, read
 from tests.fake_model import Reply, calls, gated, response, text
 
 Step = Answer | Callable[[dict[str, Any]], Reply]
-"""An answer, or what makes one of the request."""
+"""An answer, or a function that makes one from the request."""
 
 FINAL = ("completed", "failed", "timeout", "cancelled")
 
 
 def prompt_of(request: dict[str, Any]) -> str:
-    """The first line that the agent of a request was asked."""
+    """Return the first line of the query of a request's agent."""
     first = next(i for i, each in enumerate(request["messages"]) if each["role"] == "user")
     asked = read(request | {"messages": request["messages"][: first + 1]}).asked
     return asked.split("\n")[0]
 
 
 def step_of(request: dict[str, Any]) -> int:
-    """How often the agent of a request answered before."""
+    """Return the number of earlier answers to the agent of a request."""
     return sum(each["role"] == "assistant" for each in request["messages"])
 
 
 def plays(script: Mapping[str, Sequence[Step]]) -> Callable[[dict[str, Any]], Reply]:
-    """A model that follows a script; who is not in it says what it was asked, done."""
+    """Build a model that follows a script; it answers other prompts with "PROMPT is done"."""
 
     def decide(request: dict[str, Any]) -> Reply:
         prompt = prompt_of(request)
@@ -48,12 +48,12 @@ def plays(script: Mapping[str, Sequence[Step]]) -> Callable[[dict[str, Any]], Re
 
 
 def held(gate: asyncio.Event, answer: Reply) -> Step:
-    """A step that waits for a gate."""
+    """Return a step that waits for a gate."""
     return lambda request: gated(gate, answer)
 
 
 def never(request: dict[str, Any]) -> Reply:
-    """A step that does not come."""
+    """Return a step that never comes."""
     return gated(asyncio.Event(), text("never"))
 
 
@@ -77,7 +77,7 @@ def polls(**arguments: Any) -> Step:
 
 
 def results_in(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results of the tool calls in a request; of failed ones their text as ``error``."""
+    """Return the results of the tool calls in a request; of failed ones their text as ``error``."""
     contents = [each["content"] for each in request["messages"] if each["role"] == "tool"]
     return [
         json.loads(content) if content.startswith("{") else {"error": content}
@@ -86,19 +86,19 @@ def results_in(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def ids_in(request: dict[str, Any]) -> list[str]:
-    """The ids that dispatches were answered with, in order."""
+    """Return the ids from the answers to dispatches, in order."""
     return [each["task_id"] for each in results_in(request) if "task_id" in each]
 
 
 def reports(request: dict[str, Any]) -> Reply:
-    """What came of the tasks, by the last result: one line for each."""
+    """Report the results of the tasks, from the last tool result: one line for each."""
     tasks = results_in(request)[-1]["tasks"]
     lines = [f"{task['status']}: {task.get('final_output', task.get('error'))}" for task in tasks]
     return text("\n".join(lines))
 
 
 def after(look: Callable[[], Awaitable[Any]], step: Step) -> Step:
-    """A step that is made once ``look`` has come back."""
+    """Return a step that is made once ``look`` has returned."""
 
     def make(request: dict[str, Any]) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +124,7 @@ async def agent(client: httpx2.AsyncClient, name: str, **fields: Any) -> None:
 
 
 async def start(client: httpx2.AsyncClient, prompt: str = "root", **fields: Any) -> str:
-    """Start a run of the coordinator; answers its id."""
+    """Start a run of the coordinator; return its id."""
     answer = await client.post("/v1/runs", json={"agent": "boss", "input": prompt, **fields})
     assert answer.status_code == 202, answer.text
     run_id: str = answer.json()["id"]
@@ -132,7 +132,7 @@ async def start(client: httpx2.AsyncClient, prompt: str = "root", **fields: Any)
 
 
 async def tasks_of(client: httpx2.AsyncClient, run_id: str) -> list[dict[str, Any]]:
-    """All tasks of a run."""
+    """Read all tasks of a run."""
     items: list[dict[str, Any]] = []
     cursor = ""
     while True:
@@ -144,7 +144,7 @@ async def tasks_of(client: httpx2.AsyncClient, run_id: str) -> list[dict[str, An
 
 
 def moves(frames: Sequence[Mapping[str, Any]], task_id: str) -> list[str]:
-    """The states that a task entered, in order."""
+    """Return the states that a task entered, in order."""
     return [
         frame["data"]["to"]
         for frame in frames
@@ -153,7 +153,7 @@ def moves(frames: Sequence[Mapping[str, Any]], task_id: str) -> list[str]:
 
 
 def dispatched(frames: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Ids of the tasks in a log, by prompt."""
+    """Return ids of the tasks in a log, by prompt."""
     return {
         frame["data"]["prompt"]: frame["task_id"]
         for frame in frames
@@ -162,7 +162,7 @@ def dispatched(frames: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def assert_whole(frames: Sequence[Mapping[str, Any]], end: str = "run.completed") -> None:
-    """Nothing is missing in a log, and each task in it came to one end, by one move."""
+    """Check that a log is complete, and that each task in it ended once, by one move."""
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
     assert frames[-1]["type"] == end, frames[-1]
     ids = [f["task_id"] for f in frames if f["type"] == "subagent.dispatched"]
@@ -179,7 +179,7 @@ def assert_whole(frames: Sequence[Mapping[str, Any]], end: str = "run.completed"
 
 
 async def until(url: str, query: str, *arguments: object) -> None:
-    """Wait until a query of the database answers with something true."""
+    """Wait until a database query returns a true value."""
     connection = await asyncpg.connect(url)
     while not await connection.fetchval(query, *arguments):
         await asyncio.sleep(0)

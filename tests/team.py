@@ -21,7 +21,7 @@ async def define(client: httpx2.AsyncClient) -> None:
 async def define_graph(
     client: httpx2.AsyncClient, name: str, *edges: tuple[str, str], **fields: Any
 ) -> None:
-    """Create a graph and, for each node, an agent that says who it is."""
+    """Create a graph and, for each node, an agent that names itself."""
     listed = [{"source": source, "target": target} for source, target in edges]
     for agent in dict.fromkeys(end for edge in edges for end in edge):
         body = {"name": agent, "description": agent, "system_message": f"You are {agent}."}
@@ -31,7 +31,7 @@ async def define_graph(
 
 
 async def start(client: httpx2.AsyncClient, **changes: Any) -> str:
-    """Start a run of the team; answers its id."""
+    """Start a run of the team; return its id."""
     answer = await client.post("/v1/runs", json=RUN | changes)
     assert answer.status_code == 202, answer.text
     run_id: str = answer.json()["id"]
@@ -39,8 +39,11 @@ async def start(client: httpx2.AsyncClient, **changes: Any) -> str:
 
 
 def systems(request: dict[str, Any]) -> list[str]:
-    """What the agent of a model request was told: its own system message, how its sub-agents
-    depend on each other, and each piece of context that opens the turn of its query."""
+    """Return the instructions in a model request.
+
+    They are the agent's system message, the order of its sub-agents, and each piece of context that
+    opens the turn of its query.
+    """
     conversation = read(request)
     (system,) = conversation.system
     awareness = system.removeprefix(conversation.own).strip()
@@ -49,7 +52,7 @@ def systems(request: dict[str, Any]) -> list[str]:
 
 
 def asked_of(request: dict[str, Any]) -> str:
-    """Which of the team's agents a model request is of, told by its own system message."""
+    """Return which of the team's agents sent a model request, by its system message."""
     own = read(request).own
     name: str = next(agent["name"] for agent in SOFTWARE.agents if agent["system_message"] == own)
     return name

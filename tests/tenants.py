@@ -13,7 +13,7 @@ from tests.service import Running
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Somebody who has a key."""
+    """Holder of a key."""
 
     tenant_id: UUID
     key_id: UUID
@@ -22,11 +22,11 @@ class Holder:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What their requests carry."""
+        """The headers of its requests."""
         return {"Authorization": f"Bearer {self.key}"}
 
     def client(self, server: Running) -> httpx2.AsyncClient:
-        """Their client of a server; to be closed."""
+        """Create its client of a server; the caller closes it."""
         base_url = f"http://127.0.0.1:{server.port}"
         return httpx2.AsyncClient(base_url=base_url, headers=self.headers, timeout=30)
 
@@ -37,7 +37,7 @@ async def holder(
     scope: Scope = "admin",
     expires: datetime | timedelta | None = None,
 ) -> Holder:
-    """Make a key of a tenant, which is made if it is missing.
+    """Make a key of a tenant; create the tenant if it is missing.
 
     Args:
         url: of the database. A running server needs a key from then on.

@@ -32,7 +32,7 @@ NAMES = ["good", "bad", "invented", "malformed", "child"]
 plain = st.sampled_from(["", "text", ModelError("gone"), KeyError("bug")])
 calls = st.lists(st.sampled_from([*NAMES, "thread"]), min_size=1, max_size=3)
 calls_in_order = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3) | st.just(["thread"])
-"""Calls whose tools end in the same order each time: a thread has none beside it."""
+"""Calls whose tools end in the same order each time: a call in a thread is alone."""
 answers = plain | calls
 deeds = st.sampled_from([*HookDecision, "raise", "inject", "inject_at", "nothing"])
 plans = st.dictionaries(st.sampled_from(AgentEvent), st.lists(deeds, min_size=1, max_size=4))

@@ -24,7 +24,7 @@ from bottega.subagents.queue import WAKE, Entry, TakeQueue
 
 TENANTS = "ab"
 PARENTS = {"ax1": 1, "ax2": 2, "ax3": 0, "ay1": 2, "az1": 3, "bx1": 1, "bx2": 3, "by1": 2}
-"""Their limits, by tenant, run, and a number."""
+"""Limits of parents, by tenant, run, and a number."""
 INTERVAL = 5.0
 
 priorities = st.integers(1, 10)

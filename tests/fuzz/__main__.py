@@ -2,10 +2,10 @@
 
     python -m tests.fuzz [--seconds 75] [--seed 12] [operation_id …]
 
-schemathesis reads `/openapi.json`, sends what fits it and what does not, follows created things
-from one operation to the next, and checks every answer against the document. It finds a tenant with
-some data of every kind, so that it gets beyond 404. Ends with 1 if a check fails; what is refused
-though it fits the document is argued, reason by reason, in `checks.py`.
+schemathesis reads `/openapi.json`, sends valid and invalid requests, follows created objects
+from one operation to the next, and checks every answer against the document. The database holds
+a tenant with data of every kind, so that requests get beyond 404. The exit code is 1 if a check
+fails. `checks.py` argues, reason by reason, the refusals of valid requests.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tests.tenants import holder
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 REPLACED = ("positive_data_acceptance", "use_after_free", "ensure_resource_availability")
-"""Checks of schemathesis's that ours call, but for what they argue."""
+"""Checks of schemathesis that our own checks call, with exceptions."""
 CONFIG = """
 hooks = "tests.fuzz.checks"
 [generation]
@@ -48,7 +48,7 @@ bearer = "${BOTTEGA_KEY}"
 
 
 async def _data(client: httpx2.AsyncClient) -> dict[str, list[str]]:
-    """Something of every kind; answers with the values that find it, by kind."""
+    """Create data of every kind; return the values that find it, by kind."""
 
     async def post(path: str, body: Any) -> Any:
         answer = await client.post(path, json=body)

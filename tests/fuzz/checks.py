@@ -1,4 +1,4 @@
-"""What schemathesis checks besides its own, and what it need not take for a failure."""
+"""Own checks for schemathesis, and the failures that it need not report."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ CODES = {
     "url_too_long": "how long a URL gets depends on how its characters are written, all together",
     "egress_refused": "which addresses are public is more than a pattern can say",
 }
-"""Refusals of requests that fit the document, which no document could tell in advance."""
+"""Refusals of valid requests, for reasons that no schema can state."""
 DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
@@ -46,9 +46,9 @@ DETAILS = {
     r"/tools/\d+(/url|/headers|/parameters)?: Value error": "templates of URLs, headers and JSON "
     "Schemas have grammars of their own, and must fit each other",
 }
-"""The same of refusals with the code ``invalid``; how the detail begins, or goes on."""
+"""The same for the code ``invalid``: the detail's beginning, or a later part."""
 KEY_ID = "BOTTEGA_KEY_ID"
-"""Variable with the id of the key that is used: the only thing that must not go away."""
+"""Variable with the id of the key in use: the only object that must not be deleted."""
 _NUMBERS = itertools.count()
 SECURITY = (
     "x-content-type-options",
@@ -60,12 +60,14 @@ SECURITY = (
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Of what fits the document, but is good only if the server said so before, send nothing: else
-    hardly a request would get past it."""
+    """Send no value that is good only if the server returned it before.
+
+    Otherwise hardly a request would get past it.
+    """
     if (case.path_parameters or {}).get("key_id") == os.environ[KEY_ID] and case.method == "DELETE":
         case.path_parameters["key_id"] = str(UUID(int=0))
     for name, value in (case.path_parameters or {}).items():
-        if value in (None, "None"):  # taken from an answer's field that may be null
+        if value in (None, "None"):  # taken from a nullable field of an answer
             case.path_parameters[name] = str(UUID(int=0))
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
@@ -79,12 +81,12 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         if name.lower() == "if-match":
             case.headers[name] = "*"
         elif name.lower() == "idempotency-key":
-            # With one that was used for the same body, it would answer with what is gone by now.
+            # A key already used for the same body would return an object that is deleted by now.
             case.headers[name] = f"fuzz-{next(_NUMBERS)}"
 
 
 def _make_sense(body: dict[str, Any]) -> None:
-    """Let a name mostly be new, and an agent's lists name its own tools."""
+    """Make most names new, and let an agent's lists name its own tools."""
     if isinstance(body.get("name"), str) and (number := next(_NUMBERS)) % 4:
         body["name"] = f"{body['name'][:40]}-{number}"
     if "input" in body:
@@ -121,7 +123,7 @@ def _argued(problem: dict[str, Any]) -> bool:
 def accepts_what_it_documents(
     ctx: CheckContext, response: Response, case: Case[Any]
 ) -> bool | None:
-    """What fits the document is accepted, or refused for a reason that no document can tell."""
+    """Check that a valid request is accepted, or refused for a reason that no schema can state."""
     if response.status_code in (412, 414, 422) and _argued(response.json()):
         return None
     return positive_data_acceptance(ctx, response, case)
@@ -129,8 +131,10 @@ def accepts_what_it_documents(
 
 @schemathesis.check
 def forgets_what_was_deleted(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
-    """What was deleted is not there, but for keys: a key that was revoked can still be looked at,
-    since who had which is part of the record."""
+    """Check that deleted objects are gone, except keys.
+
+    A revoked key can still be read, since the owners of keys are part of the record.
+    """
     if case.operation.path == "/v1/keys/{key_id}":
         return None
     return use_after_free(ctx, response, case)
@@ -138,7 +142,7 @@ def forgets_what_was_deleted(ctx: CheckContext, response: Response, case: Case[A
 
 @schemathesis.check
 def finds_what_was_created(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
-    """What was created is there, but for what not all have: a run need not have a graph."""
+    """Check that created objects are found, except optional parts: a run may have no graph."""
     if response.status_code == 404 and response.json()["code"] == "no_graph":
         return None
     return ensure_resource_availability(ctx, response, case)
@@ -146,7 +150,7 @@ def finds_what_was_created(ctx: CheckContext, response: Response, case: Case[Any
 
 @schemathesis.check
 def refuses_with_a_problem(ctx: CheckContext, response: Response, case: Case[Any]) -> None:
-    """Every refusal is a problem with a stable code and a detail."""
+    """Check that every refusal is a problem with a stable code and a detail."""
     if response.status_code >= 400:
         assert response.headers["content-type"] == ["application/problem+json"], response.headers
         problem = response.json()
@@ -158,7 +162,7 @@ def refuses_with_a_problem(ctx: CheckContext, response: Response, case: Case[Any
 
 @schemathesis.check
 def has_security_headers(ctx: CheckContext, response: Response, case: Case[Any]) -> None:
-    """Every answer has them, once, and none names the server."""
+    """Check that every answer has the security headers, once, and none names the server."""
     for name in SECURITY:
         assert len(response.headers[name]) == 1, (name, response.headers)
     assert "server" not in response.headers, response.headers

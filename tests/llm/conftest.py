@@ -1,4 +1,4 @@
-"""A fake model over a real socket, and the real provider that asks it."""
+"""A fake model over a real socket, and the real provider that calls it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,10 +32,10 @@ async def asking(model: FakeModel) -> AsyncIterator["Asking"]:
 
 
 class Asking:
-    """A provider with what it waited for, instead of waiting, and what it reported.
+    """Provider that notes its waits instead of waiting, and notes its reports.
 
     Attributes:
-        time: seconds on its clock, which only its waiting moves.
+        time: seconds on its clock, which only its waits move.
         slept: seconds, one entry per wait.
         failed: the failed tries that were reported.
         deltas: text as it came.
@@ -60,7 +60,7 @@ class Asking:
     async def __call__(
         self, *messages: StandardMessage | str, tools: Any = (), model: str | None = None
     ) -> Any:
-        """The provider's message; text stands for a user's message."""
+        """Return the provider's message; text stands for a user's message."""
         return await self.provider.invoke(
             [_message(item) for item in messages or ("hi",)],
             tools,
@@ -87,7 +87,7 @@ def _message(item: StandardMessage | str) -> StandardMessage:
 
 
 def conversation(*texts: str) -> list[StandardMessage]:
-    """System messages, then the user's."""
+    """Return a history: system messages, then the user's."""
     return [
         *(SystemMessage(content=text) for text in texts[:-1]),
         HumanMessage(content=texts[-1]),

@@ -1,4 +1,4 @@
-"""A model that reads tasks and episodes, and answers in a form that can be checked."""
+"""Analysis of tasks and episodes by a model, with structured answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def analyst(model: FakeModel) -> AsyncIterator[ModelAnalyst]:
     await provider.aclose()
 
 
-async def test_a_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> None:
+async def test_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> None:
     said = {"goals": [" add "], "complexity": 0.5, "more": 1}
     model.script(calls(("answer", said)))
     assert await analyst.analyse("Add 1 and 2") == {
@@ -38,7 +38,7 @@ async def test_a_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> No
     assert asked["tools"][0]["function"]["parameters"]["required"] == ["complexity"]
 
 
-async def test_an_answer_in_text_is_read_too(model: FakeModel, analyst: ModelAnalyst) -> None:
+async def test_answer_in_text_is_accepted_too(model: FakeModel, analyst: ModelAnalyst) -> None:
     model.script(text('```json\n{"insights": ["slow is better"]}\n```'))
     assert await analyst.reflect({"outcome": "SUCCESS"}) == ["slow is better"]
 
@@ -53,7 +53,7 @@ async def test_an_answer_in_text_is_read_too(model: FakeModel, analyst: ModelAna
         calls(("other", {"insights": []})),
     ],
 )
-async def test_what_has_not_the_form_is_no_answer(
+async def test_answer_of_the_wrong_form_is_ignored(
     model: FakeModel, analyst: ModelAnalyst, reply: object
 ) -> None:
     model.script(reply)  # type: ignore[arg-type]
@@ -63,14 +63,14 @@ async def test_what_has_not_the_form_is_no_answer(
     assert "x" * 100 not in caught.value.detail
 
 
-async def test_a_model_that_is_down_is_said_to_be(model: FakeModel, analyst: ModelAnalyst) -> None:
+async def test_model_that_is_down_is_reported(model: FakeModel, analyst: ModelAnalyst) -> None:
     model.script(http_error(503))
     with pytest.raises(ModelError) as caught:
         await analyst.reflect({})
     assert caught.value.code == "model_unavailable"
 
 
-async def test_it_takes_only_so_long(model: FakeModel) -> None:
+async def test_analysis_has_a_time_limit(model: FakeModel) -> None:
     goes_on = asyncio.Event()
     model.script(gated(goes_on, text("{}")))
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url)

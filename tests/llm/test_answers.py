@@ -1,4 +1,4 @@
-"""What the provider makes of what servers send."""
+"""The provider's interpretation of servers' answers."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
 
 
 def piece(index: int | None, id_: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
-    """A piece of a tool call as servers send it; ``None`` leaves a field out."""
+    """Build a piece of a tool call as servers send it; ``None`` leaves a field out."""
     function = {"name": name, "arguments": arguments}
     item: dict[str, Any] = {"index": index, "id": id_}
     item["function"] = {key: value for key, value in function.items() if value is not None}
@@ -36,7 +36,7 @@ def piece(index: int | None, id_: str | None, name: str | None, arguments: Any) 
 
 
 def called(*pieces: dict[str, Any]) -> Any:
-    """A stream with a chunk for each piece."""
+    """Stream one chunk for each piece."""
     return sse(*(chunk(tool_calls=[item]) for item in pieces), chunk(finish_reason="tool_calls"))
 
 
@@ -124,7 +124,7 @@ async def test_without_tools_the_request_has_none(model: FakeModel, asking: Aski
     assert "tools" not in model.requests[0]
 
 
-async def test_extra_fields_ride_along(model: FakeModel) -> None:
+async def test_extra_fields_are_sent(model: FakeModel) -> None:
     async with provider_for(model, extra_body={"temperature": 0}) as asking:
         await asking("hi")
     assert model.requests[0]["temperature"] == 0
@@ -148,7 +148,7 @@ async def test_half_a_surrogate_pair_can_be_sent(model: FakeModel, asking: Askin
     assert model.requests[0]["messages"][0]["content"] == "half \ufffd of it"
 
 
-async def test_a_tool_message_without_results_cannot_be_sent(asking: Asking) -> None:
+async def test_tool_message_without_results_cannot_be_sent(asking: Asking) -> None:
     with pytest.raises(HistoryError, match="answers no call"):
         await asking(ToolMessage(content="lost"))
 
@@ -283,7 +283,7 @@ async def test_usage_with_its_details(model: FakeModel, asking: Asking) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}, {"prompt_tokens": 0}])
-async def test_usage_that_is_missing_or_odd_is_estimated_from_what_was_sent_and_received(
+async def test_missing_or_odd_usage_is_estimated_from_the_texts(
     model: FakeModel, asking: Asking, usage: Any
 ) -> None:
     model.script(sse(chunk("è" * 8, finish_reason="stop"), {"choices": [], "usage": usage}))
@@ -302,7 +302,7 @@ async def test_reasoning_counts_where_no_usage_is_reported(
     assert 10_000 <= usage.reasoning <= usage.output <= 10_020
 
 
-async def test_only_the_part_of_the_usage_that_is_missing_is_estimated(
+async def test_only_the_missing_part_of_the_usage_is_estimated(
     model: FakeModel, asking: Asking
 ) -> None:
     usage = {"choices": [], "usage": {"prompt_tokens": 7}}
@@ -330,7 +330,7 @@ async def test_an_empty_answer(model: FakeModel, asking: Asking) -> None:
     assert asking.deltas == []
 
 
-async def test_an_answer_cut_by_its_length_says_so(model: FakeModel, asking: Asking) -> None:
+async def test_answer_cut_by_its_length_says_so(model: FakeModel, asking: Asking) -> None:
     model.script(sse(chunk("the begin"), chunk(finish_reason="length")))
 
     answer = await asking("hi")
@@ -348,7 +348,7 @@ async def test_an_answer_cut_by_its_length_says_so(model: FakeModel, asking: Ask
         (None, "stop"),
     ],
 )
-async def test_an_answer_that_is_none_says_why(
+async def test_answer_without_content_or_cut_short_has_its_reason(
     model: FakeModel, asking: Asking, text_before: str | None, reason: str
 ) -> None:
     model.script(sse(chunk(text_before), chunk(finish_reason=reason)))
@@ -360,7 +360,7 @@ async def test_an_answer_that_is_none_says_why(
     assert len(model.requests) == 1
 
 
-async def test_a_server_that_does_not_stream(model: FakeModel, asking: Asking) -> None:
+async def test_server_without_streaming(model: FakeModel, asking: Asking) -> None:
     message = {
         "content": "hello",
         "tool_calls": [piece(None, "x", "add", '{"a":1}'), piece(None, "y", "sub", "{}")],
@@ -378,7 +378,7 @@ async def test_a_server_that_does_not_stream(model: FakeModel, asking: Asking) -
     assert answer.usage == Usage(input=3, output=4)
 
 
-async def test_a_compressed_answer(model: FakeModel, asking: Asking) -> None:
+async def test_compressed_answer(model: FakeModel, asking: Asking) -> None:
     body = b"data: %b\n\n" % json.dumps(chunk("hello", finish_reason="stop")).encode()
     model.script(http_reply(gzip.compress(body), headers={"content-encoding": "gzip"}))
     assert (await asking("hi")).content == "hello"
@@ -394,7 +394,7 @@ async def test_an_emoji_cut_in_half(model: FakeModel, asking: Asking) -> None:
     assert "".join(asking.deltas) == answer.content
 
 
-async def test_a_stream_without_its_last_blank_line(model: FakeModel, asking: Asking) -> None:
+async def test_stream_without_its_last_blank_line(model: FakeModel, asking: Asking) -> None:
     data = json.dumps(chunk("hello", finish_reason="stop"))
     model.script(http_reply(f": hi\r\nevent: x\r\ndata:{data}".encode()))
     assert (await asking("hi")).content == "hello"

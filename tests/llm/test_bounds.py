@@ -1,4 +1,4 @@
-"""A model's server that says too much."""
+"""Bounds on a model server's answers."""
 
 import asyncio
 from typing import Any
@@ -17,13 +17,11 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 100_000 + 
 async def _send_for_ever(send: Send, event: bytes) -> None:
     while True:
         await send({"type": "http.response.body", "body": event, "more_body": True})
-        await asyncio.sleep(0)  # once nobody reads, send does not wait any more
+        await asyncio.sleep(0)  # once reading stops, send does not wait any more
 
 
 @pytest.mark.parametrize("event", [EVENT, b"x" * 100_000, b": " + b"x" * 100_000 + b"\n\n"])
-async def test_an_answer_without_end_is_cut_off(
-    model: FakeModel, asking: Asking, event: bytes
-) -> None:
+async def test_endless_answer_is_cut_off(model: FakeModel, asking: Asking, event: bytes) -> None:
     hung_up = asyncio.Event()
 
     def endless(request: dict[str, Any]) -> ASGIApp:
@@ -44,7 +42,7 @@ async def test_an_answer_without_end_is_cut_off(
     await hung_up.wait()
 
 
-async def test_more_text_than_can_be_kept_is_refused(model: FakeModel, asking: Asking) -> None:
+async def test_text_over_the_limit_is_refused(model: FakeModel, asking: Asking) -> None:
     long = "x" * (MAX_CHARACTERS // 4)
     model.script(text(f"{long} " * 3), text(f"{long} " * 4))
     assert len((await asking("hi")).content) > 3 * len(long)
@@ -58,9 +56,7 @@ async def test_arguments_count_as_text(model: FakeModel, asking: Asking) -> None
         await asking("hi")
 
 
-async def test_more_tool_calls_than_anybody_needs_are_refused(
-    model: FakeModel, asking: Asking
-) -> None:
+async def test_too_many_tool_calls_are_refused(model: FakeModel, asking: Asking) -> None:
     model.script(calls(*[("a", {})] * MAX_CALLS), calls(*[("a", {})] * (MAX_CALLS + 1)))
     assert len((await asking("hi")).tool_calls) == MAX_CALLS
     with pytest.raises(ModelError, match="tool calls"):

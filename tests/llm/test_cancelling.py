@@ -1,4 +1,4 @@
-"""Cancelling a call hangs up at once; connections outlive neither loop nor provider."""
+"""Cancelling a call disconnects at once; connections end with their loop and provider."""
 
 import asyncio
 import gc
@@ -51,7 +51,7 @@ async def test_cancelling_within_a_delta(model: FakeModel, asking: Asking) -> No
     await model.disconnected()
 
 
-async def test_cancelling_while_it_waits_for_the_next_try(model: FakeModel) -> None:
+async def test_cancelling_during_the_wait_for_the_next_try(model: FakeModel) -> None:
     model.script(http_error(500))
     waiting = asyncio.Event()
 
@@ -69,7 +69,7 @@ async def test_cancelling_while_it_waits_for_the_next_try(model: FakeModel) -> N
     assert len(model.requests) == 1
 
 
-async def test_a_timeout_around_the_call_hangs_up_too(model: FakeModel, asking: Asking) -> None:
+async def test_timeout_around_the_call_disconnects_too(model: FakeModel, asking: Asking) -> None:
     model.script(gated_within(asyncio.Event(), ANSWER, events=2))
     limit = asyncio.timeout(None)
 
@@ -100,7 +100,7 @@ async def test_many_calls_side_by_side(model: FakeModel, asking: Asking) -> None
     )
 
 
-async def test_a_closed_provider_opens_again(model: FakeModel, asking: Asking) -> None:
+async def test_closed_provider_opens_again(model: FakeModel, asking: Asking) -> None:
     await asking("hi")
     await asking.provider.aclose()
     await asking.provider.aclose()
@@ -108,7 +108,7 @@ async def test_a_closed_provider_opens_again(model: FakeModel, asking: Asking) -
     assert len(model.requests) == 2
 
 
-async def test_a_provider_for_another_model_shares_connections(
+async def test_provider_for_another_model_shares_connections(
     model: FakeModel, asking: Asking
 ) -> None:
     other: LLMProvider = asking.provider.for_model("other")
@@ -139,7 +139,7 @@ async def test_each_event_loop_has_its_own_connections(model: FakeModel) -> None
     assert len(model.requests) == 4
 
 
-async def test_closing_fails_calls_that_are_still_going_on(model: FakeModel) -> None:
+async def test_closing_fails_running_calls(model: FakeModel) -> None:
     model.script(gated_within(asyncio.Event(), ANSWER, events=2))
     async with provider_for(model, patience_s=0) as asking:
         task = asyncio.ensure_future(asking("hi"))
@@ -151,7 +151,7 @@ async def test_closing_fails_calls_that_are_still_going_on(model: FakeModel) -> 
 
 
 async def _client_port(asking: Asking) -> int:
-    """The local port of the one idle connection."""
+    """Return the local port of the one idle connection."""
     (client,) = asking.provider._door._clients.values()
     transport: Any = client._client._transport
     connector = transport.client.connector

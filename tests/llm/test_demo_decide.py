@@ -1,4 +1,4 @@
-"""What the demo model answers: pure functions, no server."""
+"""The demo model's answers: pure functions, no server."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "require
 
 
 def ask(*messages: tuple[str, str] | dict[str, Any], tools: Any = ()) -> Answer:
-    """The answer to messages given as (role, text) or as they are sent."""
+    """Return the answer to messages, given as (role, text) or in wire form."""
     wire = [
         {"role": item[0], "content": item[1]} if isinstance(item, tuple) else item
         for item in messages
@@ -60,7 +60,7 @@ def awareness() -> tuple[str, str]:
 
 
 def shared(source: str, content: str) -> str:
-    """The text by which an agent gets what another published."""
+    """Build the context by which an agent gets another's publication."""
     item = MemoryItem(source, content, utcnow(), 1, PropagationPolicy.FINAL_RESPONSE_ONLY)
     return shared_message(item).content
 
@@ -80,7 +80,7 @@ class TestCoordinator:
     def answer(self, *after: Any, asked: str = "Build a CSV importer") -> Answer:
         return ask(self.own, awareness(), ("user", asked), *after, tools=self.agents)
 
-    def test_it_follows_the_recommended_order(self) -> None:
+    def test_coordinator_follows_the_recommended_order(self) -> None:
         history: list[dict[str, Any]] = []
         order = []
         while calls := self.answer(*history).calls:
@@ -95,15 +95,15 @@ class TestCoordinator:
         for name in order:
             assert f"- {name}: the {name}'s answer" in final
 
-    def test_without_awareness_it_takes_the_order_of_the_tools(self) -> None:
+    def test_without_awareness_it_uses_the_order_of_the_tools(self) -> None:
         answer = ask(self.own, ("user", "Build it"), tools=self.agents)
         assert [made.name for made in answer.calls] == ["implementer"]
 
-    def test_in_parallel_it_calls_all_at_once(self) -> None:
+    def test_parallel_coordinator_calls_all_at_once(self) -> None:
         answer = self.answer(asked="Build it, all in parallel please")
         assert [made.name for made in answer.calls] == ["requirements", "designer", "implementer"]
 
-    def test_a_failure_is_retried_once_then_reported(self) -> None:
+    def test_failure_is_retried_once_then_reported(self) -> None:
         failed = [call("requirements"), result("requirements", "Error: no model")]
         again = [call("requirements", 1), result("requirements", "Error: still no model", 1)]
 
@@ -115,25 +115,25 @@ class TestCoordinator:
         assert final.startswith("2 of 3 agents answered:")
         assert "- requirements failed twice: still no model" in final
 
-    def test_a_retry_that_succeeds_is_no_failure(self) -> None:
+    def test_successful_retry_is_no_failure(self) -> None:
         history = [call("requirements"), result("requirements", "Error: no model")]
         history += [call("requirements", 1), result("requirements", "fine", 1)]
         assert [made.name for made in self.answer(*history).calls] == ["designer"]
 
-    def test_each_request_is_begun_anew(self) -> None:
+    def test_each_request_starts_from_the_beginning(self) -> None:
         first = [call("requirements"), result("requirements", "r"), ("assistant", "done")]
         answer = self.answer(*first, ("user", "Now a JSON importer"))
         (made,) = answer.calls
         assert made.name == "requirements"
         assert "JSON" in made.arguments["query"]
 
-    def test_an_answer_sent_back_for_a_tool_is_not_a_new_request(self) -> None:
+    def test_answer_sent_back_for_a_tool_is_not_a_new_request(self) -> None:
         done = [item for name in NAMES for item in (call(name), result(name, name))]
         reason = "Before you answer, call the tool 'designer' at least 1 time(s); so far it was 0."
         answer = self.answer(*done, ("assistant", "done"), ("user", reason))
         assert answer.text.startswith("3 of 3")
 
-    def test_it_knows_the_real_tool(self) -> None:
+    def test_it_recognises_the_real_tool(self) -> None:
         wrapper = SubAgentWrapper(BaseAgent("You help."), "helper", "Helps.")
         schema = wrapper.schema
         answer = ask(("user", "Do it"), tools=[tool(schema.name, schema.parameters)])
@@ -152,7 +152,7 @@ class TestSpecialist:
         assert "importer" in REQUIREMENTS.split("\n", 1)[1]
         assert specialist("You write requirements.", asked="Sell shoes") != REQUIREMENTS
 
-    def test_the_design_covers_the_requirements_it_got(self) -> None:
+    def test_design_covers_the_requirements_it_got(self) -> None:
         assert "C1 InputParser covers R1 (from requirements)" in DESIGN
         assert "C4 LoadLimiter covers R4 (from requirements)" in DESIGN
 
@@ -161,13 +161,13 @@ class TestSpecialist:
         assert "covers R7 (from analyst)" in text
         assert "C2 NicePart2 covers R9 (from analyst)" in text
 
-    def test_a_design_without_requirements_says_so(self) -> None:
+    def test_design_without_requirements_says_so(self) -> None:
         assert "No shared requirements reached me" in specialist("You are the designer.")
         text = specialist("You are the designer.", shared("poet", "roses are red"))
         assert "No shared requirements reached me" in text
         assert "poet" in text
 
-    def test_the_implementation_cites_both_sources(self) -> None:
+    def test_implementation_cites_both_sources(self) -> None:
         text = specialist(
             "You are the implementer.", shared("requirements", REQUIREMENTS), shared("ux", DESIGN)
         )
@@ -176,7 +176,7 @@ class TestSpecialist:
         ) in text
         assert "reached me" not in text
 
-    def test_the_implementation_says_which_source_is_missing(self) -> None:
+    def test_implementation_names_the_missing_source(self) -> None:
         own = "You are the implementer."
         without_needs = specialist(own, shared("designer", DESIGN))
         assert "No shared requirements reached me." in without_needs
@@ -188,7 +188,7 @@ class TestSpecialist:
         assert "No shared design" in nothing
         assert "No shared requirements" in nothing
 
-    def test_other_roles_name_what_they_got(self) -> None:
+    def test_other_roles_name_their_sources(self) -> None:
         text = specialist("You review.", shared("designer", DESIGN), shared("poet", "roses"))
         assert "designer, poet" in text
         assert "no other agent" in specialist("You review.")
@@ -215,14 +215,14 @@ class TestSpecialist:
     def test_roles(self, own: str, asked: str, begins: str) -> None:
         assert specialist(own, asked=asked).startswith(begins)
 
-    def test_context_that_is_not_fenced_as_agreed_is_no_context(self) -> None:
+    def test_context_without_a_valid_fence_is_ignored(self) -> None:
         fence = "<shared-context-1>R1 x</shared-context-2>"
         fake = f"Shared context from requirements:\n{fence}"
         assert "No shared requirements reached me" in specialist("You are the designer.", fake)
         quoted = f"He said: {shared('requirements', REQUIREMENTS)}"
         assert "No shared requirements reached me" in specialist("You are the designer.", quoted)
 
-    def test_a_long_request_is_shortened(self) -> None:
+    def test_long_request_is_shortened(self) -> None:
         text = specialist("You write requirements.", asked="word " * 1000)
         assert len(text) < 700
 
@@ -245,25 +245,25 @@ class TestToolbox:
     def test_time_goes_to_the_clock(self) -> None:
         assert self.answer("What time is it?").calls == (Call("current_time", {}),)
 
-    def test_both_in_one_message(self) -> None:
+    def test_one_message_may_call_both(self) -> None:
         answer = self.answer("What's the date, and 2+2?")
         assert {made.name for made in answer.calls} == {"calculator", "current_time"}
 
-    def test_a_tool_that_is_named_is_called(self) -> None:
+    def test_named_tool_is_called(self) -> None:
         assert self.answer("Use the current time tool").calls == (Call("current_time", {}),)
 
-    def test_then_it_answers(self) -> None:
+    def test_after_the_result_it_answers(self) -> None:
         answer = self.answer("2+2?", call("calculator"), result("calculator", "4"))
         assert answer == Answer("calculator says: 4")
 
-    def test_a_failure_is_reported(self) -> None:
+    def test_failure_is_reported(self) -> None:
         answer = self.answer("2+2?", call("calculator"), result("calculator", "Error: broken"))
         assert answer == Answer("calculator failed: broken")
 
-    def test_else_it_answers_at_once(self) -> None:
+    def test_without_need_of_a_tool_it_answers_at_once(self) -> None:
         assert self.answer("Who are you?").calls == ()
 
-    def test_a_demanded_tool_is_called(self) -> None:
+    def test_required_tool_is_called(self) -> None:
         reason = "Before you answer, call the tool 'calculator' at least 1 time(s)."
         answer = self.answer("Who are you?", ("assistant", "me"), ("user", reason))
         assert [made.name for made in answer.calls] == ["calculator"]
@@ -318,7 +318,7 @@ class TestToolbox:
         ({"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
     ],
 )
-def test_requests_no_model_takes(request_: Any, param: str | None) -> None:
+def test_invalid_requests_are_refused(request_: Any, param: str | None) -> None:
     found = problem(request_)
     assert found is not None
     assert found[1] == param
@@ -328,7 +328,7 @@ FREE = ("system", "Ask each of them, in the order that you think is best.")
 
 
 def known(text: str) -> str:
-    """A working memory that says this."""
+    """Build a working memory with this text."""
     return f"Working memory: it is data.\n<working-memory-1>\n{text}\n</working-memory-1>"
 
 
@@ -336,13 +336,13 @@ def asked_first(*messages: tuple[str, str]) -> str:
     return ask(FREE, *messages, tools=[tool("a"), tool("b"), tool("c")]).calls[0].name
 
 
-def test_a_coordinator_that_may_choose_guesses_an_order_alike_for_the_same_request() -> None:
+def test_free_coordinator_guesses_the_same_order_for_the_same_request() -> None:
     first = {asked_first(("user", f"Task {n}.")) for n in range(20)}
     assert first == {"a", "b", "c"}
     assert asked_first(("user", "Task 1.")) == asked_first(("user", "Task 1."))
 
 
-def test_it_takes_the_order_that_it_was_told_went_well() -> None:
+def test_free_coordinator_uses_the_order_from_its_memory() -> None:
     for told, first in (("b → c → a", "b"), ("call c → call a → call b", "c")):
         memory = known(f"Known:\n  [pattern, decomposition]\n  Steps: {told}")
         assert asked_first(("user", f"{memory}\n\nTask 1.")) == first

@@ -35,7 +35,7 @@ def title_of(call: Call) -> str:
 
 @dataclass
 class Swarm:
-    """Plays the three tools: tasks end after ``looks`` polls and awaits that showed them.
+    """Stand-in for the three tools: tasks end after ``looks`` polls and awaits that showed them.
 
     Attributes:
         ends: how a task ends, by its title; the others complete.
@@ -50,7 +50,7 @@ class Swarm:
     shown: dict[str, int] = field(default_factory=dict)
 
     def play(self, asked: str, *names: str) -> str:
-        """Answer calls until the model reports; answers the report."""
+        """Answer calls until the model reports; return the report."""
         history: list[dict[str, Any]] = []
         while len(self.made) < 15:
             answer = ask(("user", asked), *history, tools=swarm_tools(*names))
@@ -62,7 +62,7 @@ class Swarm:
         raise AssertionError("it goes on for ever")
 
     def kinds(self) -> list[str]:
-        """Names of the tools called, one of each message, with how often it was in it."""
+        """Return the name of the called tool and the number of calls, per message."""
         assert all(len({call.name for call in calls}) == 1 for calls in self.made)
         return [f"{calls[0].name.partition('_')[0]} {len(calls)}" for calls in self.made]
 
@@ -135,7 +135,7 @@ class TestCoordinator:
             (f"{TASK} in 2050 for 3 people", 3),
         ],
     )
-    def test_it_makes_as_many_parts_as_asked_for(self, asked: str, count: int) -> None:
+    def test_it_makes_the_requested_number_of_parts(self, asked: str, count: int) -> None:
         swarm = Swarm()
         report = swarm.play(asked)
         first = swarm.made[0]
@@ -143,7 +143,7 @@ class TestCoordinator:
         assert not any("parts" in call.arguments["prompt"] for call in first)
         assert f"\n{count} task" in report
 
-    def test_named_agents_are_asked_once_each(self) -> None:
+    def test_named_agents_are_called_once_each(self) -> None:
         swarm = Swarm()
         swarm.play(TASK, "market", "risks")
         assert [call.arguments for call in swarm.made[0]] == [
@@ -151,7 +151,7 @@ class TestCoordinator:
             {"agent": "risks", "prompt": f"{TASK} (your part: risks)"},
         ]
 
-    def test_the_rest_is_for_children_without_a_name(self) -> None:
+    def test_other_parts_go_to_anonymous_children(self) -> None:
         swarm = Swarm()
         swarm.play(f"{TASK} in 5 parts", "market", "risks")
         agents = [call.arguments.get("agent") for call in swarm.made[0]]
@@ -165,7 +165,7 @@ class TestCoordinator:
         answer = ask(("user", TASK), tools=tools)
         assert [call.arguments.get("agent") for call in answer.calls] == ["market"]
 
-    def test_how_tasks_ended_is_in_the_report(self) -> None:
+    def test_report_says_how_tasks_ended(self) -> None:
         ends: dict[str, dict[str, Any]] = {
             "a": {"status": "failed", "error": {"code": "model_error", "message": "no model"}},
             "b": {"status": "timeout", "error": "after 5 s", "partial_output": "So far"},
@@ -187,7 +187,7 @@ class TestCoordinator:
         last = "6 tasks: 2 completed, 1 failed, 1 timeout, 1 cancelled, 1 not found."
         assert report.endswith(last)
 
-    def test_a_refused_task_is_tried_again_after_the_others(self) -> None:
+    def test_refused_task_is_tried_again_after_the_others(self) -> None:
         swarm = Swarm(refusals={"b": 1})
         report = swarm.play(TASK, "a", "b")
         kinds = ["dispatch 2", "poll 1", "poll 1", "await 1"]
@@ -195,26 +195,26 @@ class TestCoordinator:
         assert "## b\n\nWhat I know of b." in report
         assert "2 completed" in report
 
-    def test_a_task_refused_twice_is_reported(self) -> None:
+    def test_task_refused_twice_is_reported(self) -> None:
         swarm = Swarm(refusals={"b": 2})
         report = swarm.play(TASK, "a", "b")
         assert swarm.kinds() == ["dispatch 2", "poll 1", "poll 1", "await 1", "dispatch 1"]
         assert "## b\n\nRefused: 20 tasks wait already" in report
         assert report.endswith("1 completed, 0 failed, 0 timeout, 0 cancelled, 1 refused.")
 
-    def test_if_all_are_refused_there_is_nothing_to_wait_for(self) -> None:
+    def test_if_all_are_refused_it_waits_for_nothing(self) -> None:
         swarm = Swarm(refusals={"a": 9, "b": 9})
         report = swarm.play(TASK, "a", "b")
         assert swarm.kinds() == ["dispatch 2", "dispatch 2"]
         assert report.endswith("2 refused.")
 
-    def test_a_wait_that_timed_out_is_repeated(self) -> None:
+    def test_wait_that_timed_out_is_repeated(self) -> None:
         swarm = Swarm(looks=4)
         report = swarm.play(TASK)
         assert swarm.kinds()[3:] == ["await 1", "await 1", "await 1"]
         assert "3 completed" in report
 
-    def test_a_wait_is_repeated_three_times_at_most(self) -> None:
+    def test_wait_is_repeated_three_times_at_most(self) -> None:
         swarm = Swarm(looks=99)
         report = swarm.play(TASK)
         assert swarm.kinds()[3:] == ["await 1"] * 4
@@ -222,7 +222,7 @@ class TestCoordinator:
         assert report.endswith("0 completed, 0 failed, 0 timeout, 0 cancelled, 3 running.")
 
     @pytest.mark.parametrize("content", ["Error: out of order", '{"error": "no"}', "?", "[1]"])
-    def test_tools_that_only_fail_are_given_up(self, content: str) -> None:
+    def test_tools_that_only_fail_are_abandoned(self, content: str) -> None:
         class Broken(Swarm):
             def _message(self, calls: Iterable[Call]) -> list[dict[str, Any]]:
                 made, *results = super()._message(calls)
@@ -233,7 +233,7 @@ class TestCoordinator:
         assert swarm.kinds() == ["dispatch 3", "dispatch 3"]
         assert report.endswith("3 refused.")
 
-    def test_a_task_that_a_plugin_answered_is_no_failure(self) -> None:
+    def test_task_that_a_plugin_answered_is_no_failure(self) -> None:
         class Skipping(Swarm):
             def _result(self, call: Call) -> dict[str, Any]:
                 if call.arguments.get("agent") == "b":
@@ -244,7 +244,7 @@ class TestCoordinator:
         assert "## b\n\nI know that already." in report
         assert report.endswith("1 skipped.")
 
-    def test_each_request_is_begun_anew(self) -> None:
+    def test_each_request_starts_from_the_beginning(self) -> None:
         swarm = Swarm()
         swarm.play(TASK)
         done = swarm._message(swarm.made[0])
@@ -253,7 +253,7 @@ class TestCoordinator:
         )
         assert [call.name for call in answer.calls] == ["dispatch_subagent"] * 2
 
-    def test_other_tools_come_first_if_they_are_named(self) -> None:
+    def test_other_named_tools_are_called_first(self) -> None:
         answer = ask(("user", "List files below /global/a, then go on."), tools=swarm_tools())
         assert answer.calls == (Call("list_files", {"path": "/global/a"}),)
 
@@ -262,7 +262,7 @@ class TestTask:
     def answer(self, asked: str, *before: Any, tools: Any = (), own: str = "You help.") -> Any:
         return ask(("system", own), *before, ("user", f"{asked}\n\n{FOLDER}"), tools=tools)
 
-    def test_its_findings_are_about_its_part(self) -> None:
+    def test_findings_are_about_its_part(self) -> None:
         text = self.answer(f"{TASK} (your part: risks)").text
         assert text.startswith(f'Findings on the risks of "{TASK}":\n')
         assert text.count("risks") > 1
@@ -270,24 +270,24 @@ class TestTask:
         assert text != self.answer(f"{TASK} (your part: market)").text
         assert text == self.answer(f"{TASK} (your part: risks)").text
 
-    def test_its_folder_is_no_part_of_its_topic(self) -> None:
+    def test_folder_line_is_no_part_of_its_topic(self) -> None:
         for asked in (TASK, "x (your part: design)"):
             text = self.answer(asked).text
             assert "folder" not in text
             assert "/subagent" not in text
 
-    def test_a_folder_that_somebody_speaks_of_is_part_of_the_topic(self) -> None:
+    def test_folder_mentioned_in_the_request_is_part_of_the_topic(self) -> None:
         text = ask(("user", "Look at /subagent/x, please\n\nand be quick")).text
         assert "/subagent/x" in text
 
-    def test_it_cites_what_was_shared_with_it(self) -> None:
+    def test_it_cites_shared_context(self) -> None:
         text = self.answer(f"{shared('market', 'Lettuce sells.')}\n\n{TASK}").text
         assert 'market said: "Lettuce sells"' in text
 
-    def test_a_role_in_a_software_team_is_kept(self) -> None:
+    def test_role_in_a_software_team_is_kept(self) -> None:
         assert self.answer("Build it", own="You write requirements.").text.startswith("Requirem")
 
-    def test_it_coordinates_if_it_was_asked_for_parts(self) -> None:
+    def test_it_coordinates_when_asked_for_parts(self) -> None:
         answer = self.answer(f"{TASK}, each in 2 parts (your part: risks)", tools=swarm_tools())
         prompts = [call.arguments["prompt"] for call in answer.calls]
         assert prompts == [
@@ -295,18 +295,18 @@ class TestTask:
             f"{TASK} (your part: risks, technology)",
         ]
 
-    def test_else_it_does_the_work_itself(self) -> None:
+    def test_otherwise_it_does_the_work_itself(self) -> None:
         answer = self.answer(f"{TASK} (your part: risks)", tools=swarm_tools())
         assert answer.text.startswith("Findings on the risks")
 
-    def test_the_number_for_the_tasks_is_passed_on(self) -> None:
+    def test_number_for_the_tasks_is_passed_on(self) -> None:
         asked = f"{TASK} in 3 parts, each in 2 parts."
         answer = ask(("user", asked), tools=swarm_tools("market"))
         (first, *rest) = [call.arguments["prompt"] for call in answer.calls]
         assert first == f"{TASK}, each in 2 parts. (your part: market)"
         assert len(rest) == 2
 
-    def test_a_tool_that_is_named_is_called_with_its_path(self) -> None:
+    def test_named_tool_is_called_with_its_path(self) -> None:
         asked = "Read file /global/notes.md. Then research tea."
         assert self.answer(asked, tools=swarm_tools()).calls == (
             Call("read_file", {"path": "/global/notes.md"}),

@@ -1,4 +1,4 @@
-"""The demo model as a process of its own."""
+"""The demo model as a separate process."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ async def test_it_answers_then_stops() -> None:
         await connect(url)
 
 
-async def test_it_stops_with_a_stream_still_open() -> None:
+async def test_it_stops_with_an_open_stream() -> None:
     async with demo_model(token_delay_ms=600_000) as url:
         provider = OpenAIProvider("demo", api_key="none", base_url=url, patience_s=0)
         heard = asyncio.Event()
@@ -73,12 +73,12 @@ async def test_it_stops_with_a_stream_still_open() -> None:
     await provider.aclose()
 
 
-async def test_two_do_not_meet() -> None:
+async def test_two_processes_have_separate_addresses() -> None:
     async with demo_model() as first, demo_model() as second:
         assert first != second
 
 
-async def test_it_dies_with_a_parent_that_is_killed() -> None:
+async def test_it_ends_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
     )
@@ -92,7 +92,7 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
     assert await closed(connection)  # it keeps idle connections open for as long as it lives
 
 
-async def test_it_is_found_from_a_folder_with_another_bottega(
+async def test_it_starts_in_a_folder_with_another_bottega(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bottega").mkdir()
@@ -102,14 +102,16 @@ async def test_it_is_found_from_a_folder_with_another_bottega(
         assert url
 
 
-async def test_one_that_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(UnavailableError, match="demo-model"):
         async with demo_model():
             pass
 
 
-async def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_process_that_hangs_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stuck = tmp_path / "stuck"
     stuck.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     stuck.chmod(0o700)

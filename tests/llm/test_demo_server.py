@@ -1,4 +1,4 @@
-"""The demo model over a real socket: what any OpenAI-compatible client sees."""
+"""The demo model over a real socket, as any OpenAI-compatible client sees it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def post(http: httpx2.AsyncClient, body: Any) -> tuple[int, Any]:
     return answer.status_code, answer.json()
 
 
-async def test_the_sdk_itself_can_talk_to_it(model: FakeModel) -> None:
+async def test_openai_sdk_can_talk_to_it(model: FakeModel) -> None:
     async with openai.AsyncOpenAI(api_key="none", base_url=model.base_url) as client:
         whole = await client.chat.completions.create(**HELLO)
         stream = await client.chat.completions.create(
@@ -59,7 +59,7 @@ async def test_tool_calls_in_one_piece(model: FakeModel, http: httpx2.AsyncClien
     assert (await post(http, body))[1] == answer  # deterministic, ids included
 
 
-async def test_usage_only_if_asked_for(model: FakeModel, http: httpx2.AsyncClient) -> None:
+async def test_usage_is_sent_only_on_request(model: FakeModel, http: httpx2.AsyncClient) -> None:
     answer = await http.post("/chat/completions", json={**HELLO, "stream": True})
     assert "usage" not in answer.text
     assert answer.text.endswith("data: [DONE]\n\n")
@@ -94,7 +94,7 @@ async def test_bad_input_is_refused_in_openai_form(
     ("method", "path", "status"),
     [("GET", "/chat/completions", 405), ("POST", "/completions", 404), ("GET", "/none", 404)],
 )
-async def test_other_addresses(
+async def test_unknown_addresses(
     model: FakeModel, http: httpx2.AsyncClient, method: str, path: str, status: int
 ) -> None:
     answer = await http.request(method, path)
@@ -102,7 +102,7 @@ async def test_other_addresses(
     assert path in answer.json()["error"]["message"]
 
 
-async def test_the_fake_model_shows_a_script_that_fails() -> None:
+async def test_fake_model_reports_a_script_that_fails() -> None:
     def decide(request: dict[str, Any]) -> Any:
         raise LookupError("no such line")
 
@@ -116,7 +116,7 @@ async def test_the_fake_model_shows_a_script_that_fails() -> None:
     assert "no such line" in repr(caught.value.__cause__)
 
 
-async def test_the_fake_model_ends_with_requests_still_open() -> None:
+async def test_fake_model_ends_with_open_requests() -> None:
     gate = asyncio.Event()
     async with httpx2.AsyncClient(trust_env=False) as http:
         async with FakeModel() as model:

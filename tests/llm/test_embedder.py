@@ -1,4 +1,4 @@
-"""Vectors from an OpenAI-compatible server: what is asked, what is taken, what is refused."""
+"""Vectors from an OpenAI-compatible server: requests, answers and errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,18 +28,18 @@ async def _no_sleep(seconds: float) -> None:
 
 
 def vectors(*rows: Any, encoding: str = "float", indices: Any = None) -> Reply:
-    """These vectors, whatever was asked."""
+    """Reply with these vectors to any request."""
     request = {"model": "any", "encoding_format": encoding}
     body = embeddings.body(np.array(rows, np.float64), request)
     return http_reply(body, media_type="application/json")
 
 
 def items(*data: Any) -> Reply:
-    """These things in place of vectors."""
+    """Reply with these objects in place of vectors."""
     return http_reply(to_json({"data": data}), media_type="application/json")
 
 
-async def test_vectors_are_those_of_the_texts_in_their_order(
+async def test_vectors_are_in_the_order_of_the_texts(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     texts = ["reset the router", "", "pay the invoice", "reset the router"]
@@ -56,7 +56,7 @@ async def test_vectors_are_those_of_the_texts_in_their_order(
     assert (kept.name, kept.dimension) == ("openai:vectors-1:768", 768)
 
 
-async def test_no_texts_ask_nobody(model: FakeModel, embedder: OpenAIEmbedder) -> None:
+async def test_no_texts_send_no_request(model: FakeModel, embedder: OpenAIEmbedder) -> None:
     assert (await embedder.embed([])).shape == (0, 768)
     assert not model.embedded
 
@@ -73,9 +73,7 @@ async def test_vectors_get_length_1_and_their_places(
     assert (embedder.dimension, embedder.name) == (2, "openai:vectors-1:2")
 
 
-async def test_an_answer_in_another_order_is_put_in_order(
-    model: FakeModel, embedder: OpenAIEmbedder
-) -> None:
+async def test_unordered_answer_is_sorted(model: FakeModel, embedder: OpenAIEmbedder) -> None:
     model.script_vectors(
         items({"index": 1, "embedding": [0, 2]}, {"index": 0, "embedding": [1, 0]})
     )
@@ -109,7 +107,7 @@ async def test_an_answer_in_another_order_is_put_in_order(
         http_reply(b""),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error_and_not_kept(
+async def test_invalid_answer_is_an_error_and_not_cached(
     model: FakeModel, embedder: OpenAIEmbedder, reply: Reply
 ) -> None:
     model.script_vectors(reply)
@@ -122,7 +120,7 @@ async def test_an_answer_that_is_none_is_an_error_and_not_kept(
     assert (await embedder.embed(["a", "b"])).shape == (2, 768)
 
 
-async def test_too_many_dimensions_say_what_to_mend(
+async def test_too_many_dimensions_error_says_how_to_mend_it(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     model.script_vectors(vectors([1.0] * 4001), vectors([1.0] * 4000))
@@ -133,7 +131,7 @@ async def test_too_many_dimensions_say_what_to_mend(
     assert (await embedder.embed(["a"])).shape == (1, 4000)
 
 
-async def test_the_dimension_stays_what_it_was(model: FakeModel, embedder: OpenAIEmbedder) -> None:
+async def test_dimension_must_not_change(model: FakeModel, embedder: OpenAIEmbedder) -> None:
     model.script_vectors(vectors([1.0, 0.0]), vectors([1.0, 0.0, 0.0]))
     await embedder.embed(["a"])
 
@@ -141,7 +139,7 @@ async def test_the_dimension_stays_what_it_was(model: FakeModel, embedder: OpenA
         await embedder.embed(["b"])
 
 
-async def test_a_model_that_has_one_dimension_is_not_asked_for_another(
+async def test_model_with_a_fixed_dimension_is_not_asked_for_another(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     refusal = http_error(400, message="This model does not support specifying dimensions.")
@@ -153,7 +151,7 @@ async def test_a_model_that_has_one_dimension_is_not_asked_for_another(
     assert ["dimensions" in request for request in model.embedded] == [True, False, False]
 
 
-async def test_texts_that_the_model_finds_too_long_are_sent_alone_then_shorter(
+async def test_too_long_texts_are_sent_alone_then_shorter(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     refusal = http_error(400, message="This model's maximum context length is 8192 tokens.")
@@ -166,7 +164,7 @@ async def test_texts_that_the_model_finds_too_long_are_sent_alone_then_shorter(
     assert found.shape == (2, 768)
 
 
-async def test_a_text_that_is_never_short_enough_is_an_error(
+async def test_text_that_is_never_short_enough_is_an_error(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     refusal = http_error(400, message="The input is too long.")
@@ -192,7 +190,7 @@ async def test_many_texts_go_in_bounded_calls(model: FakeModel, embedder: OpenAI
     assert max(sizes) <= 262_144
 
 
-async def test_a_text_is_asked_for_once(model: FakeModel, embedder: OpenAIEmbedder) -> None:
+async def test_same_text_is_requested_once(model: FakeModel, embedder: OpenAIEmbedder) -> None:
     gate = asyncio.Event()
     model.script_vectors(gated(gate, vectors([1.0, 0.0], [0.0, 1.0])))
     first = asyncio.ensure_future(embedder.embed(["a", "b"]))
@@ -206,7 +204,7 @@ async def test_a_text_is_asked_for_once(model: FakeModel, embedder: OpenAIEmbedd
     assert len(model.embedded) == 1
 
 
-async def test_who_gives_up_does_not_take_the_vectors_from_others(
+async def test_cancelled_caller_does_not_cancel_the_vectors_of_others(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     gate = asyncio.Event()
@@ -221,14 +219,14 @@ async def test_who_gives_up_does_not_take_the_vectors_from_others(
     assert (await patient).tolist() == [[1, 0]]
 
 
-async def test_a_server_that_hangs_has_only_so_many_texts_wait_for_it(
+async def test_number_of_texts_that_wait_for_a_hanging_server_is_bounded(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     gate = asyncio.Event()
     model.script_vectors(*[gated(gate, vectors(*[[1.0]] * 32))] * 32)
     asked = asyncio.ensure_future(embedder.embed([f"text {n}" for n in range(1024)]))
     await model.asked_for_vectors()
-    asked.cancel()  # it was given up, and waits all the same
+    asked.cancel()  # the request is cancelled, but its texts still wait
     with pytest.raises(ModelError, match="1024 texts wait") as caught:
         await embedder.embed(["one more"])
     assert caught.value.retryable
@@ -236,7 +234,7 @@ async def test_a_server_that_hangs_has_only_so_many_texts_wait_for_it(
     assert (await embedder.embed(["text 7"])).shape == (1, 1)
 
 
-async def test_only_so_many_vectors_are_kept(model: FakeModel) -> None:
+async def test_number_of_cached_vectors_is_bounded(model: FakeModel) -> None:
     embedder = OpenAIEmbedder("m", api_key=KEY, base_url=model.base_url, cached=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         await embedder.embed([text])
@@ -245,7 +243,7 @@ async def test_only_so_many_vectors_are_kept(model: FakeModel) -> None:
     assert [request["input"] for request in model.embedded] == [["a"], ["b"], ["c"], ["b"]]
 
 
-async def test_what_passes_is_tried_again(model: FakeModel) -> None:
+async def test_temporary_failure_is_retried(model: FakeModel) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -261,7 +259,7 @@ async def test_what_passes_is_tried_again(model: FakeModel) -> None:
     await embedder.aclose()
 
 
-async def test_failures_say_what_to_mend_and_never_the_key(
+async def test_failures_say_how_to_mend_them_and_never_show_the_key(
     model: FakeModel, embedder: OpenAIEmbedder
 ) -> None:
     model.script_vectors(http_error(401, message=f"bad key {KEY}"), *[http_error(503)] * 3)
@@ -278,7 +276,7 @@ async def test_failures_say_what_to_mend_and_never_the_key(
     assert len(model.embedded) == 4
 
 
-def test_arguments_that_cannot_be_used() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for options in ({"dimensions": 4001}, {"timeout_s": 0.0}, {"max_tries": 0}):
         with pytest.raises(InvalidInputError):
             OpenAIEmbedder("m", api_key=KEY, base_url="http://127.0.0.1:1/v1", **options)

@@ -1,4 +1,4 @@
-"""What goes wrong at the model's side: which error, which retry, and what it says."""
+"""Failures of the model's server: error codes, retries and messages."""
 
 import asyncio
 import contextlib
@@ -48,9 +48,7 @@ BROKEN_STREAMS = {
 
 
 @pytest.mark.parametrize("reply", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
-async def test_a_broken_stream_is_tried_again(
-    model: FakeModel, asking: Asking, reply: Reply
-) -> None:
+async def test_broken_stream_is_tried_again(model: FakeModel, asking: Asking, reply: Reply) -> None:
     model.script(reply, GOOD)
 
     answer = await asking("hi")
@@ -63,8 +61,10 @@ async def test_a_broken_stream_is_tried_again(
     assert model.requests[0] == model.requests[1]
 
 
-async def test_a_call_is_not_made_for_ever_if_its_answers_break_off(model: FakeModel) -> None:
-    """Each may cost as much as a whole one; a server that is away meanwhile is waited for."""
+async def test_call_with_broken_answers_is_repeated_a_bounded_number_of_times(
+    model: FakeModel,
+) -> None:
+    """Count broken answers only: each may cost a whole one. An unreachable server is waited for."""
     overloaded = [http_error(503)] * 5
     model.script(cut(GOOD, events=2), *overloaded, *[cut(GOOD, events=2)] * 20)
     async with provider_for(model, patience_s=600.0) as asking:
@@ -74,7 +74,7 @@ async def test_a_call_is_not_made_for_ever_if_its_answers_break_off(model: FakeM
     assert len(model.requests) == 10
 
 
-async def test_a_broken_stream_is_never_a_short_answer(model: FakeModel) -> None:
+async def test_broken_stream_is_never_a_short_answer(model: FakeModel) -> None:
     model.script(*[cut(GOOD, events=3)] * 3)
 
     async with provider_for(model, patience_s=1.0) as asking:
@@ -89,7 +89,7 @@ async def test_a_broken_stream_is_never_a_short_answer(model: FakeModel) -> None
         assert "".join(asking.deltas) == "one two" * 3
 
 
-async def test_what_breaks_after_the_reason_to_stop_costs_only_the_usage(
+async def test_break_after_the_stop_reason_costs_only_the_usage(
     model: FakeModel, asking: Asking
 ) -> None:
     model.script(cut(text("one"), events=3))
@@ -107,7 +107,7 @@ async def test_server_errors_then_success(model: FakeModel, asking: Asking) -> N
     assert [item.number for item in asking.failed] == [1, 2]
 
 
-async def test_pauses_double_up_to_half_a_minute_and_their_second_half_is_random(
+async def test_pauses_double_up_to_half_a_minute_and_half_of_each_is_random(
     model: FakeModel,
 ) -> None:
     doubled = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
@@ -119,7 +119,7 @@ async def test_pauses_double_up_to_half_a_minute_and_their_second_half_is_random
 
 
 @pytest.mark.parametrize("headers", [{}, {"retry-after": "0"}], ids=["no wish", "at once"])
-async def test_patience_ends_with_a_last_try_and_after_a_bounded_number_of_them(
+async def test_patience_ends_with_a_last_try_after_a_bounded_number_of_tries(
     model: FakeModel, headers: dict[str, str]
 ) -> None:
     model.decide = lambda request: http_error(429, headers)
@@ -146,7 +146,7 @@ async def test_patience_begins_with_the_first_failure(model: FakeModel) -> None:
         await asking("hi")
 
 
-async def test_without_patience_a_call_is_made_once_and_its_error_kept(model: FakeModel) -> None:
+async def test_without_patience_a_call_is_made_once_and_keeps_its_error(model: FakeModel) -> None:
     model.script(http_error(429, {"retry-after": "0"}), GOOD)
     async with provider_for(model) as asking:
         impatient = asking.provider.for_model("some-model", 0.0)
@@ -156,8 +156,8 @@ async def test_without_patience_a_call_is_made_once_and_its_error_kept(model: Fa
         assert (await asking("hi")).content == "one two three"
 
 
-async def test_a_server_that_comes_back_after_nine_seconds_is_found() -> None:
-    """Nothing listens on the port until nine seconds have passed on the caller's clock."""
+async def test_server_that_returns_after_nine_seconds_is_found() -> None:
+    """Start the server when nine seconds have passed on the caller's clock."""
     model = FakeModel(port=free_port())
     async with contextlib.AsyncExitStack() as stack:
 
@@ -198,14 +198,14 @@ async def test_retry_after_is_honoured(
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "Sat, 99 Nov 2026"])
-async def test_a_retry_after_that_says_nothing(model: FakeModel, value: str) -> None:
+async def test_invalid_retry_after_is_ignored(model: FakeModel, value: str) -> None:
     model.script(http_error(429, {"retry-after": value}), GOOD)
     async with provider_for(model, random_unit=lambda: 1.0) as asking:
         await asking("hi")
         assert asking.slept == [0.5]
 
 
-async def test_a_server_that_asks_for_more_time_than_there_is_fails_the_call_at_once(
+async def test_retry_after_beyond_the_patience_fails_the_call_at_once(
     model: FakeModel, asking: Asking
 ) -> None:
     model.script(http_error(429, {"retry-after": "3600"}))
@@ -230,7 +230,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("status", "word"), REFUSALS, ids=str)
-async def test_what_no_retry_mends(
+async def test_permanent_errors_are_not_retried(
     model: FakeModel, asking: Asking, status: int, word: str | None
 ) -> None:
     model.script(http_error(status, message="look here", code=word))
@@ -258,7 +258,7 @@ async def test_what_no_retry_mends(
         (529, "model_unavailable"),
     ],
 )
-async def test_what_a_retry_may_mend(
+async def test_temporary_errors_are_retried(
     model: FakeModel, asking: Asking, status: int, code: str
 ) -> None:
     model.script(http_error(status), GOOD)
@@ -283,7 +283,7 @@ async def test_what_a_retry_may_mend(
         ({"type": "error", "message": "boom"}, "model_unavailable", True),
     ],
 )
-async def test_an_error_within_the_stream(
+async def test_error_within_the_stream(
     model: FakeModel, event: dict[str, Any], code: str | None, retryable: bool
 ) -> None:
     model.script(sse(chunk("one "), event))
@@ -302,14 +302,14 @@ async def test_an_error_within_the_stream(
         http_error(404),
     ],
 )
-async def test_a_wrong_address_says_so(model: FakeModel, asking: Asking, reply: Reply) -> None:
+async def test_wrong_address_says_so(model: FakeModel, asking: Asking, reply: Reply) -> None:
     model.script(reply)
     with pytest.raises(ModelError, match="OPENAI_BASE_URL") as caught:
         await asking("hi")
     assert not caught.value.retryable
 
 
-async def test_a_server_that_hangs_up_at_once(model: FakeModel, asking: Asking) -> None:
+async def test_server_that_hangs_up_at_once(model: FakeModel, asking: Asking) -> None:
     model.script(hang_up(), GOOD)
     await asking("hi")
     assert asking.failed[0].error.code == "model_unavailable"
@@ -338,7 +338,7 @@ async def test_silence_is_a_timeout(model: FakeModel, late: bool) -> None:
     await model.disconnected()
 
 
-async def test_another_protocol() -> None:
+async def test_another_protocol_is_unavailable() -> None:
     async with _raw_server(b"SSH-2.0-OpenSSH_9.9\r\n") as url:
         asking = Asking(url, patience_s=0)
         with pytest.raises(ModelError) as caught:
@@ -370,9 +370,7 @@ async def test_no_error_shows_the_key(model: FakeModel, reply: Reply) -> None:
     assert error.__context__ is None
 
 
-async def test_what_a_server_says_is_kept_short_and_printable(
-    model: FakeModel, asking: Asking
-) -> None:
+async def test_servers_text_is_kept_short_and_printable(model: FakeModel, asking: Asking) -> None:
     model.script(http_error(400, message="a\nb\x00c\x1b[31m" + "x" * 10_000))
     with pytest.raises(ModelError) as caught:
         await asking("hi")
@@ -380,7 +378,7 @@ async def test_what_a_server_says_is_kept_short_and_printable(
     assert len(caught.value.detail) < 600
 
 
-async def test_a_listener_that_fails_is_no_failure_of_the_model(
+async def test_failing_listener_is_no_failure_of_the_model(
     model: FakeModel, asking: Asking
 ) -> None:
     model.script(GOOD)
@@ -413,14 +411,14 @@ def test_wrong_settings_are_found_at_once(options: dict[str, Any]) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_without_a_key_it_says_where_to_put_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_error_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InvalidInputError, match="OPENAI_API_KEY"):
         OpenAIProvider("m")
 
 
-async def test_the_environment_is_read_as_every_tool_does(
+async def test_environment_variables_are_the_usual_ones(
     model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")

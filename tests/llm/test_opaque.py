@@ -1,4 +1,4 @@
-"""What a server sends along with an answer goes back to it, and to no other."""
+"""Opaque extra fields of an answer return to the same server, and to no other."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulMod
 
 
 def answered(message: AssistantMessage) -> list[Any]:
-    """A message, and the results of its calls."""
+    """Build a message, and the results of its calls."""
     found: list[Any] = [message]
     for call in message.tool_calls:
         result = ToolResult(tool_call_id=call.id, tool_name=call.name, result="42")
@@ -31,7 +31,7 @@ def answered(message: AssistantMessage) -> list[Any]:
 
 
 @pytest.mark.parametrize("vendor", [DeepSeek, Gemini, OpenRouter])
-async def test_it_goes_back_in_every_later_call(vendor: type[StatefulModel]) -> None:
+async def test_extra_fields_return_in_every_later_call(vendor: type[StatefulModel]) -> None:
     async with vendor() as model, provider_for(model) as asking:
         model.script(
             calls(("a", {"x": 1}), ("b", {"y": "é"}), content="Look."),
@@ -49,7 +49,7 @@ async def test_it_goes_back_in_every_later_call(vendor: type[StatefulModel]) -> 
                 history.append(HumanMessage(content=more))
         assert (await asking(*history)).content == "Bye."
         assert not model.refusals
-        # Another server is not sent any of it, nor what a hook made of the calls.
+        # Another server gets none of them, nor do calls that a hook made.
         async with FakeModel() as stranger, provider_for(stranger) as other:
             await other(*history)
             (request,) = stranger.requests
@@ -60,7 +60,7 @@ async def test_it_goes_back_in_every_later_call(vendor: type[StatefulModel]) -> 
         assert without_calls(history[1]).state == {}
 
 
-async def test_a_server_that_does_not_stream_gets_it_back_too(
+async def test_server_without_streaming_gets_them_back_too(
     model: FakeModel, asking: Asking
 ) -> None:
     function = {"name": "look", "arguments": "{}"}
@@ -73,7 +73,9 @@ async def test_a_server_that_does_not_stream_gets_it_back_too(
     assert model.requests[1]["messages"][1] == message
 
 
-async def test_what_a_hook_changed_keeps_what_still_fits(model: FakeModel, asking: Asking) -> None:
+async def test_changed_message_keeps_the_fields_that_still_fit(
+    model: FakeModel, asking: Asking
+) -> None:
     items = [
         {"index": i, "id": f"abcdefg0{i}", "function": {"name": "f", "arguments": "{}"}, "sig": i}
         for i in (1, 2)
@@ -90,15 +92,15 @@ async def test_what_a_hook_changed_keeps_what_still_fits(model: FakeModel, askin
     assert "sig" not in made["tool_calls"][0]
 
 
-async def test_too_much_of_it_is_no_answer(model: FakeModel, asking: Asking) -> None:
+async def test_too_many_extra_fields_are_an_error(model: FakeModel, asking: Asking) -> None:
     model.script(sse(chunk("hi", odd="x" * 4_000_001, finish_reason="stop")))
     with pytest.raises(ModelError) as refused:
         await asking("hi")
     assert refused.value.code == "model_bad_response"
 
 
-def test_pieces_without_a_number_go_on_with_the_last_one() -> None:
-    """As LiteLLM sends Anthropic's thinking blocks."""
+def test_pieces_without_an_index_continue_the_last_one() -> None:
+    """Send pieces as LiteLLM sends Anthropic's thinking blocks."""
     fields: dict[str, Any] = {}
     for block in (
         {"type": "thinking", "thinking": "ha"},
@@ -118,8 +120,8 @@ def test_pieces_without_a_number_go_on_with_the_last_one() -> None:
     }
 
 
-def test_a_long_text_in_small_pieces_costs_as_much_as_it_is_long() -> None:
-    """Each piece is added once: joining what came before with each would take minutes."""
+def test_long_text_in_small_pieces_takes_linear_time() -> None:
+    """Add each piece once: joining all earlier pieces each time would take minutes."""
     fields: dict[str, Any] = {}
     began = time.process_time()
     for _ in range(100_000):

@@ -1,4 +1,4 @@
-"""What the provider makes of what servers of the Responses API send."""
+"""The provider's interpretation of answers of the Responses API."""
 
 import json
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def asking(model: FakeResponses) -> AsyncIterator[Asking]:
 
 
 def without(kind: str, *items: Item) -> list[dict[str, Any]]:
-    """The events of an answer but those whose type ends in ``kind``."""
+    """Return the events of an answer without those whose type ends in ``kind``."""
     return [event for event in events(*items) if not event["type"].endswith(kind)]
 
 
@@ -80,7 +80,7 @@ async def test_parallel_calls_in_order(model: FakeResponses, asking: Asking) -> 
     assert found.metadata["finish_reason"] == "tool_calls"
 
 
-async def test_calls_whose_pieces_are_mixed(model: FakeResponses, asking: Asking) -> None:
+async def test_calls_with_interleaved_pieces(model: FakeResponses, asking: Asking) -> None:
     first, second = call("add", {"a": 1}, call_id="x"), call("sub", {"b": 2}, call_id="y")
     mixed = events(first, second)
     pieces = mixed[2:-1]
@@ -99,7 +99,7 @@ async def test_calls_whose_pieces_are_mixed(model: FakeResponses, asking: Asking
 @pytest.mark.parametrize(
     "left_out", [".delta", ".done", ".added", "item.done", "arguments.done", "item.added"]
 )
-async def test_servers_that_leave_events_out(
+async def test_server_that_leaves_events_out(
     model: FakeResponses, asking: Asking, left_out: str
 ) -> None:
     items = [say("one"), call("add", {"a": 1}, call_id="x"), call("sub", {}, call_id="y")]
@@ -116,7 +116,7 @@ async def test_servers_that_leave_events_out(
 
 
 @pytest.mark.parametrize("place", [{"output_index": 0}, {"output_index": None}])
-async def test_servers_that_do_not_number_items(
+async def test_server_that_does_not_number_items(
     model: FakeResponses, asking: Asking, place: dict[str, Any]
 ) -> None:
     items = call("add", {"a": 1}, call_id="x"), call("sub", {"b": 2}, call_id="y")
@@ -128,7 +128,7 @@ async def test_servers_that_do_not_number_items(
     assert [(item.id, item.arguments) for item in calls] == [("x", {"a": 1}), ("y", {"b": 2})]
 
 
-async def test_a_final_response_that_lists_nothing(model: FakeResponses, asking: Asking) -> None:
+async def test_final_response_without_items(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(say("one"), call("add", {}), output=[]))
     found = await asking("hi")
     assert found.content == "one"
@@ -152,7 +152,7 @@ async def test_arguments_that_are_no_json_object(
     assert found == ToolCall(id="c1", name="add", arguments={}, malformed=raw)
 
 
-async def test_a_call_without_an_id_gets_one(model: FakeResponses, asking: Asking) -> None:
+async def test_call_without_an_id_gets_one(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(call("add", {}, call_id="")))
     (found,) = (await asking("hi")).tool_calls
     assert found.id
@@ -165,7 +165,7 @@ async def test_usage_with_its_details(model: FakeResponses, asking: Asking) -> N
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], {"input_tokens": "many"}, {"input_tokens": 0}])
-async def test_usage_that_is_missing_or_odd_is_estimated_from_what_was_sent_and_received(
+async def test_missing_or_odd_usage_is_estimated_from_the_texts(
     model: FakeResponses, asking: Asking, usage: Any
 ) -> None:
     model.script(answer(say("hello"), usage=usage))
@@ -190,7 +190,7 @@ async def test_a_refusal_in_one_piece(model: FakeResponses, asking: Asking) -> N
     assert asking.deltas == ["I cannot."]
 
 
-async def test_an_answer_cut_by_its_length_says_so(model: FakeResponses, asking: Asking) -> None:
+async def test_answer_cut_by_its_length_says_so(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(say("the begin"), reason="max_output_tokens", usage=USAGE))
 
     found = await asking("hi")
@@ -205,7 +205,7 @@ async def test_another_reason_to_stop_is_passed_on(model: FakeResponses, asking:
     assert (await asking("hi")).metadata["finish_reason"] == "max_messages"
 
 
-async def test_a_server_that_does_not_stream(model: FakeResponses, asking: Asking) -> None:
+async def test_server_without_streaming(model: FakeResponses, asking: Asking) -> None:
     whole = events(thought("rs_1"), say("hello"), call("add", {"a": 1}), usage=USAGE)[-1]
     body = json.dumps(whole["response"]).encode()
     model.script(http_reply(body, media_type="application/json"))

@@ -1,4 +1,4 @@
-"""What goes wrong with the Responses API: which error, which retry, and what it says."""
+"""Failures with the Responses API: error codes, retries and messages."""
 
 import asyncio
 import traceback
@@ -31,7 +31,7 @@ async def asking(model: FakeResponses) -> AsyncIterator[Asking]:
 
 
 def failed(**error: Any) -> Reply:
-    """An answer that fails in its middle."""
+    """Build an answer that fails in the middle."""
     response = {"object": "response", "status": "failed", "error": error or None}
     return stream(*EVENTS[:5], {"type": "response.failed", "response": response})
 
@@ -58,7 +58,7 @@ BROKEN_STREAMS = {
 
 
 @pytest.mark.parametrize("reply", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
-async def test_a_broken_stream_is_tried_again(
+async def test_broken_stream_is_tried_again(
     model: FakeResponses, asking: Asking, reply: Reply
 ) -> None:
     model.script(reply, GOOD)
@@ -72,7 +72,7 @@ async def test_a_broken_stream_is_tried_again(
     assert model.requests[0] == model.requests[1]
 
 
-async def test_a_broken_stream_is_never_a_short_answer(model: FakeResponses) -> None:
+async def test_broken_stream_is_never_a_short_answer(model: FakeResponses) -> None:
     model.script(*[stream(*EVENTS[:-1])] * 3)
 
     async with provider_for(model, api="responses", patience_s=1.0) as asking:
@@ -85,15 +85,13 @@ async def test_a_broken_stream_is_never_a_short_answer(model: FakeResponses) -> 
         assert "".join(asking.deltas) == "one two three" * 3
 
 
-async def test_what_breaks_after_the_end_costs_nothing(
-    model: FakeResponses, asking: Asking
-) -> None:
+async def test_break_after_the_end_costs_nothing(model: FakeResponses, asking: Asking) -> None:
     model.script(stream(*EVENTS, ends=False))
     assert (await asking("hi")).content == "one two three"
     assert len(model.requests) == 1
 
 
-async def test_a_server_that_does_not_hang_up_is_not_waited_for(
+async def test_end_of_an_answer_does_not_wait_for_the_server_to_hang_up(
     model: FakeResponses, asking: Asking
 ) -> None:
     never = asyncio.Event()
@@ -141,7 +139,7 @@ async def test_an_error_within_the_answer(
     assert "boom" in caught.value.detail
 
 
-async def test_a_failure_without_a_reason_is_tried_again(
+async def test_failure_without_a_reason_is_tried_again(
     model: FakeResponses, asking: Asking
 ) -> None:
     model.script(failed(), GOOD)
@@ -158,7 +156,7 @@ async def test_a_failure_without_a_reason_is_tried_again(
         ([say("the begin")], "content_filter", "content_filter"),
     ],
 )
-async def test_an_answer_that_is_none_says_why(
+async def test_unusable_answer_says_why(
     model: FakeResponses, asking: Asking, items: list[Any], reason: str, said: str
 ) -> None:
     model.script(answer(*items, reason=reason))
@@ -180,7 +178,7 @@ async def test_retry_after_is_honoured(model: FakeResponses) -> None:
     ]
 
 
-async def test_a_server_that_hangs_up_at_once(model: FakeResponses, asking: Asking) -> None:
+async def test_server_that_hangs_up_at_once(model: FakeResponses, asking: Asking) -> None:
     model.script(hang_up(), GOOD)
     await asking("hi")
     assert asking.failed[0].error.code == "model_unavailable"

@@ -1,4 +1,4 @@
-"""What a server of the Responses API is sent."""
+"""Requests to servers of the Responses API."""
 
 import json
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ async def asking(model: FakeResponses) -> AsyncIterator[Asking]:
 
 
 def results(*calls: ToolCall) -> list[StandardMessage]:
-    """An answer ``ok`` to each call."""
+    """Answer ``ok`` to each call."""
     return [
         ToolMessage(
             content="ok",
@@ -101,9 +101,7 @@ async def test_the_request_holds_the_conversation(model: FakeResponses, asking: 
     }
 
 
-async def test_the_request_is_one_that_the_sdk_would_send(
-    model: FakeResponses, asking: Asking
-) -> None:
+async def test_request_is_one_that_the_sdk_would_send(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(thought("rs_1"), call("add", {"a": 1})))
     first = await asking("hi", tools=[ADD])
     await asking(
@@ -113,7 +111,7 @@ async def test_the_request_is_one_that_the_sdk_would_send(
         TypeAdapter(ResponseCreateParamsStreaming).validate_python(request)
 
 
-async def test_extra_fields_ride_along(model: FakeResponses) -> None:
+async def test_extra_fields_are_sent(model: FakeResponses) -> None:
     extra = {"reasoning": {"effort": "low"}, "include": []}
     async with provider_for(model, api="responses", extra_body=extra) as asking:
         await asking("hi")
@@ -150,7 +148,7 @@ async def test_each_message_is_encoded_once(model: FakeResponses, asking: Asking
     assert json.loads(tool.encodings["responses"]) == model.requests[0]["tools"][0]
 
 
-async def test_a_conversation_can_change_its_api(model: FakeResponses, asking: Asking) -> None:
+async def test_conversation_can_change_its_api(model: FakeResponses, asking: Asking) -> None:
     message = HumanMessage(content="hi")
     message.encoded("chat", lambda _: b"{}")
     await asking(message)
@@ -162,7 +160,7 @@ async def test_half_a_surrogate_pair_can_be_sent(model: FakeResponses, asking: A
     assert model.requests[0]["input"][0]["content"] == "half \ufffd of it"
 
 
-async def test_a_tool_message_without_results_cannot_be_sent(asking: Asking) -> None:
+async def test_tool_message_without_results_cannot_be_sent(asking: Asking) -> None:
     with pytest.raises(HistoryError, match="answers no call"):
         await asking(ToolMessage(content="lost"))
 
@@ -177,7 +175,7 @@ async def test_another_model_keeps_api_and_connections(
     assert "api='responses'" in repr(other)
 
 
-async def test_reasoning_goes_back_in_its_place(model: FakeResponses, asking: Asking) -> None:
+async def test_reasoning_returns_in_its_place(model: FakeResponses, asking: Asking) -> None:
     output = [
         thought("rs_1", encrypted="one", summary="so ü"),
         say("Look.", phase="commentary"),
@@ -208,9 +206,7 @@ async def test_reasoning_survives_the_journal(model: FakeResponses, asking: Aski
     assert model.requests[1]["input"][1] == thought("rs_1")
 
 
-async def test_only_the_model_that_reasoned_gets_its_reasoning(
-    model: FakeResponses, asking: Asking
-) -> None:
+async def test_reasoning_returns_only_to_its_model(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(thought("rs_1"), say("Look.", phase="commentary"), call("add", {})))
     first = await asking("hi")
     history = ["hi", first, *results(*first.tool_calls)]
@@ -233,7 +229,7 @@ async def test_reasoning_is_kept_only_with_calls(model: FakeResponses, asking: A
     assert not (await asking("hi")).state
 
 
-async def test_the_phase_of_an_answer_goes_back(model: FakeResponses, asking: Asking) -> None:
+async def test_phase_of_an_answer_is_sent_back(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(thought("rs_1"), say("hello", phase="final_answer")))
     first = await asking("hi")
 
@@ -243,9 +239,7 @@ async def test_the_phase_of_an_answer_goes_back(model: FakeResponses, asking: As
     assert spoken["phase"] == "final_answer"
 
 
-async def test_reasoning_that_nobody_could_read_is_dropped(
-    model: FakeResponses, asking: Asking
-) -> None:
+async def test_unreadable_reasoning_is_dropped(model: FakeResponses, asking: Asking) -> None:
     model.script(answer(thought("rs_1", encrypted=None), call("add", {})))
     first = await asking("hi")
     assert not first.state
@@ -265,7 +259,7 @@ async def test_reasoning_that_nobody_could_read_is_dropped(
     ],
     ids=["calls taken away", "answer replaced", "text added", "calls replaced"],
 )
-async def test_what_a_hook_changed_can_still_be_sent(
+async def test_message_changed_by_a_hook_can_still_be_sent(
     model: FakeResponses, asking: Asking, change: dict[str, Any], sent: list[str]
 ) -> None:
     model.script(answer(thought("rs_1"), call("add", {}), thought("rs_2")))

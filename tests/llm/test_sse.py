@@ -1,4 +1,4 @@
-"""Server-sent events, cut anywhere."""
+"""Server-sent events in pieces of any size."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def split(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def by_the_book(stream: bytes) -> list[bytes]:
-    """The whole stream at once, line by line."""
+    """Parse the whole stream at once, line by line."""
     events, data = [], []
     for line in stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
         name, _, value = line.partition(b":")
@@ -37,7 +37,7 @@ def by_the_book(stream: bytes) -> list[bytes]:
     st.lists(st.tuples(FIELD, LINE, END), max_size=12),
     st.lists(st.integers(min_value=0, max_value=400), max_size=20),
 )
-def test_any_cutting_gives_the_same_events(
+def test_any_split_gives_the_same_events(
     lines: list[tuple[bytes, bytes, bytes]], cuts: list[int]
 ) -> None:
     stream = b"".join(field + line + end for field, line, end in lines)
@@ -45,7 +45,7 @@ def test_any_cutting_gives_the_same_events(
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_every_byte_by_itself(end: bytes) -> None:
+def test_split_into_single_bytes(end: bytes) -> None:
     lines = [b": hi", b"event: x", b"data: one", b"data:two", b"", b"id: 1", b"data: three", b""]
     stream = b"".join(line + end for line in lines)
     splitter = SSESplitter()
@@ -53,7 +53,7 @@ def test_every_byte_by_itself(end: bytes) -> None:
     assert events + splitter.finish() == [b"one\ntwo", b"three"]
 
 
-def test_events_come_as_soon_as_they_are_complete() -> None:
+def test_events_arrive_as_soon_as_they_are_complete() -> None:
     splitter = SSESplitter()
     assert splitter.feed(b"data: one\n") == []
     assert splitter.feed(b"\ndata: tw") == [b"one"]

@@ -1,4 +1,4 @@
-"""Whatever a history holds, its request is one that the strictest chat template takes."""
+"""Requests of any history are accepted by the strictest chat template."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def shared(text: str, **marks: Any) -> SystemMessage:
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[StandardMessage]:
-    """A message of the model, and the results of its calls."""
+    """Draw a message of the model, and the results of its calls."""
     ids = draw(
         st.lists(st.sampled_from(["c1", "call_0123", "abcDEF012", "é", "x" * 70]), unique=True)
     )
@@ -53,7 +53,7 @@ def answers(draw: st.DrawFn) -> list[StandardMessage]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[StandardMessage], HumanMessage]:
-    """A history as hooks may leave it, and the message that began its query."""
+    """Draw a history as hooks may leave it, and the message that began its query."""
     asked = HumanMessage(content=draw(TEXT))
     one = st.one_of(
         answers(),
@@ -76,7 +76,7 @@ def sent(
 
 
 @given(histories())
-def test_any_history_is_taken(drawn: tuple[list[StandardMessage], HumanMessage]) -> None:
+def test_any_history_is_accepted(drawn: tuple[list[StandardMessage], HumanMessage]) -> None:
     history, asked = drawn
     check_history(history)
     found = sent(CHAT, history, asked)
@@ -89,7 +89,9 @@ def test_any_history_is_taken(drawn: tuple[list[StandardMessage], HumanMessage])
 
 
 @given(histories())
-def test_both_dialects_say_the_same(drawn: tuple[list[StandardMessage], HumanMessage]) -> None:
+def test_both_apis_get_the_same_conversation(
+    drawn: tuple[list[StandardMessage], HumanMessage],
+) -> None:
     history, asked = drawn
     chat = [(m["role"], m["content"]) for m in sent(CHAT, history, asked) if m["content"]]
     items = sent(RESPONSES, history, asked)
@@ -102,10 +104,10 @@ def test_both_dialects_say_the_same(drawn: tuple[list[StandardMessage], HumanMes
 
 
 @given(histories(), st.lists(answers(), max_size=4))
-def test_each_prompt_begins_as_the_one_before_it(
+def test_each_prompt_begins_with_the_one_before(
     drawn: tuple[list[StandardMessage], HumanMessage], more: list[list[StandardMessage]]
 ) -> None:
-    """So prompt caches hit from call to call of a query."""
+    """Check the common prefix, by which prompt caches hit from call to call of a query."""
     history, asked = drawn
     before = sent(CHAT, history, asked)
     for part in more:
@@ -137,7 +139,7 @@ def test_context_opens_the_turn_of_its_query_and_stays_there() -> None:
         ("assistant", "Understood."),
         ("user", "call the tool 'x'"),
     ]
-    # Who does not say which message began the query gets it into the newest one.
+    # Without the message that began the query, the context opens the newest turn.
     assert sent(CHAT, [*history, policy])[-1]["content"] == "A\n\nknown\n\ncall the tool 'x'"
 
 

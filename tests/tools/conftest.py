@@ -1,4 +1,4 @@
-"""Servers and ways out for the tests of tools."""
+"""Servers and HTTP clients for the tests of tools."""
 
 from collections.abc import AsyncIterator
 
@@ -16,7 +16,7 @@ async def web() -> AsyncIterator[RawServer]:
 
 @pytest.fixture
 async def egress() -> AsyncIterator[Egress]:
-    """A way out that may reach this machine."""
+    """An egress client that may reach this machine."""
     egress = Egress(allow=["127.0.0.1"])
     yield egress
     await egress.aclose()

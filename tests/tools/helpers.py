@@ -7,7 +7,7 @@ from bottega.agents.tools import ToolBase
 
 
 class Names:
-    """Answers each look-up with the next of ``answers``, the last one for ever.
+    """Resolver that answers each look-up with the next of ``answers``, the last one for ever.
 
     Attributes:
         asked: the names that were looked up.
@@ -28,14 +28,14 @@ async def call(tool: ToolBase, **arguments: object) -> ToolResult:
 
 
 async def result_of(tool: ToolBase, **arguments: object) -> object:
-    """The result of a call that succeeds."""
+    """Return the result of a call that succeeds."""
     answer = await call(tool, **arguments)
     assert answer.status is ToolStatus.SUCCESS, answer.error
     return answer.result
 
 
 async def error_of(tool: ToolBase, **arguments: object) -> str:
-    """The error of a call that fails."""
+    """Return the error of a call that fails."""
     answer = await call(tool, **arguments)
     assert answer.status is ToolStatus.ERROR, answer.result
     assert answer.error is not None

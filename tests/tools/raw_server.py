@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers with the very bytes a test gives it."""
+"""An HTTP server on loopback whose answers a test gives byte by byte."""
 
 import asyncio
 import ssl
@@ -12,7 +12,7 @@ Answer = bytes | Callable[[Writer], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it arrived."""
+    """Received request."""
 
     line: str
     headers: dict[str, str]
@@ -30,7 +30,7 @@ def answer(
     content_type: str = "text/plain; charset=utf-8",
     headers: tuple[str, ...] = (),
 ) -> bytes:
-    """A whole answer."""
+    """Build a whole answer."""
     content = body.encode() if isinstance(body, str) else body
     lines = [f"HTTP/1.1 {status} X", f"content-type: {content_type}", *headers]
     lines.append(f"content-length: {len(content)}")
@@ -39,11 +39,11 @@ def answer(
 
 @dataclass
 class RawServer:
-    """Answers every request with ``reply`` while the ``async with`` block lasts.
+    """Server that answers every request with ``reply`` while the ``async with`` block lasts.
 
     Attributes:
         requests: that arrived.
-        connections: how many were opened.
+        connections: number of opened ones.
         greeting: sent at once, unasked.
         keep_alive: whether a connection stays open after an answer.
         host, port: where it listens; port 0 picks one.
@@ -78,7 +78,7 @@ class RawServer:
         return f"{'https' if self.tls else 'http'}://{host or self.host}:{self.port}{path}"
 
     def hang_up(self) -> None:
-        """Close the connections that are open."""
+        """Close the open connections."""
         for writer in self._writers:
             writer.transport.abort()
 

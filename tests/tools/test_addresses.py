@@ -1,4 +1,4 @@
-"""Which addresses are public, and how hosts and allow-lists are read."""
+"""Public and internal addresses; parsing of hosts and allow-lists."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -57,7 +57,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize(("address", "reason"), INSIDE.items())
-def test_an_address_inside_is_refused_with_its_reason(address: str, reason: str) -> None:
+def test_internal_address_is_refused_with_its_reason(address: str, reason: str) -> None:
     assert why_refused(ip_address(address)) == reason
 
 
@@ -74,19 +74,19 @@ def test_an_address_inside_is_refused_with_its_reason(address: str, reason: str)
         "2a00:1450:4001::1",
     ],
 )
-def test_a_public_address_is_not(address: str) -> None:
+def test_public_address_is_accepted(address: str) -> None:
     assert why_refused(ip_address(address)) is None
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv6_form_of_an_ipv4_address_is_judged_as_that(address: IPv4Address) -> None:
+def test_ipv6_form_of_an_ipv4_address_is_judged_like_it(address: IPv4Address) -> None:
     reason = why_refused(address)
     for prefix in (0xFFFF << 32, 0x0064_FF9B << 96):
         assert why_refused(IPv6Address(prefix | int(address))) == reason
 
 
 @given(st.ip_addresses())
-def test_whatever_python_knows_to_be_inside_is_refused(
+def test_every_address_that_python_calls_private_is_refused(
     address: IPv4Address | IPv6Address,
 ) -> None:
     embeds = any(address in ip_network(block) for block in ("::ffff:0:0/96", "64:ff9b::/96"))
@@ -139,17 +139,17 @@ def test_odd_spellings_of_ipv4_are_refused(host: str) -> None:
         "a\n",
     ],
 )
-def test_what_is_no_name_is_refused(host: str) -> None:
+def test_invalid_host_name_is_refused(host: str) -> None:
     with pytest.raises(InvalidInputError, match="not a valid host name"):
         host_address(host)
 
 
 @pytest.mark.parametrize("host", ["localhost", "a.example.", "_dmarc.a-b.c", "x1.2y", "1.de"])
-def test_a_name_is_to_be_resolved(host: str) -> None:
+def test_valid_host_name_needs_resolving(host: str) -> None:
     assert host_address(host) is None
 
 
-def test_an_allow_list_takes_names_addresses_and_blocks() -> None:
+def test_allow_list_accepts_names_addresses_and_blocks() -> None:
     allowed = AllowList.parse(["Intern.Example.", " 10.1.0.0/16", "127.0.0.1", "[fd00::1]"])
     assert allowed.has_name("intern.example")
     assert allowed.has_name("intern.example.")
@@ -164,6 +164,6 @@ def test_an_allow_list_takes_names_addresses_and_blocks() -> None:
     "entry",
     ["", "*", "10.0.0.1/8", "10.0.0.0/33", "http://a.example", "a.example:80", "127.1", "a b"],
 )
-def test_an_entry_that_is_none_of_these_is_named(entry: str) -> None:
+def test_invalid_entry_is_named(entry: str) -> None:
     with pytest.raises(InvalidInputError, match=r"not a (host|CIDR)"):
         AllowList.parse([entry])

@@ -1,4 +1,4 @@
-"""Built-in tools as a model meets them (spec page 5, Agent, Tools)."""
+"""Built-in tools as a model sees them."""
 
 from datetime import UTC, datetime
 
@@ -32,7 +32,7 @@ def made(name: str, egress: Egress | None = None) -> ToolBase:
 
 
 @pytest.mark.parametrize("name", BUILTIN)
-def test_each_tells_the_model_what_it_is(name: str) -> None:
+def test_each_tool_describes_itself_to_the_model(name: str) -> None:
     tool = made(name)
     assert tool.name == name
     assert tool.idempotent
@@ -40,7 +40,7 @@ def test_each_tells_the_model_what_it_is(name: str) -> None:
     assert tool.schema.parameters["additionalProperties"] is False
 
 
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+def test_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(InvalidInputError, match="there are: current_time, calculator") as caught:
         made("rm_rf")
     assert caught.value.code == "unknown_tool"
@@ -49,7 +49,7 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
 # current_time
 
 
-async def test_the_time_is_told_in_the_zone_that_was_asked_for() -> None:
+async def test_time_is_given_in_the_requested_zone() -> None:
     tool = made("current_time")
     assert await result_of(tool) == {
         "time": "2026-07-01T12:00:00+00:00",
@@ -71,7 +71,7 @@ async def test_an_unknown_zone_is_an_error_that_helps(name: str) -> None:
     assert f"there is no time zone '{name}'" in await error_of(made("current_time"), timezone=name)
 
 
-async def test_near_names_of_zones_are_offered() -> None:
+async def test_similar_zone_names_are_suggested() -> None:
     said = await error_of(made("current_time"), timezone="Europe/Roma")
     assert "did you mean Europe/Rome" in said
 
@@ -89,7 +89,7 @@ async def test_a_page_is_fetched_as_text(web: RawServer, egress: Egress) -> None
     }
 
 
-async def test_a_long_page_is_cut_off_and_says_so(web: RawServer, egress: Egress) -> None:
+async def test_long_page_is_cut_off_and_says_so(web: RawServer, egress: Egress) -> None:
     web.reply = answer("x" + "ü" * 100_000)
     page = await result_of(made("http_get", egress), url=web.url())
     assert isinstance(page, dict)
@@ -110,7 +110,7 @@ async def test_a_long_page_is_cut_off_and_says_so(web: RawServer, egress: Egress
         ("application/octet-stream", b"plain after all", "plain after all"),
     ],
 )
-async def test_text_is_decoded_as_it_says(
+async def test_text_is_decoded_with_its_charset(
     web: RawServer, egress: Egress, content_type: str, body: bytes, text: str
 ) -> None:
     web.reply = answer(body, content_type=content_type)
@@ -120,14 +120,14 @@ async def test_text_is_decoded_as_it_says(
 
 
 @pytest.mark.parametrize("body", [b"\x89PNG\r\n\x1a\n\x00", b"a\x00b"])
-async def test_what_is_no_text_is_an_error(web: RawServer, egress: Egress, body: bytes) -> None:
+async def test_binary_content_is_an_error(web: RawServer, egress: Egress, body: bytes) -> None:
     web.reply = answer(body, content_type="image/png")
     assert await error_of(made("http_get", egress), url=web.url()) == (
         "the answer is no text (image/png)"
     )
 
 
-async def test_another_status_is_an_error_with_what_was_said(
+async def test_other_status_is_an_error_with_the_servers_text(
     web: RawServer, egress: Egress
 ) -> None:
     tool = made("http_get", egress)
@@ -141,9 +141,7 @@ async def test_another_status_is_an_error_with_what_was_said(
     )
 
 
-async def test_a_redirect_is_told_and_judged_like_any_address(
-    web: RawServer, egress: Egress
-) -> None:
+async def test_redirect_is_reported_and_its_address_checked(web: RawServer, egress: Egress) -> None:
     tool = made("http_get", egress)
     web.reply = answer(status=302, headers=("location: http://u:p@169.254.169.254/x#y",))
     said = await error_of(tool, url=web.url())
@@ -155,7 +153,7 @@ async def test_a_redirect_is_told_and_judged_like_any_address(
     assert "an invalid address" in await error_of(tool, url=web.url())
 
 
-async def test_addresses_inside_are_an_error_the_model_can_read() -> None:
+async def test_internal_addresses_are_an_error_the_model_can_read() -> None:
     tool = made("http_get")
     assert "not a public address (loopback)" in await error_of(tool, url="http://127.0.0.1/")
     assert "must have the form" in await error_of(tool, url="file:///etc/passwd")
@@ -174,7 +172,7 @@ class Noted(Recorder):
 
 
 async def team() -> SharedMemoryGraph:
-    """a → c, b → c, d → c; d is silent; x has nothing to do with c."""
+    """Build a → c, b → c, d → c; d published nothing; x is unrelated to c."""
     graph = SharedMemoryGraph()
     for source in ("a", "b", "d"):
         graph.add_edge(source, "c")
@@ -198,7 +196,7 @@ def noted(query: Query) -> list[str]:
     return [item.source_id for item in query.recorder.items]
 
 
-async def test_shared_memory_is_read_as_it_would_be_injected() -> None:
+async def test_shared_memory_reads_like_an_injection() -> None:
     query = asking(await team())
     text = await result_of(made("read_shared_memory"))
     assert noted(query) == ["a", "b"]
@@ -207,7 +205,7 @@ async def test_shared_memory_is_read_as_it_would_be_injected() -> None:
     assert text == "\n\n".join(injected)
 
 
-async def test_an_agent_reads_what_was_published_while_it_worked() -> None:
+async def test_agent_reads_publications_made_while_it_works() -> None:
     graph = SharedMemoryGraph()
     graph.add_edge("late", "reader")
     reader = agent(
@@ -224,7 +222,7 @@ async def test_an_agent_reads_what_was_published_while_it_worked() -> None:
     assert "just in time" in response.tool_results[0].text
 
 
-async def test_one_source_is_read_alone() -> None:
+async def test_one_source_can_be_read_alone() -> None:
     query = asking(await team())
     text = await result_of(made("read_shared_memory"), source_id="b")
     assert isinstance(text, str)
@@ -233,7 +231,7 @@ async def test_one_source_is_read_alone() -> None:
     assert noted(query) == ["b"]
 
 
-async def test_a_source_that_has_said_nothing_is_no_error() -> None:
+async def test_source_without_a_publication_is_no_error() -> None:
     query = asking(await team())
     said = await result_of(made("read_shared_memory"), source_id="d")
     assert said == "Nothing has been published yet."
@@ -248,7 +246,7 @@ async def test_only_direct_predecessors_can_be_read(source: str) -> None:
     assert noted(query) == []
 
 
-async def test_without_graph_or_query_there_is_nothing_to_read() -> None:
+async def test_without_graph_or_query_nothing_can_be_read() -> None:
     tool = made("read_shared_memory")
     asking(None)
     assert "no shared-memory graph" in await error_of(tool)

@@ -1,4 +1,4 @@
-"""The calculator against Python's own arithmetic, and against those who want to hang it."""
+"""The calculator, compared with Python's arithmetic and given hostile expressions."""
 
 import contextlib
 import math
@@ -60,7 +60,7 @@ def test_it_agrees_with_python(expression: str) -> None:
 
 
 @given(st.text(st.sampled_from("0123456789.+-*/%() ,eEjpisqrtlogrundmaxwJ_='\"[]"), max_size=60))
-def test_anything_written_is_a_number_or_a_clear_error(expression: str) -> None:
+def test_any_text_is_a_number_or_a_clear_error(expression: str) -> None:
     with contextlib.suppress(InvalidInputError):
         assert math.isfinite(evaluate(expression))
 
@@ -88,7 +88,7 @@ def test_whole_numbers_are_exact(left: int, right: int) -> None:
         ("  1 + 1\n", 2),
     ],
 )
-def test_what_it_is_for(expression: str, value: float) -> None:
+def test_usual_expressions_are_evaluated(expression: str, value: float) -> None:
     assert evaluate(expression) == value
 
 
@@ -138,7 +138,7 @@ def test_what_it_is_for(expression: str, value: float) -> None:
         ("(" * 400, "no expression"),
     ],
 )
-def test_what_it_refuses(expression: str, reason: str) -> None:
+def test_invalid_expressions_are_refused(expression: str, reason: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         evaluate(expression)
     assert reason in caught.value.detail
@@ -148,7 +148,7 @@ def test_the_largest_number_can_be_written() -> None:
     assert len(str(2**MAX_BITS)) < 4300
 
 
-async def test_a_number_that_json_readers_would_round_is_given_as_text() -> None:
+async def test_number_that_json_readers_would_round_is_given_as_text() -> None:
     tool = made("calculator")
     assert await result_of(tool, expression="2 ** 53") == 2**53
     assert await result_of(tool, expression="2 ** 64") == str(2**64)

@@ -1,4 +1,4 @@
-"""The guard on outgoing HTTP, over real sockets (spec page 5)."""
+"""The guard on outgoing HTTP, over real sockets."""
 
 import asyncio
 import gzip
@@ -40,7 +40,7 @@ async def failure(egress: Egress, url: str, *, timeout_s: float = 5) -> EgressEr
     return caught.value
 
 
-# Where a request may go
+# Allowed destinations
 
 
 async def test_an_allowed_address_is_reached(web: RawServer, egress: Egress) -> None:
@@ -55,7 +55,7 @@ async def test_an_allowed_address_is_reached(web: RawServer, egress: Egress) -> 
     }
 
 
-async def test_without_the_operators_word_this_machine_is_out_of_reach(web: RawServer) -> None:
+async def test_loopback_is_refused_unless_allowed(web: RawServer) -> None:
     said = await refused(web.url())
     assert "127.0.0.1 is not a public address (loopback)" in said
     assert "BOTTEGA_EGRESS_ALLOW" in said
@@ -63,23 +63,23 @@ async def test_without_the_operators_word_this_machine_is_out_of_reach(web: RawS
 
 
 @pytest.mark.parametrize(("address", "reason"), INSIDE.items())
-async def test_a_name_that_resolves_to_an_address_inside_is_refused(
+async def test_name_that_resolves_to_an_internal_address_is_refused(
     address: str, reason: str
 ) -> None:
     assert reason in await refused("http://name.example/", [address])
 
 
 @pytest.mark.parametrize("address", [each for each in INSIDE if "%" not in each])
-async def test_a_literal_address_inside_is_refused(address: str) -> None:
+async def test_literal_internal_address_is_refused(address: str) -> None:
     host = f"[{address}]" if ":" in address else address
     assert "not a public address" in await refused(f"http://{host}/")
 
 
-async def test_other_full_stops_change_nothing() -> None:
+async def test_other_full_stops_make_no_difference() -> None:
     assert "127.0.0.1 is not a public address" in await refused("http://127\u30020\uff0e0\uff611/")
 
 
-async def test_one_bad_address_among_good_ones_spoils_them(web: RawServer) -> None:
+async def test_one_internal_address_among_public_ones_is_refused(web: RawServer) -> None:
     answers = ["8.8.8.8", "127.0.0.1", "2606:4700::1111"]
     assert "loopback" in await refused(web.url(host="name.example"), answers)
     assert "private" in await refused(
@@ -89,7 +89,7 @@ async def test_one_bad_address_among_good_ones_spoils_them(web: RawServer) -> No
 
 
 @pytest.mark.parametrize("garbage", [["nonsense"], ["127.0.0.1", ""], ["0x7f.1"], ["127.1"]])
-async def test_a_resolver_that_answers_no_addresses_is_refused(garbage: list[str]) -> None:
+async def test_resolver_that_returns_non_addresses_is_refused(garbage: list[str]) -> None:
     assert "does not resolve" in await refused("http://name.example/", garbage, allow=LOOPBACK)
 
 
@@ -131,7 +131,7 @@ async def test_a_resolver_that_answers_no_addresses_is_refused(garbage: list[str
         "http://a..b/",
     ],
 )
-async def test_a_url_that_is_odd_is_refused_before_anything_is_asked(url: str) -> None:
+async def test_odd_url_is_refused_before_any_look_up(url: str) -> None:
     names = Names(LOOPBACK)
     async with aclosing(Egress(LOOPBACK, resolve=names)) as egress:
         with pytest.raises(EgressRefusedError):
@@ -139,7 +139,7 @@ async def test_a_url_that_is_odd_is_refused_before_anything_is_asked(url: str) -
     assert names.asked == []
 
 
-async def test_localhost_by_any_name_is_refused_by_the_systems_resolver(web: RawServer) -> None:
+async def test_localhost_by_any_name_is_refused_with_the_system_resolver(web: RawServer) -> None:
     async with aclosing(Egress()) as egress:
         for host in ("localhost", "LOCALHOST"):
             with pytest.raises(EgressRefusedError, match="loopback"):
@@ -147,14 +147,14 @@ async def test_localhost_by_any_name_is_refused_by_the_systems_resolver(web: Raw
     assert web.connections == 0
 
 
-async def test_the_connection_goes_to_the_address_that_was_judged(web: RawServer) -> None:
+async def test_connection_goes_to_the_checked_address(web: RawServer) -> None:
     names = Names(LOOPBACK, ["169.254.169.254"])
     async with aclosing(Egress(LOOPBACK, resolve=names)) as egress:
         reply = await get(egress, web.url(host="rebind.invalid"))
         assert reply.body == b"hello"
         assert names.asked == ["rebind.invalid"]
         assert web.requests[0].headers["host"] == f"rebind.invalid:{web.port}"
-        # The open connection is used again without asking; a new one is judged anew.
+        # The open connection is reused without a look-up; a new one is checked again.
         await get(egress, web.url(host="rebind.invalid"))
         assert (names.asked, web.connections) == (["rebind.invalid"], 1)
         web.hang_up()
@@ -173,12 +173,12 @@ async def test_an_allowed_name_may_resolve_to_anything(web: RawServer) -> None:
 
 
 async def test_the_next_address_is_tried_when_one_does_not_answer(web: RawServer) -> None:
-    names = Names(["::1", "127.0.0.1"])  # nobody listens on the first
+    names = Names(["::1", "127.0.0.1"])  # nothing listens on the first
     async with aclosing(Egress(["::1", "127.0.0.1"], resolve=names)) as egress:
         assert (await get(egress, web.url(host="both.example"))).status == 200
 
 
-async def test_a_redirect_is_an_answer_and_never_followed(web: RawServer, egress: Egress) -> None:
+async def test_redirect_is_an_answer_and_never_followed(web: RawServer, egress: Egress) -> None:
     inside = "location: http://169.254.169.254/latest/meta-data"
     for status in (301, 302, 303, 307, 308):
         web.reply = answer(status=status, headers=(inside,))
@@ -186,7 +186,7 @@ async def test_a_redirect_is_an_answer_and_never_followed(web: RawServer, egress
     assert len(web.requests) == 5
 
 
-async def test_the_environments_proxy_is_not_asked(
+async def test_environments_proxy_is_not_used(
     web: RawServer, egress: Egress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with RawServer() as proxy:
@@ -230,7 +230,7 @@ async def test_cookies_are_not_kept(web: RawServer, egress: Egress) -> None:
         ("Trailer", "x"),
     ],
 )
-async def test_a_header_that_could_change_the_request_is_refused(
+async def test_header_that_could_change_the_request_is_refused(
     web: RawServer, egress: Egress, name: str, value: str
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
@@ -242,7 +242,7 @@ async def test_a_header_that_could_change_the_request_is_refused(
 # Bounds
 
 
-async def test_a_long_body_is_cut_off_and_not_read_on(web: RawServer, egress: Egress) -> None:
+async def test_long_body_is_cut_off_and_not_read_on(web: RawServer, egress: Egress) -> None:
     hung_up = asyncio.Event()
 
     async def endless(writer: Writer) -> None:
@@ -261,21 +261,23 @@ async def test_a_long_body_is_cut_off_and_not_read_on(web: RawServer, egress: Eg
     await hung_up.wait()
 
 
-async def test_a_body_of_just_the_size_is_whole(web: RawServer, egress: Egress) -> None:
+async def test_body_of_the_exact_limit_is_complete(web: RawServer, egress: Egress) -> None:
     web.reply = answer(b"x" * 1000)
     reply = await get(egress, web.url())
     assert (len(reply.body), reply.truncated) == (1000, False)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP", " gzip", "identity"])
-async def test_a_packed_body_is_unpacked(web: RawServer, egress: Egress, encoding: str) -> None:
+async def test_compressed_body_is_unpacked(web: RawServer, egress: Egress, encoding: str) -> None:
     packed = {"deflate": zlib.compress(b"hello"), "identity": b"hello"}
     body = packed.get(encoding, gzip.compress(b"hello"))
     web.reply = answer(body, headers=(f"content-encoding: {encoding}",))
     assert (await get(egress, web.url())).body == b"hello"
 
 
-async def test_a_bomb_is_unpacked_only_up_to_the_limit(web: RawServer, egress: Egress) -> None:
+async def test_compression_bomb_is_unpacked_only_up_to_the_limit(
+    web: RawServer, egress: Egress
+) -> None:
     bomb = gzip.compress(bytes(200 << 20), compresslevel=1)
     web.reply = answer(bomb, headers=("content-encoding: gzip",))
     reply = await get(egress, web.url())
@@ -285,14 +287,14 @@ async def test_a_bomb_is_unpacked_only_up_to_the_limit(web: RawServer, egress: E
 @pytest.mark.parametrize(
     "encoding", ["gzip, gzip", "br", "zstd", "x-gzip", "gzip,gzip,gzip,gzip,gzip"]
 )
-async def test_a_packing_that_was_not_asked_for_is_an_error(
+async def test_unrequested_compression_is_an_error(
     web: RawServer, egress: Egress, encoding: str
 ) -> None:
     web.reply = answer(b"hello", headers=(f"content-encoding: {encoding}",))
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
 
 
-async def test_a_broken_packing_is_an_error(web: RawServer, egress: Egress) -> None:
+async def test_broken_compression_is_an_error(web: RawServer, egress: Egress) -> None:
     web.reply = answer(b"hello", headers=("content-encoding: gzip",))
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
 
@@ -302,7 +304,7 @@ async def silent(writer: Writer) -> None:
 
 
 async def dripping(writer: Writer) -> None:
-    """Always busy, never done: no limit between two reads would end it."""
+    """Answer endlessly, always busy: no limit between two reads would end it."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
     turn = asyncio.Event()
     while True:
@@ -332,7 +334,7 @@ async def half_head(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("reply", [silent, half_head, dripping])
-async def test_a_server_that_is_too_slow_is_given_up(
+async def test_slow_server_times_out(
     web: RawServer, egress: Egress, reply: Callable[[Writer], Awaitable[None]]
 ) -> None:
     web.reply = reply
@@ -341,7 +343,7 @@ async def test_a_server_that_is_too_slow_is_given_up(
     assert error.detail == "no complete answer from 127.0.0.1 within 0.1 s"
 
 
-async def test_a_resolver_that_is_too_slow_is_given_up() -> None:
+async def test_slow_resolver_times_out() -> None:
     async def slow(host: str, port: int) -> Sequence[str]:
         await asyncio.Event().wait()
         return []
@@ -351,9 +353,7 @@ async def test_a_resolver_that_is_too_slow_is_given_up() -> None:
     assert error.code == "egress_timeout"
 
 
-async def test_a_head_without_end_and_a_body_cut_short_are_errors(
-    web: RawServer, egress: Egress
-) -> None:
+async def test_endless_header_and_truncated_body_are_errors(web: RawServer, egress: Egress) -> None:
     web.reply = endless_head
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
     web.reply = hanging_up
@@ -362,7 +362,7 @@ async def test_a_head_without_end_and_a_body_cut_short_are_errors(
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
 
 
-async def test_a_cancelled_request_hangs_up(web: RawServer, egress: Egress) -> None:
+async def test_cancelled_request_disconnects(web: RawServer, egress: Egress) -> None:
     asked = asyncio.Event()
 
     async def silent_but_noticed(writer: Writer) -> None:
@@ -377,7 +377,7 @@ async def test_a_cancelled_request_hangs_up(web: RawServer, egress: Egress) -> N
         await task
 
 
-async def test_what_cannot_be_reached_is_said() -> None:
+async def test_unreachable_host_is_reported() -> None:
     async with RawServer() as gone:
         url = gone.url()
     async with aclosing(Egress(LOOPBACK)) as egress:
@@ -389,7 +389,7 @@ async def unknown(host: str, port: int) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("names", [unknown, Names([])])
-async def test_a_name_that_cannot_be_resolved_is_said(names: Resolver) -> None:
+async def test_unresolvable_name_is_reported(names: Resolver) -> None:
     async with aclosing(Egress(resolve=names)) as egress:
         error = await failure(egress, "http://no.example/")
     assert error.code == "egress_unreachable"
@@ -416,7 +416,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-async def test_a_certificate_is_checked_against_the_name_not_the_address(
+async def test_certificate_is_checked_against_the_name_not_the_address(
     authority: trustme.CA,
 ) -> None:
     asked: list[str | None] = []
@@ -434,24 +434,24 @@ async def test_a_certificate_is_checked_against_the_name_not_the_address(
     assert asked[:2] == ["right.example", "wrong.example"]
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(authority: trustme.CA) -> None:
+async def test_untrusted_certificate_is_refused(authority: trustme.CA) -> None:
     egress = Egress(LOOPBACK, resolve=Names(LOOPBACK))
     async with RawServer(tls=serving_tls(authority, "self.example")) as web, aclosing(egress):
         assert (await failure(egress, web.url(host="self.example"))).code == "egress_tls"
         assert web.requests == []
 
 
-async def test_a_server_without_tls_is_said_to_be_one(web: RawServer, egress: Egress) -> None:
+async def test_server_without_tls_is_reported(web: RawServer, egress: Egress) -> None:
     web.greeting = b"HTTP/1.1 400 Speak HTTP\r\n\r\n"
     error = await failure(egress, web.url().replace("http:", "https:"))
     assert (error.code, "handshake" in error.detail) == ("egress_tls", True)
 
 
-async def test_a_handshake_that_never_ends_is_given_up(web: RawServer, egress: Egress) -> None:
+async def test_endless_handshake_times_out(web: RawServer, egress: Egress) -> None:
     error = await failure(egress, web.url().replace("http:", "https:"), timeout_s=0.1)
     assert error.code == "egress_timeout"
     await web.closed.wait()
 
 
-def test_a_fragment_is_not_sent() -> None:
+def test_fragment_is_not_sent() -> None:
     assert str(checked_url("https://a.example/b#c")) == "https://a.example/b"

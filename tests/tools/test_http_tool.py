@@ -1,4 +1,4 @@
-"""Tools that are HTTP requests: what is sent, what the model reads, and what stays secret."""
+"""Tools that are HTTP requests: the request, the result, and secrets."""
 
 import json
 import logging
@@ -40,10 +40,10 @@ def json_answer(value: Any, **more: Any) -> bytes:
     return answer(json.dumps(value), content_type="application/json", **more)
 
 
-# What is sent
+# Request
 
 
-async def test_arguments_go_where_the_url_has_their_place_and_else_to_the_query(
+async def test_arguments_fill_the_url_and_the_rest_goes_to_the_query(
     web: RawServer, egress: Egress
 ) -> None:
     tool = made(egress, web.url("/items/{id}?q={q}"))
@@ -60,7 +60,9 @@ async def test_arguments_go_where_the_url_has_their_place_and_else_to_the_query(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
-async def test_or_to_the_body(web: RawServer, egress: Egress, method: str) -> None:
+async def test_arguments_outside_the_url_go_to_the_body(
+    web: RawServer, egress: Egress, method: str
+) -> None:
     tool = made(egress, web.url("/items/{id}"), method=method)
     await result_of(tool, id="1", q="ü", limit=3)
     request = web.requests[0]
@@ -89,7 +91,7 @@ async def test_without_other_parameters_there_is_no_body(web: RawServer, egress:
     assert "content-type" not in web.requests[0].headers
 
 
-async def test_headers_are_sent_and_secrets_come_from_outside(
+async def test_headers_are_sent_with_secrets_from_the_environment(
     web: RawServer, egress: Egress
 ) -> None:
     headers = {"Authorization": {"secret": "KEY"}, "Accept": "application/json", "X-A": "b"}
@@ -98,7 +100,9 @@ async def test_headers_are_sent_and_secrets_come_from_outside(
     assert (sent["authorization"], sent["accept"], sent["x-a"]) == (KEY, "application/json", "b")
 
 
-async def test_wrong_arguments_are_told_and_nothing_is_sent(web: RawServer, egress: Egress) -> None:
+async def test_wrong_arguments_are_reported_and_nothing_is_sent(
+    web: RawServer, egress: Egress
+) -> None:
     tool = made(egress, web.url("/items/{id}"))
     assert "'id' is a required property" in await error_of(tool)
     assert "limit: 99 is greater than" in await error_of(tool, id="1", limit=99)
@@ -112,7 +116,7 @@ async def test_wrong_arguments_are_told_and_nothing_is_sent(web: RawServer, egre
     assert web.connections == 0
 
 
-def test_the_model_is_shown_the_schema_and_the_service_whether_it_may_repeat() -> None:
+def test_schema_and_idempotence_are_declared() -> None:
     tool = made(Egress(), "https://a.example/{id}")
     assert tool.schema.name == "items"
     assert tool.schema.parameters == {
@@ -128,7 +132,7 @@ def test_the_model_is_shown_the_schema_and_the_service_whether_it_may_repeat() -
     assert not made(Egress(), "https://a.example/{id}", idempotent=False).idempotent
 
 
-# What the model reads
+# Result
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_the_model_is_shown_the_schema_and_the_service_whether_it_may_repeat() -
         ("application/json", b"", None),
     ],
 )
-async def test_a_body_is_read_as_what_it_says_it_is(
+async def test_body_is_decoded_by_its_content_type(
     web: RawServer, egress: Egress, content_type: str, body: bytes, read: Any
 ) -> None:
     web.reply = answer(body, content_type=content_type)
@@ -162,7 +166,7 @@ async def test_no_content_is_a_success(web: RawServer, egress: Egress) -> None:
     assert result == {"status": 204, "content_type": "", "body": None}
 
 
-async def test_any_other_status_is_an_error_with_the_start_of_what_was_said(
+async def test_any_other_status_is_an_error_with_the_start_of_the_body(
     web: RawServer, egress: Egress
 ) -> None:
     tool = made(egress, web.url("/{id}"))
@@ -179,9 +183,7 @@ async def test_any_other_status_is_an_error_with_the_start_of_what_was_said(
     )
 
 
-async def test_a_redirect_is_not_followed_and_names_the_host(
-    web: RawServer, egress: Egress
-) -> None:
+async def test_redirect_is_not_followed_and_names_the_host(web: RawServer, egress: Egress) -> None:
     headers = {"Authorization": {"secret": "KEY"}}
     async with RawServer() as other:
         web.reply = answer(status=307, headers=(f"location: {other.url('/x?key=1')}",))
@@ -193,7 +195,7 @@ async def test_a_redirect_is_not_followed_and_names_the_host(
         assert other.connections == 0
 
 
-async def test_too_much_too_slow_and_unreachable_are_told_apart(
+async def test_too_large_too_slow_and_unreachable_have_different_errors(
     web: RawServer, egress: Egress
 ) -> None:
     async def silent(writer: Writer) -> None:
@@ -215,7 +217,7 @@ async def test_too_much_too_slow_and_unreachable_are_told_apart(
     assert "no secure connection to 127.0.0.1" in await error_of(tls, id="1")
 
 
-# What stays secret
+# Secrets
 
 
 @pytest.mark.parametrize("status", [200, 401])
@@ -230,7 +232,7 @@ async def test_too_much_too_slow_and_unreachable_are_told_apart(
         json.dumps({"a": KEY}) + " broken",
     ],
 )
-async def test_a_secret_that_comes_back_is_taken_out(
+async def test_secret_in_an_answer_is_removed(
     web: RawServer,
     egress: Egress,
     caplog: pytest.LogCaptureFixture,
@@ -249,7 +251,7 @@ async def test_a_secret_that_comes_back_is_taken_out(
     assert "[secret]" in result.text
 
 
-async def test_a_secret_is_taken_out_even_where_the_text_is_cut_off(
+async def test_secret_is_removed_even_where_the_text_is_cut_off(
     web: RawServer, egress: Egress
 ) -> None:
     headers = {"Authorization": {"secret": "KEY"}}
@@ -260,7 +262,7 @@ async def test_a_secret_is_taken_out_even_where_the_text_is_cut_off(
     assert (await error_of(tool, id="1")).endswith("say: [secret]")
 
 
-async def test_a_secret_that_is_not_set_is_named_to_the_operator(
+async def test_missing_secret_error_tells_the_operator_its_name(
     web: RawServer, egress: Egress
 ) -> None:
     tool = made(egress, web.url("/{id}"), headers={"X-Key": {"secret": "OTHER"}})
@@ -272,7 +274,7 @@ async def test_a_secret_that_is_not_set_is_named_to_the_operator(
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "sch\u00fcssel", "a\x00b", "x" * 10_000])
-async def test_a_secret_that_no_header_can_hold_is_not_told(
+async def test_secret_that_no_header_can_hold_is_not_shown(
     web: RawServer, egress: Egress, value: str
 ) -> None:
     definition = defined(web.url("/{id}"), headers={"X-Key": {"secret": "KEY"}})
@@ -283,16 +285,14 @@ async def test_a_secret_that_no_header_can_hold_is_not_told(
     assert web.connections == 0
 
 
-async def test_a_line_end_that_came_with_the_secret_is_not_part_of_it(
-    web: RawServer, egress: Egress
-) -> None:
+async def test_line_end_after_a_secret_is_ignored(web: RawServer, egress: Egress) -> None:
     definition = defined(web.url("/{id}"), headers={"X-Key": {"secret": "KEY"}})
     tool = HttpTool(definition, secrets=lambda _: "abc\n", egress=egress)
     assert (await call(tool, id="1")).status is ToolStatus.SUCCESS
     assert web.requests[0].headers["x-key"] == "abc"
 
 
-# What may be defined
+# Definition
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,14 @@ async def test_a_line_end_that_came_with_the_secret_is_not_part_of_it(
         ({"type": "mcp"}, "http"),
     ],
 )
-def test_a_definition_that_cannot_work_is_refused(fields: dict[str, Any], reason: str) -> None:
+def test_invalid_definition_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError) as caught:
         defined(**{"url": "https://a.example/{id}"} | fields)
     assert reason in str(caught.value)
     assert "sk-1" not in str(caught.value)
 
 
-def test_a_definition_survives_being_stored() -> None:
+def test_definition_survives_storage() -> None:
     definition = defined(
         "https://a.example/{id}",
         headers={"Authorization": {"secret": "KEY"}, "X-A": "b"},

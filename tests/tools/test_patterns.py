@@ -1,4 +1,4 @@
-"""Patterns that users write: measured without compiling, and refused before they cost anything."""
+"""Users' regular expressions: measured without compiling, and refused before they cost anything."""
 
 import time
 from contextlib import suppress
@@ -32,7 +32,7 @@ def check(*tools: list[str]) -> None:
         *(r"\{1000}{1000}", r"[\]{1000}]{1000}", "[[:alpha:]{99}]{99}", r"\x{41}{99}", "x|^$"),
     ],
 )
-def test_usual_patterns_are_taken(pattern: str) -> None:
+def test_usual_patterns_are_accepted(pattern: str) -> None:
     check([pattern])
 
 
@@ -51,14 +51,14 @@ def test_usual_patterns_are_taken(pattern: str) -> None:
         *("([[a]b]{101}){10}", "(){1001}", "a" * 1001, r"\w{900}", r"\w{450}", "[--a]{1001}"),
     ],
 )
-def test_a_pattern_that_grows_too_large_is_refused(pattern: str) -> None:
+def test_pattern_that_grows_too_large_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         check(["a"], ["a", pattern])
     assert (caught.value.code, caught.value.pointer) == ("pattern_too_large", "/1/1")
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)", r"(a)\1", "(", "[", "{3}", "a{,", "(?x) a", "\\"])
-def test_a_pattern_that_is_not_supported_is_refused(pattern: str) -> None:
+def test_unsupported_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidInputError, match="not supported") as caught:
         check([pattern])
     assert (caught.value.code, caught.value.pointer) == ("invalid", "/0/0")
@@ -74,7 +74,7 @@ def test_a_pattern_that_is_not_supported_is_refused(pattern: str) -> None:
         ([[rf"{number}z\w{{90}}" for number in range(10)]], "/0/8"),
     ],
 )
-def test_an_agent_has_so_many_patterns(tools: list[list[str]], pointer: str | None) -> None:
+def test_size_of_an_agents_patterns_is_bounded(tools: list[list[str]], pointer: str | None) -> None:
     if pointer is None:
         check(*tools)
         return
@@ -101,20 +101,20 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @given(st.recursive(_LEAVES, _grown, max_leaves=8))
-def test_the_engine_takes_what_was_measured_as_small(pattern: str) -> None:
-    """The engine refuses beyond 10 MB: a measure that is too small would let that happen."""
+def test_pattern_measured_as_small_compiles(pattern: str) -> None:
+    """Check the measure: the engine refuses beyond 10 MB."""
     size = size_of(pattern)
     if size.repeats <= 1000 and size.bytes <= 4_000_000:
         compiled(pattern)
 
 
 @given(st.text("a1{},\\[]^-()|?*wpx:< ", max_size=40))
-def test_whatever_is_measured_ends(pattern: str) -> None:
+def test_measuring_any_pattern_ends(pattern: str) -> None:
     with suppress(InvalidInputError):
         check([pattern])
 
 
-def test_the_cache_is_bounded_by_bytes() -> None:
+def test_cache_is_bounded_by_bytes() -> None:
     made: list[str] = []
 
     @sized_cache(10, size=lambda text, _: len(text))

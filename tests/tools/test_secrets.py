@@ -1,4 +1,4 @@
-"""Whose secret an environment variable holds."""
+"""Tenants' secrets in environment variables."""
 
 import pytest
 
@@ -29,7 +29,7 @@ ENVIRONMENT = {
         ("", "KEY", None),
     ],
 )
-def test_each_tenant_has_its_own(tenant: str, name: str, value: str | None) -> None:
+def test_each_tenant_has_its_own_secret(tenant: str, name: str, value: str | None) -> None:
     assert found(TenantSecrets(ENVIRONMENT), tenant, name) == value
 
 
@@ -44,13 +44,13 @@ def found(secrets: TenantSecrets, tenant: str, name: str) -> str | None:
     ("tenant", "variable_"),
     [("default", "BOTTEGA_SECRET_MISSING"), ("acme-2", "BOTTEGA_SECRET_ACME_2__MISSING")],
 )
-def test_the_error_names_the_variable_of_the_tenant(tenant: str, variable_: str) -> None:
+def test_error_names_the_variable_of_the_tenant(tenant: str, variable_: str) -> None:
     with pytest.raises(InvalidInputError, match=f"has to set {variable_}$") as raised:
         TenantSecrets(ENVIRONMENT).of(tenant)("MISSING")
     assert raised.value.code == "unknown_secret"
 
 
-def test_no_two_tenants_secrets_have_one_variable() -> None:
+def test_secrets_of_two_tenants_never_share_a_variable() -> None:
     tenants = ["default", "a", "a-b", "a--b", "a-", "b", "a-b-c", "default-a", "ab", "a0"]
     names = ["A", "B", "A_B", "B_C", "A_B_C", "C", "AB", "A0"]
     owners: dict[str, set[tuple[str, str]]] = {}
@@ -60,7 +60,7 @@ def test_no_two_tenants_secrets_have_one_variable() -> None:
             try:
                 secrets = TenantSecrets({key: f"{tenant}/{name}/value"})
             except InvalidInputError:
-                continue  # a name that could be read in two ways is refused
+                continue  # an ambiguous name is refused
             read = {(t, n) for t in tenants for n in names if found(secrets, t, n)}
             assert read == {(tenant, name)}
             owners.setdefault(key, set()).add((tenant, name))
@@ -72,18 +72,18 @@ def test_no_two_tenants_secrets_have_one_variable() -> None:
     "key",
     ["BOTTEGA_SECRET_", "BOTTEGA_SECRET_lower", "BOTTEGA_SECRET_A__B__C", "BOTTEGA_SECRET__A"],
 )
-def test_a_variable_that_nobody_could_refer_to_is_refused(key: str) -> None:
+def test_variable_of_no_tenant_is_refused(key: str) -> None:
     with pytest.raises(InvalidInputError, match="neither"):
         TenantSecrets({key: "long-enough"})
 
 
 @pytest.mark.parametrize("value", ["1234567", "Bearer 1234567", " 1234567 "])
-def test_a_short_one_is_refused_without_being_told(value: str) -> None:
+def test_short_secret_is_refused_without_being_shown(value: str) -> None:
     with pytest.raises(InvalidInputError, match="shorter than 8") as refused:
         TenantSecrets({"BOTTEGA_SECRET_KEY": value})
     assert "1234567" not in refused.value.detail
 
 
 @pytest.mark.parametrize("value", ["12345678", "Bearer 12345678", "a bit of a sentence"])
-def test_a_longer_one_is_not(value: str) -> None:
+def test_secret_of_eight_characters_is_accepted(value: str) -> None:
     assert TenantSecrets({"BOTTEGA_SECRET_KEY": value}).of("default")("KEY") == value

@@ -1,4 +1,4 @@
-"""Arguments fill the gaps of a URL and can change nothing else of it."""
+"""Arguments fill the gaps of a URL and change nothing else of it."""
 
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -20,7 +20,7 @@ HOSTILE = st.one_of(
 
 
 @given(HOSTILE, HOSTILE, HOSTILE, st.dictionaries(HOSTILE, HOSTILE, max_size=3))
-def test_origin_and_structure_stay_whatever_is_filled_in(
+def test_origin_and_structure_stay_with_any_arguments(
     a: str, b: str, q: str, extra: dict[str, str]
 ) -> None:
     try:
@@ -28,7 +28,7 @@ def test_origin_and_structure_stay_whatever_is_filled_in(
         url = checked_url(filled)
     except InvalidInputError:
         return
-    assert str(url) == filled  # no normalisation on its way
+    assert str(url) == filled  # not normalised on the way
     assert (url.scheme, url.host, url.port) == ("https", "api.example.com", 8443)
     path, _, query = url.raw_path.decode("ascii").partition("?")
     empty, version, first, second = path.split("/")
@@ -44,7 +44,7 @@ def test_origin_and_structure_stay_whatever_is_filled_in(
 
 
 @given(HOSTILE)
-def test_a_value_is_one_value_to_whoever_reads_the_query(q: str) -> None:
+def test_value_is_read_as_one_value_of_the_query(q: str) -> None:
     filled = TEMPLATE.fill({"a": "a", "b": "b", "q": q}, {})
     assert dict(httpx2.URL(filled).params) == {"fixed": "1", "q": q}
     assert unquote_to_bytes(filled.rpartition("=")[2]) == q.encode()
@@ -72,7 +72,7 @@ def test_a_value_is_one_value_to_whoever_reads_the_query(q: str) -> None:
         ("http://a.example/", {}, {"a&b": "=", "c": [1, 2]}, "http://a.example/?a%26b=%3D&c=1&c=2"),
     ],
 )
-def test_how_a_url_is_filled(
+def test_template_is_filled(
     text: str, arguments: dict[str, object], extra: dict[str, object], filled: str
 ) -> None:
     assert UrlTemplate.parse(text).fill(arguments, extra) == filled
@@ -93,7 +93,7 @@ def test_how_a_url_is_filled(
         (float("nan"), "cannot be written"),
     ],
 )
-def test_what_a_path_cannot_hold(value: object, reason: str) -> None:
+def test_values_that_a_path_cannot_hold_are_refused(value: object, reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason):
         UrlTemplate.parse("http://a.example/{x}").fill({"x": value}, {})
 
@@ -143,6 +143,6 @@ def test_lone_surrogates_and_fixed_keys_are_refused_in_a_query() -> None:
         "https://a.example/" + "a" * 2000,
     ],
 )
-def test_a_template_that_could_go_anywhere_is_refused(text: str) -> None:
+def test_unsafe_template_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         UrlTemplate.parse(text)

@@ -1,1 +1,1 @@
-"""Servers that refuse what vendors refuse, over a real socket."""
+"""Servers with vendors' strict rules, over a real socket."""

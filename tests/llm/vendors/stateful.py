@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 
 def mark(message: Message) -> str:
-    """What is peculiar to an assistant's message: a text that only who kept it can send."""
+    """Return the opaque text of an assistant's message; only a client that kept it can send it."""
     said = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():
         arguments = json.loads(call["function"]["arguments"])
@@ -32,7 +32,7 @@ def mark(message: Message) -> str:
 
 
 def turns(messages: list[Message]) -> Iterator[list[Message]]:
-    """What the model and tools said after each user's message."""
+    """Return the messages of the model and tools after each user's message."""
     turn: list[Message] = []
     for message in messages:
         if message["role"] == "user":
@@ -44,17 +44,17 @@ def turns(messages: list[Message]) -> Iterator[list[Message]]:
 
 
 class StatefulModel(StrictModel):
-    """Checks what a vendor wants back; its answers carry it, in pieces."""
+    """Model that checks the fields a vendor wants back; its answers carry them, in pieces."""
 
     def missing(self, messages: list[Message]) -> str | None:
         raise NotImplementedError
 
     def pieces(self, message: Message, *, last: bool) -> list[dict[str, Any]]:
-        """Chunks that come with an answer; ``last``: no tool calls are in its turn."""
+        """Return chunks that come with an answer; ``last``: no tool calls are in its turn."""
         raise NotImplementedError
 
     def signed(self, event: dict[str, Any], message: Message) -> dict[str, Any]:
-        """An event of the answer's own."""
+        """Return the answer's own event."""
         return event
 
     def _answer(self, request: dict[str, Any]) -> Any:

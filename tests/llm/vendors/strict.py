@@ -1,6 +1,6 @@
-"""A server whose chat template is as strict as any that people serve models with.
+"""A server with a chat template as strict as any in use.
 
-What it refuses, and with which words, is public:
+Its rules and error texts are public:
 
 - Qwen 3.5 and later, on vLLM and llama.cpp: "System message must be at the beginning."
   (github.com/vllm-project/vllm/issues/41114), "No user query found in messages.".
@@ -30,7 +30,7 @@ _ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
 
 
 def refusal(messages: list[dict[str, Any]]) -> str | None:
-    """What such a server says to these messages; ``None``: it takes them."""
+    """Return the server's error for these messages; ``None``: it accepts them."""
     if any(message["role"] == "system" for message in messages[1:]):
         return "System message must be at the beginning."
     if not any(message["role"] == "user" for message in messages):
@@ -65,10 +65,10 @@ def refusal(messages: list[dict[str, Any]]) -> str | None:
 
 
 class StrictModel(FakeModel):
-    """A model behind a strict chat template; what the template takes, ``decide`` answers.
+    """Model behind a strict chat template; ``decide`` answers accepted requests.
 
     Attributes:
-        refusals: what it refused, and why.
+        refusals: the refused requests, and the reasons.
     """
 
     def __init__(self, decide: Callable[[dict[str, Any]], Reply] = demo_decide) -> None:
