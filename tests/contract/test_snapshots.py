@@ -35,7 +35,7 @@ def document(settings: Settings) -> dict[str, Any]:
     return create_app(service).openapi()  # type: ignore[arg-type]
 
 
-def test_the_openapi_document(settings: Settings) -> None:
+def test_openapi_document_is_unchanged(settings: Settings) -> None:
     check("openapi", document(settings))
 
 
@@ -59,15 +59,15 @@ def test_every_operation_is_named_described_and_documents_its_problems(settings:
     assert "HTTPValidationError" not in json.dumps(found)
 
 
-def test_the_events() -> None:
+def test_events_are_unchanged() -> None:
     check("events", {"types": sorted(EventType), "envelope": Event.model_json_schema()})
 
 
-def test_the_asyncapi_document() -> None:
+def test_asyncapi_document_is_unchanged() -> None:
     check("asyncapi", asyncapi.document())
 
 
-def test_the_error_catalogue() -> None:
+def test_error_catalogue_is_unchanged() -> None:
     tree = {
         name: {"code": kind.code, "kind": kind.kind}
         for name, kind in inspect.getmembers(errors, inspect.isclass)

@@ -28,7 +28,7 @@ def blocks(page: Path) -> list[tuple[str | None, str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_snippet_says_who_executes_it(page: Path) -> None:
+def test_every_snippet_names_its_executor(page: Path) -> None:
     for who, kind, code in blocks(page):
         if kind == "sh":
             assert who in ("ci", "tests"), code

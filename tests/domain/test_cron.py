@@ -26,7 +26,7 @@ def ticks(cron: str, zone: str, start: str, count: int) -> list[str]:
     return found
 
 
-def test_on_ordinary_days() -> None:
+def test_next_ticks_on_ordinary_days() -> None:
     assert ticks("30 8 * * mon-fri", BERLIN, "2026-11-20T08:29", 3) == [
         "11-20T08:30+01:00",
         "11-23T08:30+01:00",

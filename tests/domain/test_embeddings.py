@@ -66,7 +66,7 @@ class TestVectors:
         assert cosine(text, text[:MAX_CHARACTERS] + " beyond") == pytest.approx(1)
 
 
-class TestForms:
+class TestNormalisation:
     @pytest.mark.parametrize(
         ("one", "other"),
         [

@@ -160,7 +160,7 @@ class TestAwareness:
         assert isinstance(message, SystemMessage)
         assert message.metadata == {"orchestrator_awareness": True}
 
-    def test_it_names_the_tools_and_only_these_sub_agents(self) -> None:
+    def test_awareness_names_the_tools_and_only_these_sub_agents(self) -> None:
         factory = factory_of("lead", "designer").with_memory_graph(self.graph())
         factory.register("requirements", Worker, subagent_name="ask", subagent_description="-")
         text = factory.create("lead", subagents=["designer", "requirements"]).conversation_history

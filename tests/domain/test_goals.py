@@ -38,7 +38,7 @@ def test_unknown_feature_is_left_out() -> None:
     assert analyse("Hello there. It rains.").goals == ("Hello there.",)
 
 
-def test_other_languages() -> None:
+def test_features_of_other_languages() -> None:
     found = analyse("Riassumi il verbale, senza nomi, in modo che tutti capiscano.")
     assert found.goals
     assert found.constraints

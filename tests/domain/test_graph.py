@@ -116,7 +116,7 @@ class TestStructure:
         graph.add_edge("c", "b")
         assert graph.get_topological_order() == ["c", "b", "a"]
 
-    def test_edges_for_nodes_have_both_ends_among_them_in_order(self) -> None:
+    def test_edges_for_nodes_connect_the_given_nodes_in_order(self) -> None:
         graph = graph_of("b>c", "a>c", "a>b", "c>d")
         assert graph.get_edges_for_nodes(["c", "b", "a", "x"]) == [
             ("a", "b"),
@@ -135,7 +135,7 @@ class TestStructure:
 
 
 class TestPublishing:
-    async def test_it_keeps_text_time_metadata_and_a_rising_version(self) -> None:
+    async def test_publication_keeps_text_time_metadata_and_a_rising_version(self) -> None:
         clock = Clock()
         graph = graph_of("a>b", clock=clock)
         first = await graph.publish("a", "one", {"k": 1})
@@ -347,7 +347,7 @@ class TestPolicies:
         ]
 
 
-class TestForms:
+class TestSerialisation:
     async def build(self) -> SharedMemoryGraph:
         graph = graph_of("a>b", ttl_s=60)
         graph.add_edge("a", "c", FULL)

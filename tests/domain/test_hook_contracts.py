@@ -121,7 +121,7 @@ class TestContracts:
         for word in (str(event), decision.name, type(GOOD[kind]).__name__):
             assert word in caught.value.detail
 
-    def test_the_table(self) -> None:
+    def test_table_of_contracts(self) -> None:
         retry = {event for event, contract in CONTRACTS.items() if contract.retry}
         assert retry == {E.AFTER_LLM_CALL, E.BEFORE_FINAL_RESPONSE}
         stops = {event: contract.stop_type for event, contract in CONTRACTS.items()}

@@ -24,7 +24,7 @@ E = AgentEvent
 
 
 class TestEvents:
-    async def test_they_fire_in_the_order_of_the_loop(self) -> None:
+    async def test_events_fire_in_the_order_of_the_loop(self) -> None:
         it, seen = full(), []
         for event in AgentEvent:
             it.on(event).do(lambda status: seen.append((str(status.event), status.iteration)))
@@ -46,7 +46,7 @@ class TestEvents:
             ("query_end", 2),
         ]
 
-    async def test_each_sets_the_fields_of_the_table(self) -> None:
+    async def test_each_event_sets_its_documented_fields(self) -> None:
         it, seen = full(), {}
 
         def keep(status: AgentStatus) -> None:
@@ -105,7 +105,7 @@ class TestEvents:
         assert it.hooks == {}
 
 
-class TestFluency:
+class TestChaining:
     async def test_hooks_run_in_order_each_on_the_previous_value(self) -> None:
         it = agent("a")
         it.on(E.BEFORE_FINAL_RESPONSE).transform(lambda value, status: said(value.content + "b"))

@@ -67,7 +67,7 @@ def test_pool_stays_within_bounds_and_changes_by_a_half_or_a_quarter_at_most(
 
 
 @given(pools(), st.integers(0, 600), st.integers(0, 600))
-def test_more_work_never_makes_it_smaller(
+def test_more_work_never_shrinks_the_pool(
     pool: tuple[int, SchedulerOptions], one: int, other: int
 ) -> None:
     size, options = pool

@@ -219,7 +219,7 @@ class TestSimilar:
         assert one.id is None
 
 
-class TestFewer:
+class TestRemoval:
     def candidate(self, good: int, n: int, **evidence: Any) -> Pattern:
         made = pattern(good=good, n=n, lifecycle=Lifecycle(PatternState.CANDIDATE))
         return made.but(evidence=replace(made.evidence, **evidence))

@@ -55,7 +55,7 @@ def parts(*given: Candidate, **changed: object) -> dict[int, Parts]:
     return {s.candidate.episode_id.int: s.parts for s in score(given, chosen, NOW, "code")}
 
 
-class TestAlways:
+class TestInvariants:
     @given(lists, options, domains)
     def test_terms_add_up_and_stay_within_their_weights(
         self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None
@@ -193,7 +193,9 @@ class TestSimilarity:
         assert [found[n].similarity for n in (1, 2, 3)] == [0.5, 0.25, 0.0]
 
     @pytest.mark.parametrize("normalisation", NORMALISATIONS)
-    def test_no_word_in_common_is_no_similarity(self, normalisation: Normalisation) -> None:
+    def test_candidates_without_a_common_word_have_no_similarity(
+        self, normalisation: Normalisation
+    ) -> None:
         for found in parts(candidate(1, None, 0.0), candidate(2, None, 0.0)).values():
             assert found.similarity == 0
 

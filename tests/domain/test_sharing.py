@@ -129,7 +129,7 @@ class TestInjection:
         await it.execute_query_async("fourth")
         assert model_of(it).last[:2] == ["system", "first"]
 
-    async def test_hooks_before_the_call_see_it(self, graph: SharedMemoryGraph) -> None:
+    async def test_hooks_before_the_call_see_the_context(self, graph: SharedMemoryGraph) -> None:
         await graph.publish("requirements", "needs")
         it, seen = member(graph, "designer", "ok"), []
         it.on(AgentEvent.BEFORE_LLM_CALL).do(

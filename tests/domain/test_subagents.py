@@ -56,7 +56,7 @@ async def test_unfit_arguments_are_an_error_result(arguments: dict[str, Any]) ->
     assert model_of(child).requests == []
 
 
-async def test_without_a_query_around_it_the_wrapper_still_answers() -> None:
+async def test_wrapper_answers_without_a_surrounding_query() -> None:
     wrapper = SubAgentWrapper(agent("alone"), "child", "-", stateless=True)
     assert (await wrapper.execute(ask("child"))).result == "alone"
 
@@ -320,7 +320,7 @@ class TestNesting:
         assert len(notes.about("model")) == 2
 
 
-async def test_effects_act_on_the_copy() -> None:
+async def test_hook_effects_act_on_the_copy() -> None:
     child = agent("ok")
     child.on(AgentEvent.BEFORE_LLM_CALL).do(
         lambda status: status.agent.conversation_history.append(HumanMessage(content="on the copy"))

@@ -50,7 +50,7 @@ def exact_fisher(better: Tally, other: Tally) -> Fraction:
     return Fraction(ways, comb(n, good))
 
 
-class TestTests:
+class TestBinomialAndFisher:
     @given(st.integers(0, 60), st.data(), rates)
     def test_the_binomial_is_exact(self, n: int, data: st.DataObject, baseline: float) -> None:
         good = data.draw(st.integers(0, n))

@@ -137,7 +137,7 @@ class TestDemotion:
         assert look(PatternState.CANDIDATE, declined) == (PatternState.CANDIDATE, None)
 
 
-class TestKept:
+class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
         few = Weighed(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)

@@ -212,7 +212,9 @@ class TestSpecialist:
             ("", "x", "My answer"),
         ],
     )
-    def test_roles(self, own: str, asked: str, begins: str) -> None:
+    def test_role_is_recognised_from_the_instructions(
+        self, own: str, asked: str, begins: str
+    ) -> None:
         assert specialist(own, asked=asked).startswith(begins)
 
     def test_context_without_a_valid_fence_is_ignored(self) -> None:

@@ -42,7 +42,7 @@ class RawServer:
     """Server that answers every request with ``reply`` while the ``async with`` block lasts.
 
     Attributes:
-        requests: that arrived.
+        requests: received requests.
         connections: number of opened ones.
         greeting: sent at once, unasked.
         keep_alive: whether a connection stays open after an answer.

@@ -1,4 +1,4 @@
-"""Servers that send something along with an answer, and refuse the next request without it.
+"""Servers that require opaque fields of their answers back in the next request.
 
 - :class:`DeepSeek`: ``reasoning_content`` of turns with tool calls, of each message of such a turn;
   in turns without it is refused, as by ``deepseek-reasoner`` (api-docs.deepseek.com, guides
