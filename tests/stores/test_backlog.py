@@ -26,7 +26,7 @@ COUNTED = "SELECT coalesce(sum(runs), 0) FROM waiting_runs WHERE tenant_id = $1"
 
 
 async def pile_up(owner: asyncpg.Pool, count: int) -> None:
-    """Have so many more runs of the default tenant wait."""
+    """Queue so many more runs of the default tenant."""
     for _ in range(count // 500):
         await owner.execute(
             "INSERT INTO runs (tenant_id, mode, input, pinned, timeout_s)"
@@ -36,11 +36,11 @@ async def pile_up(owner: asyncpg.Pool, count: int) -> None:
 
 
 async def rows_read(url: str) -> dict[str, int]:
-    """Rows and index entries read to accept a run, and to take and end one, in a new session."""
+    """Count rows and index entries read to accept, take and end one run in a new session."""
     found: dict[str, int] = {}
     async with open_database(url, limits=LIMITS) as database:
         connection = await database.connect()
-        for _ in range(7):  # from the sixth time on plans are kept
+        for _ in range(7):  # plans are cached from the sixth time on
             for name in ("accept", "end"):
                 async with connection.transaction():
                     before = await connection.fetchval(READ)
@@ -59,10 +59,10 @@ async def rows_read(url: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("analysed", ["while it was empty", "never", "now"])
-async def test_what_a_run_costs_does_not_grow_with_the_backlog(
+async def test_the_cost_of_a_run_does_not_grow_with_the_backlog(
     database_url: str, owner: asyncpg.Pool, analysed: str
 ) -> None:
-    """It grows with the places at most, however old the statistics are."""
+    """Check that it grows with the slots at most, even with old statistics."""
     if analysed == "while it was empty":
         await owner.execute("VACUUM ANALYZE")
     async with open_database(database_url, limits=LIMITS) as database:
@@ -95,14 +95,14 @@ async def test_the_quota_counts_runs_that_wait_and_no_others(
 
 
 class Moves:
-    """Moves of runs between statuses, chosen at random, each in a transaction of its own."""
+    """Random changes of runs between statuses, each in a transaction of its own."""
 
     def __init__(self, database: Database, owner: asyncpg.Pool, ids: list[UUID], seed: int) -> None:
         self.database, self.owner, self.ids = database, owner, ids
         self.random = random.Random(seed)
 
     async def make(self) -> None:
-        """Make one move; one in four is rolled back, as if its process had died."""
+        """Make one change; roll back one in four, as if its process had died."""
         choices = (self.accept, self.accept, self.accept, self.end, self.cancel, self.hand_back)
         tenant = self.random.choice(self.ids)
         move = self.random.choice((*choices, self.expire))
@@ -156,7 +156,7 @@ class Moves:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_counter_is_the_count_whatever_runs_do(
+async def test_the_counter_equals_the_count_after_random_changes(
     database_url: str, owner: asyncpg.Pool, seed: int
 ) -> None:
     ids = await tenants(owner, 2)
@@ -169,7 +169,7 @@ async def test_the_counter_is_the_count_whatever_runs_do(
                 await queue.sweep(database.pool)
             await moves.agree()
         highest = await owner.fetchval("SELECT count(*) FROM waiting_runs")
-        assert 0 < highest <= 8 * len(ids) + len(ids)  # as many as there were at the same time
+        assert 0 < highest <= 8 * len(ids) + len(ids)  # at most the number of concurrent runs
         for tenant in ids:
             await erase_session(database, tenant, "s", "somebody")
         await moves.agree()

@@ -1,4 +1,4 @@
-"""The last doors before something is written down: a run's log, and ours."""
+"""Redaction of secrets just before a run's log and the service's own log are written."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ async def test_a_run_s_log_holds_no_known_secret(
     assert "1234567890" not in str(events) + str(stored)
 
 
-def test_neither_does_ours() -> None:
+def test_the_service_s_log_holds_no_known_secret() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", LOGGING], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,4 +1,4 @@
-"""Who gets the connections to the database."""
+"""Sharing of database connections between tenants."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -28,8 +28,8 @@ async def test_a_tenant_s_many_transactions_leave_connections_to_others(database
         await waiting
 
 
-async def test_nobody_waits_for_one_for_ever(database_url: str) -> None:
-    """While the database hangs, say: who asks is told so, and no crowd gathers."""
+async def test_waiting_for_a_connection_has_a_timeout(database_url: str) -> None:
+    """Check that callers get an error and no queue grows while the database hangs."""
     async with (
         open_database(database_url, pool_size=2, patience_s=0.01) as database,
         database.begin(DEFAULT_TENANT),

@@ -1,4 +1,4 @@
-"""Mature episodes that are alike become one: page 4, M16."""
+"""Consolidation: similar mature episodes are replaced by one."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ from tests.memories import (
 
 TASK = "Summarise the quarterly sales report and send it to the board"
 LATER = day(60)
-"""When what is of the first days is mature, and no more like it can come."""
+"""A time when episodes of the first days are mature, and no similar one can be added."""
 
 
 @pytest.fixture
@@ -61,20 +61,20 @@ def tending(database: Database, store: Folder) -> Tending:
 
 
 async def consolidated(owner: asyncpg.Pool) -> list[dict[str, Any]]:
-    """The episodes that stand for others, each with what it says of them."""
+    """Return the consolidated episodes, each with its content."""
     found = await owner.fetch("SELECT * FROM episodes WHERE kind = 'consolidated' ORDER BY at")
     return [dict(row) | {"said": json.loads(row["metadata"])["consolidated"]} for row in found]
 
 
 async def into(owner: asyncpg.Pool) -> dict[UUID, UUID | None]:
-    """For each episode the one that stands for it."""
+    """Return, for each episode, its consolidated episode."""
     return {
         row["episode_id"]: row["consolidated_into"]
         for row in await owner.fetch("SELECT * FROM episode_state")
     }
 
 
-async def test_known_duplicates_become_one(
+async def test_duplicates_are_consolidated(
     database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder
 ) -> None:
     written = (TASK, f"  {TASK.upper()}!", f"Please {TASK.replace(' the ', ' ')}.", TASK)
@@ -85,7 +85,7 @@ async def test_known_duplicates_become_one(
     ]
     ids = await remember(database.pool, *same)
     [other] = await remember(database.pool, told("Water the plants", day(1)))
-    assert await tending.tend(DEFAULT_TENANT, day(25)) == {}  # none is mature
+    assert await tending.tend(DEFAULT_TENANT, day(25)) == {}  # no episode is mature
     done = await tending.tend(DEFAULT_TENANT, LATER)
     assert done == {"mature": 5, "groups": 1, "consolidated": 4}
     [one] = await consolidated(owner)
@@ -97,7 +97,7 @@ async def test_known_duplicates_become_one(
     assert said["instances"] == 4
     assert said["statistics"]["mean_duration_s"] == 3
     assert UUID(said["representative_id"]) in ids
-    # References resolve both ways, and each is still there, whole.
+    # References resolve both ways, and each member is still stored whole.
     assert [UUID(each["episode_id"]) for each in said["variations"]] == ids
     assert await into(owner) == dict.fromkeys(ids, one["id"]) | {one["id"]: None, other: None}
     for episode, episode_id in zip(same, ids, strict=True):
@@ -108,7 +108,7 @@ async def test_known_duplicates_become_one(
     assert {row["tag"] for row in tags} == {"tag 1", "tag 2", "tag 3", "tag 6"}
 
 
-async def test_its_vectors_are_the_mean_of_theirs_for_each_embedder_that_all_have(
+async def test_consolidated_vectors_are_means_for_each_complete_embedder(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     ids = await remember(
@@ -127,7 +127,7 @@ async def test_its_vectors_are_the_mean_of_theirs_for_each_embedder_that_all_hav
         assert np.abs(after[1][part] - mean).max() < 0.002
 
 
-async def test_doing_it_again_changes_nothing(
+async def test_a_second_consolidation_changes_nothing(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(5)))
@@ -139,7 +139,7 @@ async def test_doing_it_again_changes_nothing(
     assert await rows(owner) == as_it_is
 
 
-async def test_a_task_that_is_done_each_day_becomes_one_a_week_however_often_one_looks(
+async def test_a_daily_task_is_consolidated_into_one_episode_a_week(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(24)))
@@ -174,13 +174,13 @@ async def test_near_misses_stay_apart(
     await tending.tend(DEFAULT_TENANT, LATER)
     assert await consolidated(owner) == []
     assert await searchable(owner) == set(ids)
-    # So would they have become one.
+    # These would have been consolidated as well.
     await remember(database.pool, told(TASK, day(0)), told(TASK, day(0)))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 1
 
 
-async def test_tenants_stay_apart(
+async def test_episodes_of_different_tenants_are_not_consolidated(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
@@ -196,7 +196,7 @@ async def test_tenants_stay_apart(
     assert await consolidated(owner) == []
 
 
-async def test_what_a_person_said_of_them_counts(
+async def test_consolidation_respects_feedback(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -208,7 +208,7 @@ async def test_what_a_person_said_of_them_counts(
     assert await searchable(owner) == {one["id"], ids[1]}
 
 
-async def test_who_is_not_embedded_yet_is_waited_for(
+async def test_consolidation_waits_for_missing_vectors(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     ids = await remember(database.pool, told(TASK, day(0)))
@@ -224,7 +224,7 @@ async def test_who_is_not_embedded_yet_is_waited_for(
 async def test_long_tasks_are_compared_in_full(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
-    """What the episode itself holds is cut, and what it is embedded by."""
+    """Check that the cut text in the episode is not compared, but the text of its vectors."""
 
     def long(ending: str, at: datetime) -> Episode:
         text = "word " * 500 + ending
@@ -253,7 +253,7 @@ async def test_long_tasks_are_compared_in_full(
         ("episode_state", "UPDATE"),
     ],
 )
-async def test_broken_off_it_leaves_all_as_it_was(
+async def test_an_interrupted_consolidation_changes_nothing(
     database: Database, owner: asyncpg.Pool, tending: Tending, table: str, event: str, what: str
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -270,7 +270,7 @@ async def test_broken_off_it_leaves_all_as_it_was(
 
 
 @pytest.mark.parametrize("at", [0, 3, 5])
-async def test_a_store_that_fails_leaves_all_as_it_was(
+async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -284,7 +284,7 @@ async def test_a_store_that_fails_leaves_all_as_it_was(
     assert len(await consolidated(owner)) == 1
 
 
-async def test_two_at_once_make_each_one_once(
+async def test_two_concurrent_consolidations_make_each_episode_once(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     for number in range(4):
@@ -297,7 +297,7 @@ async def test_two_at_once_make_each_one_once(
     assert len(await searchable(owner)) == 4
 
 
-async def test_no_more_become_one_than_the_most(
+async def test_the_members_of_a_consolidated_episode_are_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(25)))
@@ -306,7 +306,7 @@ async def test_no_more_become_one_than_the_most(
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
 
 
-# --- When one of them goes ----------------------------------------------------------------------
+# --- Deleting members ---------------------------------------------------------------------------
 
 
 async def forget(pool: asyncpg.Pool, episode_id: UUID) -> None:
@@ -321,7 +321,7 @@ async def erase(pool: asyncpg.Pool, episode_id: UUID) -> None:
 
 @pytest.mark.parametrize("go", [forget, erase])
 @pytest.mark.parametrize("count", [2, 4])
-async def test_without_one_of_them_it_is_made_anew_of_the_others(
+async def test_removing_a_member_rebuilds_the_episode_from_the_others(
     database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder, go: Any, count: int
 ) -> None:
     secret = told(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
@@ -348,7 +348,7 @@ async def test_without_one_of_them_it_is_made_anew_of_the_others(
     assert str(gone) not in everything
 
 
-async def test_who_forgets_the_one_forgets_those_it_stands_for(
+async def test_forgetting_a_consolidated_episode_forgets_its_members(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -361,7 +361,7 @@ async def test_who_forgets_the_one_forgets_those_it_stands_for(
     assert not any((await rows(owner)).values())
 
 
-async def test_two_of_them_may_go_at_once(
+async def test_several_members_may_be_forgotten_at_once(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(10)))
@@ -373,7 +373,7 @@ async def test_two_of_them_may_go_at_once(
     assert await searchable(owner) == set(ids[6:])
 
 
-async def test_it_grows_old_as_others_do(
+async def test_a_consolidated_episode_ages_like_others(
     database: Database, owner: asyncpg.Pool, tending: Tending
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -386,7 +386,7 @@ async def test_it_grows_old_as_others_do(
     assert {(await states(owner))[each] for each in ids} == {"consolidated"}
 
 
-# --- As it is used ------------------------------------------------------------------------------
+# --- In use -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -399,7 +399,7 @@ def memory(database: Database, store: Folder) -> EpisodicMemory:
     )
 
 
-async def test_it_is_found_instead_of_them_and_both_name_each_other(
+async def test_search_finds_the_consolidated_episode_instead_of_members(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
     ids = await remember(
@@ -429,7 +429,7 @@ async def test_it_is_found_instead_of_them_and_both_name_each_other(
     assert whole.session_id == "a"
 
 
-async def test_another_word_on_one_of_them_sets_it_apart(
+async def test_different_feedback_separates_a_member(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
     runs = [uuid4() for _ in range(3)]
@@ -454,7 +454,7 @@ async def test_another_word_on_one_of_them_sets_it_apart(
     assert one["said"]["instances"] == 2
 
 
-async def test_who_erases_a_session_erases_its_part_of_it(
+async def test_erasing_a_session_removes_its_members(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
     await owner.execute(
@@ -475,7 +475,7 @@ async def test_who_erases_a_session_erases_its_part_of_it(
 
 
 @pytest.mark.parametrize("owned", ["user_id", "session_id", "agent"])
-async def test_those_of_different_users_sessions_or_agents_stay_apart(
+async def test_episodes_of_different_scopes_are_not_consolidated(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory, owned: str
 ) -> None:
     names = ("alice", "bob", None)
@@ -494,7 +494,7 @@ async def test_those_of_different_users_sessions_or_agents_stay_apart(
     assert mixed is False
 
 
-async def test_a_tenant_s_are_erased_with_all_that_they_became(
+async def test_erasing_a_tenant_removes_its_consolidated_episodes(
     database_url: str, database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
@@ -520,7 +520,7 @@ async def judged(database: Database, run_id: UUID, episode_id: UUID) -> None:
 
 
 @pytest.mark.parametrize("change", [deleted, erased, judged])
-async def test_what_changes_while_it_becomes_one_with_others_goes_its_own_way(
+async def test_a_member_that_changes_meanwhile_is_left_out(
     database: Database, owner: asyncpg.Pool, change: Callable[..., Awaitable[None]]
 ) -> None:
     run_id = uuid4()

@@ -29,7 +29,7 @@ print("left", flush=True)
 
 @contextmanager
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that keeps the server up until its stdin ends."""
+    """Start a process that keeps the server running until its stdin ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)],
         stdin=subprocess.PIPE,
@@ -57,7 +57,7 @@ def postmaster(folder: Path) -> psutil.Process | None:
         return None
 
 
-def test_processes_share_one_server_and_the_last_one_out_stops_it(folder: Path) -> None:
+def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> None:
     with holder(folder) as first, holder(folder) as second:
         server = postmaster(folder)
         assert server is not None
@@ -69,7 +69,7 @@ def test_processes_share_one_server_and_the_last_one_out_stops_it(folder: Path) 
         assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_killed_process_neither_takes_the_server_away_nor_keeps_it_up(folder: Path) -> None:
+def test_a_killed_process_neither_stops_the_server_nor_keeps_it_running(folder: Path) -> None:
     with holder(folder) as first, holder(folder) as second:
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -78,7 +78,7 @@ def test_a_killed_process_neither_takes_the_server_away_nor_keeps_it_up(folder: 
         assert postmaster(folder) is None
 
 
-def test_a_server_that_all_left_by_force_is_used_again(folder: Path) -> None:
+def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> None:
     with holder(folder) as first:
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -90,7 +90,7 @@ def test_a_server_that_all_left_by_force_is_used_again(folder: Path) -> None:
     assert postmaster(folder) is None
 
 
-def test_a_folder_that_cannot_be_is_an_error_that_says_what_to_do() -> None:
+def test_an_impossible_folder_is_an_error_with_advice() -> None:
     with (
         pytest.raises(DataFolderError, match="BOTTEGA_DATA_DIR"),
         embedded.running(Path("/dev/null/bottega")),
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_is_an_error_that_says_what_to_do() -> None:
         pass
 
 
-def test_a_folder_with_something_else_in_it_is_an_error_that_says_why(folder: Path) -> None:
+def test_a_folder_with_other_files_is_an_error_with_a_reason(folder: Path) -> None:
     data = folder / "postgres"
     data.mkdir()
     (data / "PG_VERSION").write_text("9.1\n")
@@ -121,8 +121,8 @@ def test_a_path_too_long_for_its_socket_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_it_works_for_a_user_who_is_not_root() -> None:
-    """A process of the user ``nobody``, with an interpreter that this user may read."""
+def test_it_works_for_a_user_other_than_root() -> None:
+    """Start a process of the user ``nobody``, with an interpreter readable by this user."""
     import pwd
 
     nobody = pwd.getpwnam("nobody")

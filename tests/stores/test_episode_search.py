@@ -1,4 +1,4 @@
-"""Search of episodes by words, by vectors, and by what is known of them: page 4, M10 to M15."""
+"""Search of episodes by words, by vectors and by filters."""
 
 import json
 from collections.abc import AsyncIterator
@@ -26,14 +26,14 @@ OTHER = UUID(int=77)
 
 
 def direction(*parts: float) -> NDArray[np.float32]:
-    """A vector of length 1 that says how much of each of the first dimensions is in it."""
+    """Return a unit vector with these components in its first dimensions."""
     vector = np.zeros(768, np.float32)
     vector[: len(parts)] = parts
     return vector / np.linalg.norm(vector)
 
 
 def at_cosine(cosine: float) -> NDArray[np.float32]:
-    """A vector that has this cosine with ``direction(1)``."""
+    """Return a vector with this cosine to ``direction(1)``."""
     return direction(cosine, (1 - cosine**2) ** 0.5)
 
 
@@ -60,7 +60,7 @@ class Episodes:
         summary: dict[str, str] | None = None,
         **more: Any,
     ) -> int:
-        """Answers with its number, which is its id too."""
+        """Store an episode; return its number, which is also its id."""
         self.count += 1
         row = {
             "id": str(UUID(int=self.count)),
@@ -137,7 +137,7 @@ class TestByWords:
         assert sorted(ranks, key=ranks.__getitem__) == [3, 2, 1]
 
     @pytest.mark.parametrize("query", ["", "   ", "the of and", "!?'\"\\ & | ! :* <->", "\x00"])
-    async def test_what_has_no_words_finds_nothing(self, mine: Episodes, query: str) -> None:
+    async def test_a_query_without_words_finds_nothing(self, mine: Episodes, query: str) -> None:
         await mine.store("migrate the billing database")
         assert await mine.candidates(query) == {}
 
@@ -160,7 +160,7 @@ class TestByVector:
         assert cosines == pytest.approx({1: 0.9, 3: 0.5}, abs=1e-3)
         assert found[1].lexical is None
 
-    async def test_both_are_measured_for_all_that_either_found(self, mine: Episodes) -> None:
+    async def test_every_hit_gets_both_measures(self, mine: Episodes) -> None:
         await mine.store("a poem", vector=at_cosine(0.9))
         await mine.store("the billing database", vector=at_cosine(0.1))
         await mine.store("billing, not embedded yet")
@@ -188,7 +188,7 @@ class TestByVector:
         by_result = await mine.candidates("", direction(1), by="result")
         assert by_result[1].cosine == pytest.approx(0.25, abs=1e-3)
 
-    async def test_an_aged_one_must_be_close(self, mine: Episodes) -> None:
+    async def test_aged_episodes_are_found_only_if_very_similar(self, mine: Episodes) -> None:
         await mine.store("old and close", days=200, vector=at_cosine(0.85))
         await mine.store("old and far", days=200, vector=at_cosine(0.75))
         await mine.store("old and not embedded", days=200)
@@ -200,7 +200,7 @@ class TestByVector:
             *range(1, 5)
         ]
 
-    async def test_aged_ones_that_are_far_take_nobody_s_place(self, mine: Episodes) -> None:
+    async def test_dissimilar_aged_episodes_displace_no_others(self, mine: Episodes) -> None:
         for _ in range(5):
             await mine.store("old billing", days=200, vector=at_cosine(0.7))
         await mine.store("billing", vector=at_cosine(0.2))
@@ -226,7 +226,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("where", "expected"), FILTERS)
-async def test_filters_hold_in_every_way_to_search(
+async def test_filters_apply_to_every_kind_of_search(
     mine: Episodes, where: EpisodeFilter, expected: set[int]
 ) -> None:
     vector = direction(1)
@@ -257,7 +257,7 @@ class TestInOrder:
             assert pages == expected
 
 
-async def test_each_tenant_finds_its_own(mine: Episodes, theirs: Episodes) -> None:
+async def test_each_tenant_finds_only_its_own_episodes(mine: Episodes, theirs: Episodes) -> None:
     await mine.store("billing", vector=direction(1))
     await theirs.store("invoices")
     await theirs.store("billing", vector=direction(1))
@@ -276,7 +276,7 @@ async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
 
 
 class TestCommonWords:
-    """A word that many episodes have finds nothing of its own, while there are rarer ones."""
+    """Tests of common words, which find no episodes while the query has rarer ones."""
 
     async def fill(self, mine: Episodes) -> None:
         async with mine.acting() as connection:
@@ -292,7 +292,7 @@ class TestCommonWords:
             )
             assert await search.refresh_common(connection, mine.tenant) == 3000
 
-    async def test_a_sample_tells_which_they_are(self, mine: Episodes) -> None:
+    async def test_common_words_are_found_by_sampling(self, mine: Episodes) -> None:
         await self.fill(mine)
         async with mine.acting() as connection:
             row = await connection.fetchrow("SELECT * FROM memory_indexes")
@@ -300,16 +300,16 @@ class TestCommonWords:
         assert (row["common"], row["sampled_rows"]) == (["report", "week"], 3000)
         assert row["shares"] == pytest.approx([1.0, 0.1])
 
-    async def test_the_rarer_ones_find_and_all_rank(self, mine: Episodes) -> None:
+    async def test_rarer_words_find_episodes_and_all_words_rank_them(self, mine: Episodes) -> None:
         await self.fill(mine)
         await mine.store("a report on zebras", days=3, vector=at_cosine(0.1))
         await mine.store("zebras", days=3, vector=at_cosine(0.1))
-        # By meaning something is found that keeps the common words from being needed.
+        # A hit by vector means that the common words are not needed.
         found = await mine.candidates("report on zebras", direction(1), limit=2)
         assert list(found) == [1, 2]
         assert (found[1].lexical or 0) > (found[2].lexical or 0) > 0
 
-    async def test_common_ones_do_where_there_is_nothing_else(self, mine: Episodes) -> None:
+    async def test_common_words_are_used_if_there_are_no_others(self, mine: Episodes) -> None:
         await self.fill(mine)
         assert len(await mine.candidates("the report", limit=7)) == 7
         await mine.store("zebras", days=3)
@@ -317,6 +317,6 @@ class TestCommonWords:
         assert len(found) >= 7
         assert 1 in found
 
-    async def test_no_episodes_have_no_common_words(self, mine: Episodes) -> None:
+    async def test_an_empty_memory_has_no_common_words(self, mine: Episodes) -> None:
         async with mine.acting() as connection:
             assert await search.refresh_common(connection, mine.tenant) == 0

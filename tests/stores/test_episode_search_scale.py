@@ -1,4 +1,4 @@
-"""Search among many tenants' episodes: none is missed, indices are used. Page 4, M10 and M14."""
+"""Search among many tenants' episodes: complete results, by way of the indices."""
 
 import asyncio
 import uuid
@@ -49,7 +49,7 @@ def loaded(server: str) -> Iterator[Loaded]:
 
 
 async def used(loaded: Loaded, query: str, *arguments: object) -> set[str]:
-    """The indices that a query of the application's uses, in functions too."""
+    """Return the indices that a query of the application uses, also inside functions."""
     async with connected(loaded.url) as owner:
         before = await scans(owner)
         async with connected(loaded.url, TENANTS[BIG]) as connection:
@@ -66,7 +66,7 @@ async def scans(owner: asyncpg.Connection) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("tenant", range(len(TENANTS)), ids=[each.name for each in TENANTS])
-async def test_a_tenant_finds_as_many_as_there_are(loaded: Loaded, tenant: int, name: str) -> None:
+async def test_a_tenant_finds_all_its_episodes(loaded: Loaded, tenant: int, name: str) -> None:
     answers = await tenants.ask(loaded.url, loaded.held, tenant, name, plainly=False)
     assert [answer.found for answer in answers] == [answer.expected for answer in answers]
     assert sum(answer.exact for answer in answers) / len(answers) >= 0.95
@@ -82,8 +82,8 @@ SET hnsw.iterative_scan = relaxed_order; SET hnsw.max_scan_tuples = 500; SET ena
 
 
 @pytest.mark.parametrize("tenant", [BIG, BIG_FAR])
-async def test_the_index_alone_would_not_do(loaded: Loaded, tenant: int) -> None:
-    """It is walked for both, and for the one that lies far does not come to what is nearest."""
+async def test_the_vector_index_alone_would_miss_episodes(loaded: Loaded, tenant: int) -> None:
+    """Show that a walk of the shared index ends before it reaches the distant tenant's episodes."""
     question = loaded.held.questions[0].tolist()
     async with connected(loaded.url) as owner:
         before = (await scans(owner))[VECTORS]
@@ -125,10 +125,10 @@ FOUND = f"SELECT episode_candidates({ALL}, $1, NULL, NULL, 'task', '{{}}', '-inf
         (FOUND, "group17", "ix_episode_search_terms"),
     ],
 )
-async def test_each_way_to_search_has_its_index(
+async def test_each_kind_of_search_uses_its_index(
     loaded: Loaded, query: str, argument: str, index: str
 ) -> None:
-    """Under the policies, as the application's role, which plans see."""
+    """Check plans under the policies, with the application's role, since plans depend on it."""
     assert index in await used(loaded, query, argument)
 
 

@@ -28,7 +28,7 @@ ANY = EpisodeFilter()
 
 
 class Down:
-    """An embedder that is not there."""
+    """An embedder that is not reachable."""
 
     name, dimension = "down", 768
 
@@ -103,7 +103,7 @@ async def stranger(owner: asyncpg.Pool) -> UUID:
     return found
 
 
-async def test_all_of_an_episode_comes_back_as_it_was(memory: EpisodicMemory) -> None:
+async def test_an_episode_is_read_back_unchanged(memory: EpisodicMemory) -> None:
     stored = await memory.store(DEFAULT_TENANT, FULL)
     found = await memory.get(DEFAULT_TENANT, EVERYTHING, stored)
     assert replace(found, id=None, state=State()) == FULL
@@ -114,7 +114,7 @@ async def test_all_of_an_episode_comes_back_as_it_was(memory: EpisodicMemory) ->
     assert short == replace(found, trace=None, input=None, output=None)
 
 
-async def test_what_is_stored_twice_is_there_once_and_as_it_was_first(
+async def test_an_episode_stored_twice_keeps_its_first_content(
     memory: EpisodicMemory, owner: asyncpg.Pool
 ) -> None:
     known = uuid4()
@@ -127,7 +127,7 @@ async def test_what_is_stored_twice_is_there_once_and_as_it_was_first(
     assert await owner.fetchval("SELECT count(*) FROM episodes") == 1
 
 
-async def test_one_that_is_part_of_what_fails_is_not_stored(
+async def test_a_failed_transaction_stores_no_episode(
     memory: EpisodicMemory, database: Database, owner: asyncpg.Pool
 ) -> None:
     async def fail() -> None:
@@ -154,7 +154,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("statement", CHANGES)
-async def test_the_database_refuses_the_service_to_change_an_episode(
+async def test_the_database_lets_the_service_change_no_episode(
     memory: EpisodicMemory, database: Database, statement: str
 ) -> None:
     stored = await memory.store(DEFAULT_TENANT, FULL)
@@ -170,7 +170,7 @@ async def test_the_database_refuses_the_service_to_change_an_episode(
 @pytest.mark.parametrize(
     "statement", [each for each in CHANGES if each.startswith("UPDATE") and "$1" not in each]
 )
-async def test_the_database_refuses_its_owner_too(
+async def test_the_database_lets_its_owner_change_no_episode(
     memory: EpisodicMemory, owner: asyncpg.Pool, statement: str
 ) -> None:
     await memory.store(DEFAULT_TENANT, FULL)
@@ -195,7 +195,7 @@ READ: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("operation", READ)
-async def test_no_operation_reaches_what_is_another_tenant_s(
+async def test_no_operation_reaches_another_tenant_s_episodes(
     memory: EpisodicMemory, stranger: UUID, owner: asyncpg.Pool, operation: str
 ) -> None:
     theirs = replace(FULL, id=uuid4())
@@ -211,7 +211,7 @@ async def test_no_operation_reaches_what_is_another_tenant_s(
     assert await READ[operation](memory, stranger, theirs)
 
 
-async def test_another_tenant_s_episode_of_the_same_id_is_another_one(
+async def test_tenants_may_have_episodes_with_the_same_id(
     memory: EpisodicMemory, stranger: UUID
 ) -> None:
     same = uuid4()
@@ -230,7 +230,7 @@ def ids(found: Sequence[Episode]) -> list[UUID | None]:
     return [each.id for each in found]
 
 
-async def test_episodes_are_found_by_what_is_known_of_them(memory: EpisodicMemory) -> None:
+async def test_episodes_are_found_by_filters(memory: EpisodicMemory) -> None:
     hour = timedelta(hours=1)
     first, second, third = await stored(
         memory,
@@ -262,7 +262,7 @@ async def test_episodes_are_found_by_what_is_known_of_them(memory: EpisodicMemor
     assert ids(await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, "e: x", 5)) == [third]
 
 
-async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
+async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None:
     made = sorted(await stored(memory, *[episode(str(n)) for n in range(7)]))  # at the same time
     for descending in (False, True):
         seen: list[UUID | None] = []
@@ -275,7 +275,7 @@ async def test_lists_go_on_where_they_broke_off(memory: EpisodicMemory) -> None:
         assert seen == sorted(made, reverse=descending)
 
 
-async def test_a_query_finds_by_words_at_once(memory: EpisodicMemory) -> None:
+async def test_a_new_episode_is_found_by_words_at_once(memory: EpisodicMemory) -> None:
     wanted, _ = await stored(memory, episode(), episode("Water the plants."))
     (hit,) = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices", k=1)
     assert hit.episode.id == wanted
@@ -287,7 +287,7 @@ async def test_a_query_finds_by_words_at_once(memory: EpisodicMemory) -> None:
 
 
 @pytest.mark.parametrize("lame", [Down(), Stuck()], ids=lambda each: type(each).__name__)
-async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
+async def test_without_an_embedder_search_is_by_words_and_is_marked_so(
     database: Database, memory: EpisodicMemory, lame: Down
 ) -> None:
     (wanted,) = await stored(memory, episode())
@@ -299,7 +299,7 @@ async def test_without_an_embedder_words_alone_count_and_the_answer_says_so(
     assert (await memory.search(DEFAULT_TENANT, EVERYTHING, "invoices")).by_meaning
 
 
-async def test_accesses_are_counted_together_and_written_later(
+async def test_accesses_are_counted_in_memory_and_written_in_batches(
     memory: EpisodicMemory, owner: asyncpg.Pool
 ) -> None:
     first, second = await stored(memory, episode(), episode("Water the plants."))
@@ -322,7 +322,7 @@ async def test_accesses_are_counted_together_and_written_later(
     assert state.access_count == 6
 
 
-async def test_what_is_forgotten_is_gone_at_once_and_for_all(
+async def test_a_forgotten_episode_disappears_at_once(
     memory: EpisodicMemory, owner: asyncpg.Pool
 ) -> None:
     gone, kept = await stored(memory, episode(failure_signature="e"), episode())
@@ -343,7 +343,7 @@ async def test_what_is_forgotten_is_gone_at_once_and_for_all(
 
 
 class Counted(HotEpisodes):
-    """A cache that tells what it was asked."""
+    """A cache that records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ class Counted(HotEpisodes):
         await super().drop(tenant_id, episode_id)
 
 
-async def test_a_hot_episode_is_what_it_was_and_its_state_what_it_is(
+async def test_a_cached_episode_is_unchanged_but_its_state_is_current(
     database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool
 ) -> None:
     hot = Counted()
@@ -370,7 +370,7 @@ async def test_a_hot_episode_is_what_it_was_and_its_state_what_it_is(
     assert hot.counts.hits == 2
 
 
-async def test_what_another_process_forgets_is_not_answered_from_the_cache(
+async def test_an_episode_forgotten_elsewhere_is_not_read_from_the_cache(
     database: Database, embedder: BuiltinEmbedder, stranger: UUID
 ) -> None:
     hot = Counted()
@@ -412,5 +412,5 @@ async def test_bodies_come_back_from_the_object_store(
     (folder / "away").rename(folder / "objects")
     [lost] = (folder / "objects").rglob("trace-*")
     lost.unlink()
-    with pytest.raises(UnavailableError, match="missing in the object store"):  # it exists
+    with pytest.raises(UnavailableError, match="missing in the object store"):  # the key exists
         await memory.get(DEFAULT_TENANT, EVERYTHING, known)

@@ -1,4 +1,4 @@
-"""The nightly stages in which patterns are judged and refined: page 4, M24 and M30."""
+"""The maintenance stages that validate and refine patterns."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -49,7 +49,9 @@ async def rows(owner: asyncpg.Pool) -> list[list[asyncpg.Record]]:
 
 
 async def fallen(cache: PatternCache, name: str) -> str:
-    """One that helps in offices, was validated, and goes into review for failing elsewhere."""
+    """Return a validated pattern that helps in offices and goes into review for failures
+    elsewhere.
+    """
     plain = Content(ContentKind.STRATEGY, {"approach": name})
     was = await promoted(cache, name=name, content=plain, applicability=Applicability())
     used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
@@ -60,7 +62,7 @@ async def fallen(cache: PatternCache, name: str) -> str:
 
 
 class TestValidation:
-    async def test_what_it_says_and_that_again_it_finds_nothing_more(
+    async def test_validation_reports_its_changes_and_repeats_none(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         good, null, fresh = [await cache.add(TENANT, pattern(each)) for each in ("g", "n", "f")]
@@ -80,10 +82,10 @@ class TestValidation:
         assert (await cache.get(TENANT, null.key)).state is CANDIDATE
         assert (await cache.get(TENANT, fresh.key)).state is CANDIDATE
 
-    async def test_if_the_rate_is_required_the_order_of_pages_makes_no_difference(
+    async def test_promotion_by_discovery_rate_ignores_the_order_of_pages(
         self, database: Database, clock: Hands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The first is promoted only for the others' sake, which are looked at after it."""
+        """Check that the first page counts the patterns of later pages in the discovery rate."""
         monkeypatch.setattr("bottega.memory.patterns._PAGE", 1)
         strict = cache_of(database, clock, fdr_required=True)
         added = [await strict.add(TENANT, pattern(str(n))) for n in range(4)]
@@ -95,7 +97,9 @@ class TestValidation:
 
 
 class TestRefinement:
-    async def test_one_that_fails_somewhere_is_narrowed(self, cache: PatternCache) -> None:
+    async def test_a_pattern_that_fails_in_one_domain_is_narrowed(
+        self, cache: PatternCache
+    ) -> None:
         key = await fallen(cache, "narrow")
         said = await refine(cache, TENANT)
         assert said["narrowed"] == {"count": 1, "patterns": [key]}
@@ -107,7 +111,9 @@ class TestRefinement:
         assert now.lifecycle.reason is not None
         assert now.lifecycle.reason.startswith("narrowed to where not domain eq 'law'")
 
-    async def test_one_that_says_all_it_may_is_not_narrowed(self, cache: PatternCache) -> None:
+    async def test_a_pattern_with_the_most_conditions_is_not_narrowed(
+        self, cache: PatternCache
+    ) -> None:
         words = [f"w{n}" for n in range(100)]
         full = {"not": {"feature": "tool", "op": "in", "value": words}}
         plain = Content(ContentKind.STRATEGY, {"approach": "full"})
@@ -119,8 +125,10 @@ class TestRefinement:
         said = await refine(cache, TENANT)
         assert said["deprecated"] == {"count": 1, "patterns": [str(was.key)]}
 
-    async def test_what_was_given_up_was_looked_at_too(self, cache: PatternCache) -> None:
-        """To leave out what looked bad would make the rest look better."""
+    async def test_deprecated_patterns_count_in_the_discovery_rate(
+        self, cache: PatternCache
+    ) -> None:
+        """Check it because omitting failed patterns would make the others look better."""
         good = await cache.add(TENANT, pattern("good"))
         await cache.record_application(TENANT, applied(good, [GOOD] * 9))
         for n in range(9):
@@ -133,7 +141,7 @@ class TestRefinement:
                 await cache.deprecate(TENANT, each.key, "nothing speaks for it")
         assert await cache.discovered(TENANT) == before == []
 
-    async def test_one_that_fails_everywhere_is_given_up(self, cache: PatternCache) -> None:
+    async def test_a_pattern_that_fails_everywhere_is_deprecated(self, cache: PatternCache) -> None:
         was = await promoted(cache)
         await cache.record_application(TENANT, applied(was, [BAD] * 10, Arm.USED, first=day(95)))
         assert (await refine(cache, TENANT))["deprecated"]["count"] == 1
@@ -144,7 +152,7 @@ class TestRefinement:
             "condition tells where it helps"
         )
 
-    async def test_one_that_only_was_not_shown_enough_is_tried_again(
+    async def test_a_pattern_with_too_little_evidence_is_tried_again(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -157,7 +165,7 @@ class TestRefinement:
         assert (now.state, now.version) == (CANDIDATE, 2)
         assert now.applicability == was.applicability
 
-    async def test_validated_ones_that_say_the_same_become_one(self, cache: PatternCache) -> None:
+    async def test_equivalent_validated_patterns_are_merged(self, cache: PatternCache) -> None:
         one = await promoted(cache)
         law = replace(one.applicability, domains=("law",))
         two = await promoted(cache, applicability=law)
@@ -174,7 +182,7 @@ class TestRefinement:
             assert (await cache.get(TENANT, each.key)).lifecycle.replaced_by == now.key
         assert (await refine(cache, TENANT))["merged"] == NOTHING
 
-    async def test_done_again_from_wherever_it_was_cut_off_it_comes_to_the_same(
+    async def test_an_interrupted_refinement_repeated_gives_the_same_result(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         for name in ("a", "b", "c"):

@@ -1,4 +1,4 @@
-"""Heartbeats of workers: who is there, how busy, and who has gone."""
+"""Heartbeats of workers: presence, load and absence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +47,7 @@ async def until_told(owner: asyncpg.Pool, *pools: Mapping[str, Any]) -> None:
         pass
 
 
-async def test_a_worker_is_there_while_it_works(database: Database, owner: asyncpg.Pool) -> None:
+async def test_a_worker_is_listed_while_it_works(database: Database, owner: asyncpg.Pool) -> None:
     assert not await any_alive(database.pool)
     busy = Busy({"runs": 1}, DEFAULT_TENANT)
     async with heartbeats(database.pool, busy, SOON):
@@ -67,7 +67,7 @@ async def test_a_worker_is_there_while_it_works(database: Database, owner: async
     assert not await any_alive(database.pool)
 
 
-async def test_it_is_as_old_as_it_says_though_it_was_forgotten(
+async def test_a_worker_keeps_its_age_after_its_row_was_deleted(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     worker = uuid4()
@@ -78,7 +78,7 @@ async def test_it_is_as_old_as_it_says_though_it_was_forgotten(
         assert found.total_seconds() == age
 
 
-async def test_only_tenants_that_it_works_for_have_a_part(
+async def test_only_tenants_with_work_have_a_share_of_a_worker(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     one, other = await tenants(owner, 2)
@@ -92,7 +92,7 @@ async def test_only_tenants_that_it_works_for_have_a_part(
         assert found == sorted([one, one, other])
         busy.tenants = {other: {"running": 1}}
         while [row["tenant_id"] for row in await owner.fetch(of_tenants)] != sorted([one, other]):
-            pass  # the other worker's part is still there
+            pass  # the other worker's share is still there
         await owner.execute("DELETE FROM tenants WHERE id = $1", other)
         await owner.execute("DELETE FROM worker_tenants")
         asked = busy.asked
@@ -101,9 +101,7 @@ async def test_only_tenants_that_it_works_for_have_a_part(
         assert await owner.fetch(of_tenants) == []
 
 
-async def test_it_goes_on_whatever_becomes_of_a_heartbeat(
-    database: Database, owner: asyncpg.Pool
-) -> None:
+async def test_heartbeats_continue_after_errors(database: Database, owner: asyncpg.Pool) -> None:
     busy = Busy({"runs": 1})
     async with heartbeats(database.pool, busy, SOON):
         await owner.execute("ALTER TABLE workers RENAME TO away")
@@ -125,7 +123,7 @@ async def test_it_goes_on_whatever_becomes_of_a_heartbeat(
         await until_told(owner, {"runs": 2})
 
 
-async def test_a_worker_that_cannot_say_so_begins_all_the_same(
+async def test_a_worker_starts_although_its_first_heartbeat_fails(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("ALTER TABLE workers RENAME TO away")
@@ -135,7 +133,9 @@ async def test_a_worker_that_cannot_say_so_begins_all_the_same(
         await owner.execute("ALTER TABLE workers RENAME TO away")
 
 
-async def test_of_whom_nothing_was_heard_is_gone(database: Database, owner: asyncpg.Pool) -> None:
+async def test_a_worker_without_recent_heartbeats_is_removed(
+    database: Database, owner: asyncpg.Pool
+) -> None:
     beat = "SELECT beat($1, 0, '{}', $2, $3)"
     silent, lively = uuid4(), uuid4()
     await database.pool.execute(beat, silent, [DEFAULT_TENANT], ["{}"])

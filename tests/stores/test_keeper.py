@@ -1,4 +1,4 @@
-"""Vectors made in the background: by whom, when the embedder is down, and when it is another."""
+"""Background embedding: sharing of work, outages and changes of the embedder."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ async def hosted(model: FakeModel, name: str = "vectors-1") -> AsyncIterator[Ope
 
 
 async def embedded(owner: asyncpg.Pool, embedder: str, tenant: UUID = DEFAULT_TENANT) -> list[int]:
-    """The episodes that have vectors of an embedder."""
+    """Return the episodes that have vectors of an embedder."""
     rows = await owner.fetch(
         "SELECT episode_id FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 ORDER BY 1",
         *(tenant, embedder),
@@ -114,7 +114,7 @@ async def other_tenant(owner: asyncpg.Pool) -> None:
     await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", OTHER)
 
 
-async def test_what_was_stored_gets_vectors_of_its_three_texts(
+async def test_a_stored_episode_gets_vectors_of_its_three_texts(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
     await store(database, [1, 2])
@@ -135,7 +135,7 @@ async def test_what_was_stored_gets_vectors_of_its_three_texts(
     assert await keeper(database, clock).embed_due() == float("inf")
 
 
-async def test_no_tenant_waits_for_all_of_another_s(
+async def test_tenants_take_turns_in_embedding(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
     await other_tenant(owner)
@@ -164,7 +164,7 @@ async def test_workers_share_the_work(
     assert await embedded(owner, "openai:vectors-1:768") == list(range(1, 41))
 
 
-async def test_what_a_dead_worker_took_is_taken_again_after_its_lease(
+async def test_a_dead_worker_s_episodes_are_taken_again_after_its_lease(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
     await store(database, [1])
@@ -189,7 +189,7 @@ async def test_an_embedder_that_is_down_loses_nothing(
         worker = keeper(database, clock, embedder)
         assert await worker.embed_due() == 1
         await store(database, [3])
-        assert await worker.embed_due() == 1  # nobody asks it meanwhile, however often it rings
+        assert await worker.embed_due() == 1  # notices do not cause calls meanwhile
         assert len(model.embedded) == 1
         clock.now += 1
         await leases_end(owner)
@@ -203,7 +203,7 @@ async def test_an_embedder_that_is_down_loses_nothing(
     assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
 
 
-async def test_a_text_that_is_refused_keeps_no_other_from_its_vectors(
+async def test_a_refused_text_delays_no_other_vectors(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:
     await store(database, [1, 2, 3])
@@ -221,7 +221,7 @@ async def test_a_text_that_is_refused_keeps_no_other_from_its_vectors(
     assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
 
 
-async def test_what_is_searched_no_more_gets_no_vectors(
+async def test_unsearchable_episodes_get_no_vectors(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
     await store(database, [1, 2])
@@ -243,7 +243,7 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
     async with hosted(model) as new:
         worker = keeper(database, clock, new, old)
         assert await worker.change_over() == 0.5
-        assert len(await waiting(owner)) == 256  # a page
+        assert len(await waiting(owner)) == 256  # one page
         assert await worker.change_over() == 0.5
         assert len(await waiting(owner)) == 256
         await store(database, [301])
@@ -254,7 +254,7 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
             await worker.embed_due()
             await worker.change_over()
         assert await embedded(owner, new.name) == list(range(1, 302))
-        # Until then queries found the one that came meanwhile, too.
+        # Until then queries found the new episode as well.
         assert await embedded(owner, old.name) == list(range(1, 302))
         while await worker.change_over() == 0.5:
             pass
@@ -264,7 +264,7 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
     assert not await owner.fetchval("SELECT leftovers FROM memory_indexes")
 
 
-async def test_who_has_not_heard_of_the_change_finds_by_the_new_vectors_at_once(
+async def test_a_process_with_a_stale_setting_uses_the_new_vectors_at_once(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:
     await store(database, [1, 2, 3])
@@ -276,7 +276,7 @@ async def test_who_has_not_heard_of_the_change_finds_by_the_new_vectors_at_once(
         memory = EpisodicMemory(database.pool, embedders=embedders, clock=utcnow)
 
         async def nearest() -> list[int]:
-            """What has no word in common with the query is found by meaning alone."""
+            """Return the hits by vector; the query shares no word with them."""
             found = await memory.search(DEFAULT_TENANT, EVERYTHING, "irrigate", k=3)
             assert found.by_meaning
             return sorted(hit.episode.id.int for hit in found.hits if hit.episode.id)
@@ -289,7 +289,7 @@ async def test_who_has_not_heard_of_the_change_finds_by_the_new_vectors_at_once(
         assert await nearest() == [1, 2, 3]
 
 
-async def test_what_a_worker_of_before_embedded_after_the_change_is_embedded_anew(
+async def test_episodes_embedded_by_an_old_worker_get_new_vectors(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:
     await store(database, [1])
@@ -327,7 +327,7 @@ async def test_queries_stay_with_the_old_vectors_while_the_new_embedder_is_down(
     assert await of_queries(owner) == "openai:vectors-1:768"
 
 
-async def test_a_change_that_is_taken_back_leaves_nothing_of_the_other(
+async def test_a_reverted_change_leaves_no_vectors_of_the_other_embedder(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:
     await store(database, [1, 2])
@@ -347,7 +347,7 @@ async def test_a_change_that_is_taken_back_leaves_nothing_of_the_other(
     assert await of_queries(owner) == old.name
 
 
-async def test_who_has_not_the_old_embedder_goes_by_words_until_all_have_the_new_vectors(
+async def test_without_the_old_embedder_search_is_by_words_until_the_change(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:
     await store(database, [1])

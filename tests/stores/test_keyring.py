@@ -1,4 +1,4 @@
-"""What an API process knows of keys: for how long, and at whose cost."""
+"""The API process's cache of keys: lifetime and cost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from bottega.tenants.keyring import BELIEVED_S, Keyring
 from tests.tenants import Holder, holder
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
-# Whoever asks for a key that is not there waits until the test lets go of a lock.
+# A look-up of this unknown key waits until the test releases a lock.
 SLOW_FOR_STRANGERS = """
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
@@ -45,7 +45,7 @@ def time() -> Time:
 
 @pytest.fixture
 def ring(database: Database, time: Time) -> Keyring:
-    """Nothing runs beside it: it asks when it is asked."""
+    """A key ring without a background task: it asks only when called."""
     return Keyring(database.pool, database.connect, local=True, ticks=time)
 
 
@@ -67,7 +67,7 @@ async def strangers_wait(owner: asyncpg.Pool) -> AsyncIterator[None]:
         await connection.execute("SELECT pg_advisory_unlock(42)")
 
 
-async def test_a_key_is_believed_for_seconds_and_no_longer(
+async def test_a_key_is_cached_for_seconds_only(
     ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool
 ) -> None:
     found = await ring.find(held.key)
@@ -81,13 +81,13 @@ async def test_a_key_is_believed_for_seconds_and_no_longer(
     assert BELIEVED_S < 5
 
 
-async def test_only_a_whole_key_is_one(ring: Keyring, held: Holder) -> None:
+async def test_a_partial_key_is_invalid(ring: Keyring, held: Holder) -> None:
     assert await ring.find(held.key) is not None
     for wrong in (held.key[:-1], f"{held.key}x", held.key.swapcase(), held.prefix, UNKNOWN):
         assert await ring.find(wrong) is None
 
 
-async def test_a_key_that_is_used_is_looked_at_beside_the_requests(
+async def test_a_used_key_is_refreshed_in_the_background(
     database: Database, time: Time, held: Holder, owner: asyncpg.Pool
 ) -> None:
     ring = Keyring(database.pool, database.connect, local=True, ticks=time, refresh_s=0.01)
@@ -97,11 +97,13 @@ async def test_a_key_that_is_used_is_looked_at_beside_the_requests(
         while (found := await ring.find(held.key)) is None or found.scope != "read":
             await asyncio.sleep(0)
         await revoke(owner, held)
-        while await ring.find(held.key) is not None:  # though no time passes
+        while await ring.find(held.key) is not None:  # though the clock stands still
             await asyncio.sleep(0)
 
 
-async def test_who_watches_is_told(database: Database, held: Holder, owner: asyncpg.Pool) -> None:
+async def test_watchers_of_a_key_are_notified(
+    database: Database, held: Holder, owner: asyncpg.Pool
+) -> None:
     ring = Keyring(database.pool, database.connect, local=False, refresh_s=0.01)
     other = await holder(str(database.url), "umbrella")
     told: asyncio.Queue[str] = asyncio.Queue()
@@ -120,7 +122,7 @@ async def test_who_watches_is_told(database: Database, held: Holder, owner: asyn
                 pass
 
 
-async def test_open_until_there_is_a_key_and_then_never_again(
+async def test_a_server_is_open_only_until_the_first_key(
     ring: Keyring, time: Time, database_url: str, owner: asyncpg.Pool
 ) -> None:
     assert await ring.is_open()
@@ -130,11 +132,11 @@ async def test_open_until_there_is_a_key_and_then_never_again(
     await owner.execute("DELETE FROM api_keys")
     time.now += BELIEVED_S + 0.01
     assert not await ring.is_open()
-    # Nor in another process.
+    # It is closed in other processes as well.
     assert await owner.fetchval("SELECT keys_required()")
 
 
-async def test_who_was_let_in_while_it_closed_is_told(
+async def test_clients_admitted_during_closing_are_notified(
     database: Database, database_url: str
 ) -> None:
     ring = Keyring(database.pool, database.connect, local=True, refresh_s=0.01)
@@ -153,7 +155,7 @@ async def test_a_server_that_others_can_reach_is_never_open(database: Database) 
     assert not await ring.is_open()
 
 
-async def test_what_cannot_be_asked_is_neither_open_nor_good(
+async def test_without_the_database_every_key_is_refused(
     database: Database, time: Time, held: Holder, database_url: str
 ) -> None:
     opened = Keyring(database.pool, database.connect, local=True, ticks=time)
@@ -169,7 +171,7 @@ async def test_what_cannot_be_asked_is_neither_open_nor_good(
             await asking
 
 
-async def test_strangers_keep_nobody_waiting(
+async def test_unknown_keys_delay_no_valid_key(
     ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
 ) -> None:
     assert await ring.find(held.key) is not None
@@ -177,7 +179,7 @@ async def test_strangers_keep_nobody_waiting(
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     while await owner.fetchval(waiting) < 2:
         await asyncio.sleep(0)
-    time.now += BELIEVED_S + 0.01  # it must be looked at again
+    time.now += BELIEVED_S + 0.01  # it must be refreshed
     for _ in range(20):
         assert await ring.find(held.key) is not None
         time.now += BELIEVED_S + 0.01
@@ -188,7 +190,7 @@ async def test_strangers_keep_nobody_waiting(
     await asyncio.gather(*strangers, return_exceptions=True)
 
 
-async def test_too_many_strangers_are_sent_away(
+async def test_too_many_unknown_keys_are_refused(
     ring: Keyring, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyring, "_STRANGERS_WAITING", 5)
@@ -202,7 +204,7 @@ async def test_too_many_strangers_are_sent_away(
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_key_that_is_refused_is_not_looked_up_again_and_again(
+async def test_a_refused_key_is_cached(
     ring: Keyring, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyring, "_MOST_KEYS", 100)
@@ -210,7 +212,7 @@ async def test_a_key_that_is_refused_is_not_looked_up_again_and_again(
         assert await ring.find(f"{UNKNOWN}{n}") is None
     assert len(ring._refused) == 100
     await owner.execute("DROP FUNCTION find_key")
-    assert await ring.find(f"{UNKNOWN}299") is None  # it is known
+    assert await ring.find(f"{UNKNOWN}299") is None  # it is cached
     with pytest.raises(asyncpg.UndefinedFunctionError):
         await ring.find(f"{UNKNOWN}0")
     time.now += 3
@@ -218,7 +220,7 @@ async def test_a_key_that_is_refused_is_not_looked_up_again_and_again(
         await ring.find(f"{UNKNOWN}299")
 
 
-async def test_many_who_ask_at_once_share_one_question(
+async def test_concurrent_look_ups_share_one_query(
     ring: Keyring, held: Holder, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("CREATE SEQUENCE asked")

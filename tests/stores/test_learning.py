@@ -1,4 +1,4 @@
-"""The work after a run: claimed, done once, tried again, given up, and wanted anew."""
+"""Learning after a run: claiming, single execution, retries, failure and repetition."""
 
 import json
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ PATTERN = UUID(int=7)
 
 
 class Cache(PatternCache):
-    """The real one, with a pattern in it whose applications can be looked at."""
+    """The real cache, with a pattern whose applications a test can read."""
 
     async def outcomes(self, owner: asyncpg.Pool) -> list[tuple[Any, ...]]:
         rows = await owner.fetch("SELECT arm, followed, good, features FROM pattern_applications")
@@ -54,7 +54,7 @@ async def model() -> AsyncIterator[FakeModel]:
 
 @pytest.fixture
 async def thinking(database: Database, cache: Cache, model: FakeModel) -> AsyncIterator[Learning]:
-    """Learns by a model."""
+    """Learning by a model."""
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
     analyst = ModelAnalyst(provider, "thinker")
     yield Learning(database.pool, cache, analyst=analyst)
@@ -62,7 +62,7 @@ async def thinking(database: Database, cache: Cache, model: FakeModel) -> AsyncI
 
 
 async def ended(owner: asyncpg.Pool, count: int = 1, **changes: Any) -> list[Episode]:
-    """Runs that are over, with their episodes."""
+    """Store finished runs with their episodes."""
     made = []
     for number in range(count):
         run_id = uuid4()
@@ -132,7 +132,7 @@ async def test_a_model_says_what_a_run_teaches(
     assert await owner.fetchval("SELECT episode_id FROM pattern_applications") == one.id
 
 
-async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
+async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
     thinking: Learning, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
     await ended(owner, metadata=given())
@@ -150,7 +150,7 @@ async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
         assert await reflections(owner) == {}
         await make_due(owner)
     assert pauses[0] < pauses[1] < pauses[2]
-    assert len(await cache.outcomes(owner)) == 1  # what came of patterns waits for no model
+    assert len(await cache.outcomes(owner)) == 1  # outcomes of patterns need no model
     assert await thinking.learn_due() == float("inf")
     async with acting_as(thinking._pool, DEFAULT_TENANT) as connection:
         await jobs.order(connection, DEFAULT_TENANT, "nightly")
@@ -161,7 +161,7 @@ async def test_a_model_that_is_down_is_asked_again_and_in_the_end_given_up(
     assert await state(owner) == [("done", 1, None)]
 
 
-async def test_one_that_the_model_cannot_read_keeps_no_other_from_being_learned_from(
+async def test_an_episode_that_fails_the_model_delays_no_other(
     thinking: Learning, owner: asyncpg.Pool, model: FakeModel
 ) -> None:
     await ended(owner, 3)
@@ -176,7 +176,7 @@ async def test_one_that_the_model_cannot_read_keeps_no_other_from_being_learned_
     assert len(await reflections(owner)) == 2
 
 
-async def test_an_episode_that_cannot_be_read_keeps_no_other_from_being_learned_from(
+async def test_an_unreadable_episode_delays_no_other(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, 2)
@@ -187,7 +187,7 @@ async def test_an_episode_that_cannot_be_read_keeps_no_other_from_being_learned_
     assert error.startswith("an internal error (ValueError)")
 
 
-async def test_feedback_has_a_run_learned_from_anew(
+async def test_feedback_causes_learning_from_the_run_again(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
@@ -206,7 +206,7 @@ async def test_feedback_has_a_run_learned_from_anew(
     assert await reflections(owner) == before  # it is written once
 
 
-async def test_what_is_no_evidence_says_nothing_of_patterns(
+async def test_runs_without_evidence_change_no_pattern(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
@@ -216,7 +216,7 @@ async def test_what_is_no_evidence_says_nothing_of_patterns(
     assert await cache.outcomes(owner) == []
 
 
-async def test_what_was_evidence_and_is_none_any_more_is_void(
+async def test_withdrawn_evidence_is_removed(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, metadata=given())
@@ -228,7 +228,7 @@ async def test_what_was_evidence_and_is_none_any_more_is_void(
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [None]
 
 
-async def test_feedback_reaches_what_patterns_became_meanwhile(
+async def test_feedback_reaches_the_merged_pattern(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
@@ -249,7 +249,7 @@ async def test_feedback_reaches_what_patterns_became_meanwhile(
 
 
 @pytest.mark.parametrize("later", ["archived", "consolidated"])
-async def test_what_became_old_is_evidence_still(
+async def test_aged_episodes_remain_evidence(
     database: Database, owner: asyncpg.Pool, cache: Cache, later: str
 ) -> None:
     (one,) = await ended(owner, metadata=given())
@@ -265,7 +265,7 @@ async def test_what_became_old_is_evidence_still(
         assert [each for _, _, each, _ in await cache.outcomes(owner)] == [good]
 
 
-async def test_a_run_says_what_was_learned_of_it(
+async def test_a_run_shows_its_lessons(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     one, other = await ended(owner, 2, metadata=given())
@@ -294,11 +294,11 @@ async def test_a_run_says_what_was_learned_of_it(
     assert (nothing["status"], nothing["insights"], nothing["applications"]) == (None, [], [])
 
 
-async def test_whoever_died_is_followed_by_another(
+async def test_another_worker_continues_after_one_died(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner)
-    await owner.execute("SELECT due_learning(300, 10, 10)")  # and died
+    await owner.execute("SELECT due_learning(300, 10, 10)")  # claimed by a worker that dies
     learning = Learning(database.pool, cache)
     assert 0 < await learning.learn_due() <= 300
     assert await state(owner) == [("pending", 1, None)]

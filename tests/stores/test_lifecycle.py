@@ -1,4 +1,4 @@
-"""What age does to episodes, and how those go that somebody marked: page 4, M15."""
+"""The ageing of episodes, and the purge of those marked for deletion."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool 
     return marked
 
 
-async def test_over_400_days_all_are_found_as_their_age_says_and_had_whole_by_their_id(
+async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     tending = Tending(database.pool, store)
@@ -74,7 +74,7 @@ async def test_over_400_days_all_are_found_as_their_age_says_and_had_whole_by_th
     assert kept == 20
 
 
-async def test_what_was_imported_old_is_at_once_where_it_belongs(
+async def test_an_old_imported_episode_gets_its_state_at_once(
     owner: asyncpg.Pool, database: Database, lifecycle: Lifecycle
 ) -> None:
     [old] = await remember(database.pool, told("x", day(-4000)))
@@ -87,7 +87,7 @@ async def test_what_was_imported_old_is_at_once_where_it_belongs(
 
 @pytest.mark.parametrize("at", [0, 2, 3])
 @pytest.mark.parametrize("before", [True, False])
-async def test_a_store_that_fails_leaves_all_as_it_was(
+async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
 ) -> None:
     ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(4)))
@@ -123,7 +123,7 @@ async def trash(owner: asyncpg.Pool) -> set[str]:
         (400, "episode_vectors", "DELETE"),
     ],
 )
-async def test_a_step_that_is_broken_off_leaves_all_as_it_was(
+async def test_an_interrupted_step_changes_nothing(
     database: Database,
     owner: asyncpg.Pool,
     lifecycle: Lifecycle,
@@ -148,7 +148,7 @@ async def test_a_step_that_is_broken_off_leaves_all_as_it_was(
         assert set(await bodies(owner, store, episode_id)) == {"trace", "output"}
 
 
-async def test_two_that_age_the_same_episodes_at_once_do_it_once(
+async def test_concurrent_ageing_happens_once(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
 ) -> None:
     ids = await remember(
@@ -167,7 +167,7 @@ async def test_two_that_age_the_same_episodes_at_once_do_it_once(
     assert store.keys() - {row["key"] for row in named} <= await trash(owner)
 
 
-async def test_what_somebody_holds_is_left_out_and_comes_later(
+async def test_locked_episodes_are_skipped_until_later(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
 ) -> None:
     held, free = await remember(database.pool, told("a", day(0)), told("b", day(1)))
@@ -179,7 +179,7 @@ async def test_what_somebody_holds_is_left_out_and_comes_later(
     assert (await states(owner)) == {held: "aged", free: "aged"}
 
 
-async def test_many_are_done_a_page_at_a_time_and_a_call_has_an_end(
+async def test_ageing_works_in_pages_and_one_call_is_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(
@@ -193,7 +193,7 @@ async def test_many_are_done_a_page_at_a_time_and_a_call_has_an_end(
     }
 
 
-async def test_objects_that_were_claimed_too_long_ago_are_not_used(
+async def test_objects_with_an_expired_claim_are_not_used(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(database.pool, told("a", day(0)))
@@ -208,7 +208,7 @@ async def test_objects_that_were_claimed_too_long_ago_are_not_used(
     assert set((await states(owner)).values()) == {"mature"}
 
 
-async def test_nothing_that_is_not_due_can_be_moved_on(
+async def test_episodes_that_are_not_due_cannot_change_state(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
@@ -229,10 +229,10 @@ async def test_nothing_that_is_not_due_can_be_moved_on(
     assert await rows(owner) == as_it_was
 
 
-# --- Going --------------------------------------------------------------------------------------
+# --- Purging ------------------------------------------------------------------------------------
 
 
-async def test_what_is_marked_is_not_found_at_once_and_goes_after_30_days(
+async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
 ) -> None:
     gone, kept = await remember(database.pool, told("a", day(0)), told("b", day(0)))
@@ -248,7 +248,7 @@ async def test_what_is_marked_is_not_found_at_once_and_goes_after_30_days(
     }
 
 
-async def test_the_objects_of_what_goes_are_trash(
+async def test_objects_of_purged_episodes_become_trash(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
 ) -> None:
     [gone] = await remember(database.pool, told("a", day(0)))
@@ -260,7 +260,7 @@ async def test_the_objects_of_what_goes_are_trash(
 
 
 @pytest.mark.parametrize("table", ["episode_bodies", "episodes", "episode_state"])
-async def test_a_purge_that_is_broken_off_removes_nothing(
+async def test_an_interrupted_purge_removes_nothing(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, table: str
 ) -> None:
     gone, _ = await remember(database.pool, told("a", day(0)), told("b", day(0)))
@@ -274,10 +274,10 @@ async def test_a_purge_that_is_broken_off_removes_nothing(
     assert await lifecycle.purge_deleted(DEFAULT_TENANT, day(40)) == 1
 
 
-# --- Whose turn it is ----------------------------------------------------------------------------
+# --- Turns of tenants ---------------------------------------------------------------------------
 
 
-async def test_each_tenant_has_its_turn_once_in_a_while(
+async def test_each_tenant_has_its_turn_at_intervals(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     tending = Tending(database.pool, store)
@@ -294,7 +294,7 @@ async def test_each_tenant_has_its_turn_once_in_a_while(
     assert set(await tending.tend_next(day(50.05))) == {DEFAULT_TENANT, other}
 
 
-async def test_a_tenant_that_cannot_be_tended_does_not_keep_others_waiting(
+async def test_a_failing_tenant_delays_no_other(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
@@ -315,7 +315,7 @@ async def test_a_tenant_that_cannot_be_tended_does_not_keep_others_waiting(
     assert set((await states(owner)).values()) == {"aged"}
 
 
-async def test_what_is_not_embedded_yet_grows_old_all_the_same(
+async def test_episodes_without_vectors_age(
     database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
 ) -> None:
     [late] = await remember(database.pool, told("a", day(0)), embedded=False)

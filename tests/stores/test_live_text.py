@@ -1,4 +1,4 @@
-"""Writing the models' text while it comes in."""
+"""Writing the models' text while it streams."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -13,7 +13,7 @@ from bottega.runs.live_text import LiveText, Speech
 
 
 class Woken:
-    """Who is told of new text."""
+    """Recorder of notices about new text."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -38,7 +38,7 @@ async def rows(owner: asyncpg.Pool) -> list[tuple[int, int, str]]:
     return [tuple(row) for row in found]
 
 
-async def test_only_what_is_still_being_said_is_written(
+async def test_only_text_of_unfinished_calls_is_written(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     woken = Woken()
@@ -52,9 +52,9 @@ async def test_only_what_is_still_being_said_is_written(
         for one in (quick, early, slow):
             live.begin(one)
             one.listener("wo\x00rd\ud800")
-        live.end(quick)  # over before anything was written
+        live.end(quick)  # over before its text was written
         await woken.again()
-        # Not of the one whose llm.started is not in the log yet either.
+        # Nor is text of a call whose llm.started is not yet in the log.
         assert await rows(owner) == [(3, 0, "wo\ufffdrd?")]
         slow.listener(" and")
         slow.listener(" more")
@@ -62,15 +62,15 @@ async def test_only_what_is_still_being_said_is_written(
         assert (await rows(owner))[1:] == [(3, 6, " and more")]
         slow.restart()
         await woken.again()
-        slow.listener("anew")
+        slow.listener("again")
         await woken.again()
-        assert (await rows(owner))[2:] == [(3, 0, ""), (3, 0, "anew")]
+        assert (await rows(owner))[2:] == [(3, 0, ""), (3, 0, "again")]
         live.end(slow)
         while await rows(owner):
             await asyncio.sleep(0)
 
 
-async def test_what_could_not_be_written_goes_with_the_next(
+async def test_text_that_could_not_be_written_is_written_with_the_next(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     woken = Woken()

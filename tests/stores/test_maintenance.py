@@ -1,4 +1,4 @@
-"""Looks through a memory: ordered once, held by one, taken up where they were left."""
+"""Maintenance jobs of the memory: ordered once, leased by one worker, resumed after a stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +24,7 @@ NIGHT = timedelta(days=1)
 
 
 def nights(at: datetime) -> Nights:
-    """Each day at that hour."""
+    """Return a nightly schedule at that hour."""
 
     def previous(until: datetime) -> datetime:
         return at + NIGHT * ((until - at) // NIGHT)
@@ -33,7 +33,7 @@ def nights(at: datetime) -> Nights:
 
 
 class Done:
-    """Stages that say so when they are done."""
+    """Stages that record their execution."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -86,7 +86,7 @@ async def test_a_job_does_all_stages_in_order_and_keeps_its_report(
     assert None not in (ended.started_at, ended.ended_at)
 
 
-async def test_ordered_twice_it_is_one_job_until_it_is_done(
+async def test_a_second_order_returns_the_unfinished_job(
     database: Database, maintenance: Maintenance
 ) -> None:
     several = await asyncio.gather(*(maintenance.order(DEFAULT_TENANT) for _ in range(5)))
@@ -95,7 +95,7 @@ async def test_ordered_twice_it_is_one_job_until_it_is_done(
     assert await maintenance.order(DEFAULT_TENANT) not in several
 
 
-async def test_its_progress_can_be_seen_meanwhile(
+async def test_a_running_job_shows_its_progress(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
     ordered = await maintenance.order(DEFAULT_TENANT)
@@ -112,7 +112,7 @@ async def test_its_progress_can_be_seen_meanwhile(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_after_an_error_it_goes_on_with_that_stage(
+async def test_a_job_resumes_at_the_failed_stage(
     database: Database, maintenance: Maintenance, done: Done, name: str
 ) -> None:
     ordered = await maintenance.order(DEFAULT_TENANT)
@@ -134,7 +134,7 @@ async def test_after_an_error_it_goes_on_with_that_stage(
     assert (ended.status, ended.tries, ended.error) == ("done", 2, None)
 
 
-async def test_what_fails_each_time_is_given_up_and_says_why(
+async def test_a_job_that_always_fails_ends_with_the_reason(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
     ordered = await maintenance.order(DEFAULT_TENANT)
@@ -152,7 +152,7 @@ async def test_what_fails_each_time_is_given_up_and_says_why(
     assert await maintenance.order(DEFAULT_TENANT) != ordered
 
 
-async def test_who_is_stopped_hands_it_back_and_the_next_goes_on(
+async def test_a_stopped_worker_hands_its_job_to_the_next(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
     ordered = await maintenance.order(DEFAULT_TENANT)
@@ -173,10 +173,10 @@ async def test_who_is_stopped_hands_it_back_and_the_next_goes_on(
     assert (await job(database, ordered)).tries == 2
 
 
-async def test_who_lost_it_writes_nothing_more(
+async def test_a_worker_that_lost_its_lease_writes_nothing(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
 ) -> None:
-    """One that was stalled for longer than its lease, as with its machine asleep."""
+    """Stall a worker for longer than its lease, as when its machine sleeps."""
     ordered = await maintenance.order(DEFAULT_TENANT)
     other = Done()
     another = Maintenance(database.pool, other.stages())
@@ -193,7 +193,9 @@ async def test_who_lost_it_writes_nothing_more(
     assert (ended.status, ended.tries, ended.progress["mining"]["seen"]) == ("done", 2, 1)
 
 
-async def test_who_works_long_holds_it(database: Database, owner: asyncpg.Pool, done: Done) -> None:
+async def test_a_slow_worker_renews_its_lease(
+    database: Database, owner: asyncpg.Pool, done: Done
+) -> None:
     maintenance = Maintenance(database.pool, done.stages(), lease_s=0.3)
     await maintenance.order(DEFAULT_TENANT)
 
@@ -207,7 +209,7 @@ async def test_who_works_long_holds_it(database: Database, owner: asyncpg.Pool, 
     assert done.done == list(NAMES)
 
 
-async def test_one_whose_workers_all_die_ends(
+async def test_a_job_whose_workers_all_die_fails(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance
 ) -> None:
     ordered = await maintenance.order(DEFAULT_TENANT)
@@ -229,7 +231,7 @@ async def tenants(owner: asyncpg.Pool, *names: str) -> list[UUID]:
     return made
 
 
-async def test_each_tick_is_one_job_for_each_tenant_that_has_something(
+async def test_each_tick_orders_one_job_per_tenant_with_episodes(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     full, late, _ = await tenants(owner, "full", "late", "empty")
@@ -247,13 +249,13 @@ async def test_each_tick_is_one_job_for_each_tenant_that_has_something(
 
     while await several[0].work() == 0.0:
         pass
-    now = day(6.5)  # nobody was there for two nights
+    now = day(6.5)  # no worker ran for two nights
     await several[1].begin_nights()
     rows = await owner.fetch("SELECT tenant_id, tick FROM memory_jobs WHERE status = 'pending'")
     assert {tuple(row) for row in rows} == {(full, day(6)), (late, day(6))}
 
 
-async def test_a_night_waits_for_a_job_that_somebody_ordered(
+async def test_a_nightly_job_waits_for_an_ordered_one(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     (tenant,) = await tenants(owner, "full")
@@ -269,14 +271,16 @@ async def test_a_night_waits_for_a_job_that_somebody_ordered(
     assert [row["tick"] for row in ticks] == [None, day(3)]
 
 
-async def test_without_nights_nothing_begins(database: Database, maintenance: Maintenance) -> None:
+async def test_without_a_schedule_no_job_starts(
+    database: Database, maintenance: Maintenance
+) -> None:
     assert await maintenance.begin_nights() == float("inf")
 
 
 # --- Reading them -------------------------------------------------------------------------------
 
 
-async def test_jobs_are_listed_and_the_oldest_go(
+async def test_jobs_are_listed_and_the_oldest_are_deleted(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance
 ) -> None:
     await owner.execute(
@@ -309,7 +313,7 @@ def care(database: Database, database_url: str) -> Indices:
     return Indices(as_maintenance, least_changes=50)
 
 
-async def test_tables_are_analysed_once_a_night_and_indexes_rebuilt_where_it_is_worth_it(
+async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
     database: Database, owner: asyncpg.Pool, care: Indices
 ) -> None:
     await remember(database.pool, *(told(f"export {n}", day(1)) for n in range(20)))
@@ -343,7 +347,7 @@ async def filenodes(owner: asyncpg.Pool) -> dict[str, int]:
     return {row["relname"]: row["relfilenode"] for row in rows}
 
 
-async def test_one_process_at_a_time_and_what_a_killed_one_left_is_dropped(
+async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
     owner: asyncpg.Pool, care: Indices
 ) -> None:
     holder = await care.connect()
@@ -361,9 +365,7 @@ async def test_one_process_at_a_time_and_what_a_killed_one_left_is_dropped(
     assert "ix_patterns_state_ccnew" not in await filenodes(owner)
 
 
-async def test_a_table_that_somebody_is_at_waits_for_another_night(
-    owner: asyncpg.Pool, care: Indices
-) -> None:
+async def test_a_locked_table_waits_for_another_night(owner: asyncpg.Pool, care: Indices) -> None:
     impatient = replace(care, patience_s=0.01)
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE episode_tags IN SHARE UPDATE EXCLUSIVE MODE")
@@ -372,7 +374,7 @@ async def test_a_table_that_somebody_is_at_waits_for_another_night(
     assert (await impatient.care())["analysed"] == 1, "that one, now that nobody is"
 
 
-async def test_the_role_reads_nothing_and_who_may_not_take_it_goes_on_without(
+async def test_the_index_role_reads_no_rows_and_is_optional(
     database: Database, owner: asyncpg.Pool, database_url: str, care: Indices
 ) -> None:
     connection = await care.connect()

@@ -1,4 +1,4 @@
-"""What a process keeps of the patterns, and that it hears when another one changes them."""
+"""A process's cache of patterns, and its notices about changes by other processes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ WITHIN_S = 20
 
 @asynccontextmanager
 async def hearing(database: Database, **more: Any) -> AsyncIterator[Matchers]:
-    """Matchers that hear of changes."""
+    """Yield matchers that listen for changes."""
     matchers = Matchers(database.pool, database.connect, **more)
     async with background(matchers.run):
         await until_it_hears(matchers)
@@ -65,7 +65,7 @@ async def read(database: Database, pattern_id: UUID) -> Pattern:
         return (await pattern_rows.load(connection, DEFAULT_TENANT, [pattern_id]))[pattern_id]
 
 
-async def test_a_matcher_is_loaded_once_and_has_what_is_live(database: Database) -> None:
+async def test_a_matcher_is_loaded_once_with_the_live_patterns(database: Database) -> None:
     live = [await add(database), await add(database, "CANDIDATE")]
     for state in (PatternState.IN_REVIEW, PatternState.DEPRECATED):
         await add(database, state)
@@ -77,7 +77,9 @@ async def test_a_matcher_is_loaded_once_and_has_what_is_live(database: Database)
         assert await found(matchers) == live[:1]
 
 
-async def test_a_change_by_another_process_is_heard(database: Database, database_url: str) -> None:
+async def test_a_change_by_another_process_is_noticed(
+    database: Database, database_url: str
+) -> None:
     async with hearing(database) as matchers, open_database(database_url) as other:
         assert await found(matchers) == []
         first = await add(other)
@@ -100,7 +102,7 @@ async def test_a_change_concerns_one_tenant(database: Database, owner: asyncpg.P
         assert await found(matchers, tenant) == [theirs]
 
 
-async def test_nothing_is_kept_while_nothing_is_heard(
+async def test_nothing_is_cached_while_the_listener_is_disconnected(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     async with hearing(database) as matchers:
@@ -115,14 +117,14 @@ async def test_nothing_is_kept_while_nothing_is_heard(
         assert await matchers.of(DEFAULT_TENANT) is not kept
 
 
-async def test_who_does_not_listen_reads_each_time(database: Database) -> None:
+async def test_a_process_that_does_not_listen_reads_each_time(database: Database) -> None:
     matchers = Matchers(database.pool, database.connect)
     assert await found(matchers) == []
     added = await add(database)
     assert await found(matchers) == [added]
 
 
-async def test_what_changes_while_it_is_loaded_is_not_missed(database: Database) -> None:
+async def test_a_change_during_loading_is_not_missed(database: Database) -> None:
     async with hearing(database) as matchers:
         loading = asyncio.ensure_future(matchers.of(DEFAULT_TENANT))
         while not matchers._loading:
@@ -143,9 +145,7 @@ async def test_a_database_that_fails_is_asked_again(
         assert await found(matchers) == []
 
 
-async def test_a_pattern_that_is_read_often_is_kept_until_it_changes(
-    database: Database, database_url: str
-) -> None:
+async def test_a_pattern_is_cached_until_it_changes(database: Database, database_url: str) -> None:
     added = await add(database)
     reads: list[UUID] = []
     now = 0.0
@@ -172,7 +172,7 @@ async def test_a_pattern_that_is_read_often_is_kept_until_it_changes(
                 await asyncio.sleep(0)
 
 
-async def test_only_so_many_patterns_are_kept_and_none_for_another_tenant(
+async def test_the_cache_is_bounded_and_separate_for_each_tenant(
     database: Database,
 ) -> None:
     new = Pattern("p", Category.DOMAIN, Content(ContentKind.HEURISTIC))

@@ -1,4 +1,4 @@
-"""The memory benchmark still runs, and measures what it says: on very few episodes."""
+"""The memory benchmark, run on very few episodes."""
 
 import pytest
 

@@ -182,14 +182,14 @@ async def test_tables_in_code_and_in_the_database_agree(database: Database) -> N
         assert await connection.run_sync(compare) == []
 
 
-async def test_the_queue_is_installed_as_its_library_wants_it(database: Database) -> None:
+async def test_the_queue_is_installed_as_its_library_requires(database: Database) -> None:
     async with database.pool.acquire() as connection:
         queries = Queries(AsyncpgDriver(connection), QueryBuilderEnvironment(ENGINE))
         plan = await queries.plan_upgrade()
     assert list(plan.statements) == []
 
 
-def test_the_newest_migration_is_the_one_the_code_asks_for() -> None:
+def test_the_newest_migration_is_the_one_in_the_code() -> None:
     script = ScriptDirectory.from_config(migrate.alembic_config("postgresql://"))
     assert script.get_current_head() == migrate.head()
 

@@ -1,4 +1,4 @@
-"""What a worker does for many tenants at once, and that none of them can hold up the others."""
+"""Work of a worker for many tenants at once, where none may delay the others."""
 
 from collections import Counter
 from typing import Any
@@ -12,14 +12,14 @@ from tests.stores.test_turns import NEW, accept, tenants
 
 
 async def impatient(database: Database) -> asyncpg.Connection:
-    """A connection on which who waits for a lock fails."""
+    """Open a connection that fails instead of waiting for a lock."""
     connection = await database.connect()
     await connection.execute("SET lock_timeout = '1s'")
     return connection
 
 
 async def claimed(database: Database, tenant: UUID) -> tuple[UUID, dict[str, Any]]:
-    """A run of a tenant that a worker has, and its claim."""
+    """Return a run of a tenant, claimed by a worker, and its claim."""
     async with acting_as(database.pool, tenant) as connection:
         run_id = await accept(connection, tenant)
     claim = await database.pool.fetchval("SELECT claim_run($1, $2, 60)", tenant, run_id)
@@ -37,7 +37,7 @@ async def test_leases_are_renewed_though_a_run_is_being_deleted(
         await deleting.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[0])
         query = "SELECT renew_leases($1, $2, $3, 60) AS id"
         rows = await renewing.fetch(query, names, runs, [1, 1])
-    assert {row["id"] for row in rows} == set(runs)  # both are still this worker's
+    assert {row["id"] for row in rows} == set(runs)  # this worker still has both
     renewed = await owner.fetch("SELECT id FROM runs WHERE leased_until > now()")
     assert [row["id"] for row in renewed] == [runs[1]]
     rows = await renewing.fetch(query, names, runs, [1, 2])
@@ -64,7 +64,7 @@ async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(
 async def test_webhooks_of_many_tenants_leave_room_for_one_more(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    """As many of them as fill all that is sent at a time, and always more to be sent."""
+    """Fill every delivery place with one tenant's webhooks, with more always waiting."""
     names = [UUID(int=number) for number in range(1, 6)]
     new = to_json({**NEW, "priority": 5, "webhook_url": "http://example.com/"}).decode()
     for name, count in zip(names, (50, 50, 50, 50, 1), strict=True):

@@ -22,12 +22,12 @@ EPISODE = UUID(int=8)
 
 @dataclass
 class Place:
-    """Where objects are.
+    """Storage place for objects.
 
     Attributes:
-        objects: the same as others see it.
-        break_down: makes it unreachable.
-        write: puts bytes there as they are, beside ``Objects``.
+        objects: the same storage as another process sees it.
+        break_down: makes the storage unreachable.
+        write: stores raw bytes without ``Objects``.
     """
 
     url: str
@@ -103,7 +103,7 @@ def a_key(part: str = "trace") -> str:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"long " * 200_000, os.urandom(6_000_000)])
-async def test_what_was_put_comes_back(place: Place, body: bytes) -> None:
+async def test_a_stored_object_is_read_back(place: Place, body: bytes) -> None:
     objects, key = place.open(), a_key()
 
     await objects.put(key, body)
@@ -112,7 +112,7 @@ async def test_what_was_put_comes_back(place: Place, body: bytes) -> None:
     assert await place.open().get(key) == body  # as another process sees it
 
 
-async def test_each_key_has_its_own(place: Place) -> None:
+async def test_each_key_has_its_own_object(place: Place) -> None:
     objects = place.open()
     keys = [new_key(uuid4(), uuid4(), "output") for _ in range(20)]
 
@@ -121,7 +121,7 @@ async def test_each_key_has_its_own(place: Place) -> None:
     assert await asyncio.gather(*map(objects.get, keys)) == [key.encode() for key in keys]
 
 
-async def test_put_again_replaces(place: Place) -> None:
+async def test_a_second_put_replaces_the_object(place: Place) -> None:
     objects, key = place.open(), a_key()
     await objects.put(key, b"one")
     await objects.put(key, b"two")
@@ -129,7 +129,7 @@ async def test_put_again_replaces(place: Place) -> None:
     assert await objects.get(key) == b"two"
 
 
-async def test_deleted_ones_are_gone_and_missing_ones_no_matter(place: Place) -> None:
+async def test_deleting_removes_an_object_and_ignores_missing_ones(place: Place) -> None:
     objects = place.open()
     keys = [a_key() for _ in range(3)]
     for key in keys[:2]:
@@ -144,7 +144,7 @@ async def test_deleted_ones_are_gone_and_missing_ones_no_matter(place: Place) ->
             await objects.get(key)
 
 
-async def test_what_is_not_what_was_written_is_never_handed_out(place: Place) -> None:
+async def test_a_corrupted_object_is_never_returned(place: Place) -> None:
     objects = place.open()
     good = pack(b"the trace of a run")
     broken = [b"", b"BTG1", good[:-1], good + b"x", good[:5] + b"\x00" + good[6:], good[4:]]
@@ -165,14 +165,14 @@ async def test_what_is_not_what_was_written_is_never_handed_out(place: Place) ->
         *(f"{TENANT}/{EPISODE}/{part}" for part in ("trace\x00", "a/b", "%2e%2e", "..")),
     ],
 )
-async def test_a_key_of_another_form_is_refused(place: Place, key: str) -> None:
+async def test_a_malformed_key_is_refused(place: Place, key: str) -> None:
     objects = place.open()
     for attempt in (objects.put(key, b""), objects.get(key), objects.delete([key])):
         with pytest.raises(InvalidInputError):
             await attempt
 
 
-async def test_a_store_that_is_down_says_so(place: Place) -> None:
+async def test_a_store_that_is_down_raises_an_error(place: Place) -> None:
     objects, key = place.open(), a_key()
     await objects.put(key, b"x")
     place.break_down()
@@ -183,7 +183,7 @@ async def test_a_store_that_is_down_says_so(place: Place) -> None:
         await objects.delete([key])
 
 
-async def test_s3_that_is_down_takes_nothing(s3: Place) -> None:
+async def test_writing_to_s3_that_is_down_fails(s3: Place) -> None:
     objects = s3.open()
     s3.break_down()
 
@@ -209,6 +209,6 @@ async def test_the_folder_is_closed_to_others(folder: Place, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x/y", "http://x/y", "memory:///", "s3://", ""])
-def test_an_address_that_cannot_be_used_is_found_at_once(url: str) -> None:
+def test_an_invalid_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInputError, match="BOTTEGA_OBJECTS_URL"):
         Objects(url)

@@ -1,4 +1,4 @@
-"""The pattern cache on its rows: page 4, M22 to M25."""
+"""The pattern cache on its database rows."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def cache(database: Database, clock: Hands) -> PatternCache:
 
 
 def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
-    """It hears of nothing, so it reads all anew."""
+    """Return a cache that gets no notices, so it reads everything again."""
     matchers = Matchers(database.pool, database.connect)
     return PatternCache(
         database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
@@ -106,7 +106,7 @@ def applied(
     baseline: float = 0.5,
     **more: Any,
 ) -> list[Application]:
-    """Applications of no episode, a minute apart."""
+    """Return applications without episodes, a minute apart."""
     return [
         Application(
             pattern_id=of.key,
@@ -129,7 +129,7 @@ async def counts(owner: asyncpg.Pool) -> list[asyncpg.Record]:
 
 
 async def promoted(cache: PatternCache, **more: Any) -> Pattern:
-    """A pattern that was validated: 18 of 20 went well."""
+    """Add a pattern that was validated with 18 successes of 20."""
     added = await cache.add(TENANT, pattern(**more))
     await cache.record_application(TENANT, applied(added, [BAD] * 2 + [GOOD] * 18))
     [found] = await cache.validate(TENANT, [added.key])
@@ -138,7 +138,7 @@ async def promoted(cache: PatternCache, **more: Any) -> Pattern:
 
 
 class TestOne:
-    async def test_what_is_added_is_read_back_as_a_candidate(
+    async def test_a_new_pattern_is_read_back_as_a_candidate(
         self, database: Database, cache: PatternCache
     ) -> None:
         episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
@@ -148,13 +148,13 @@ class TestOne:
         assert added == await cache.get(TENANT, added.key)
         assert (added.state, added.version, added.key.version) == (CANDIDATE, 1, 7)
 
-    async def test_one_that_cannot_be_used_is_refused(self, cache: PatternCache) -> None:
+    async def test_an_unusable_pattern_is_refused(self, cache: PatternCache) -> None:
         wrong = Applicability(conditions=({"feature": "tool", "op": "is", "value": 1},))
         with pytest.raises(InvalidInputError) as caught:
             await cache.add(TENANT, pattern(applicability=wrong))
         assert caught.value.pointer == "/applicability/conditions/0/op"
 
-    async def test_the_same_is_kept_once_whoever_comes_first(
+    async def test_concurrent_equal_patterns_are_stored_once(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         new = pattern(fingerprint="f")
@@ -163,7 +163,7 @@ class TestOne:
         assert await owner.fetchval("SELECT count(*) FROM patterns") == 1
         assert (await cache.add(TENANT, pattern(fingerprint="g"))).id != added[0].id
 
-    async def test_one_that_was_given_up_comes_back_if_enough_was_seen_since(
+    async def test_a_deprecated_pattern_returns_after_enough_new_episodes(
         self, database: Database, cache: PatternCache, clock: Hands
     ) -> None:
         added = await cache.add(TENANT, pattern(fingerprint="f"))
@@ -185,7 +185,7 @@ class TestOne:
         assert back.lifecycle.reason is None
         assert set(back.evidence.mined_from) == {*before, *since}
 
-    async def test_one_that_was_replaced_does_not_come_back(
+    async def test_a_replaced_pattern_does_not_return(
         self, database: Database, cache: PatternCache
     ) -> None:
         added = await cache.add(TENANT, pattern(fingerprint="f"))
@@ -211,7 +211,7 @@ class TestOne:
         domain = PatternFilter(states=(CANDIDATE,), categories=(Category.DOMAIN,))
         assert [each.name for each in await cache.page(TENANT, domain, limit=9)] == ["2", "4"]
 
-    async def test_another_tenants_are_not_there(
+    async def test_patterns_of_another_tenant_are_not_found(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await cache.add(TENANT, pattern(fingerprint="f"))
@@ -231,7 +231,7 @@ class TestOne:
 
 
 class TestUpdate:
-    async def test_what_says_something_else_starts_over(self, cache: PatternCache) -> None:
+    async def test_a_pattern_with_a_new_meaning_starts_over(self, cache: PatternCache) -> None:
         was = await promoted(cache)
         changes = {"applicability": replace(was.applicability, domains=("law",)), "summary": "New."}
         now = await cache.update(TENANT, was.key, 1, changes)
@@ -245,14 +245,14 @@ class TestUpdate:
     @pytest.mark.parametrize(
         "changes", [{"summary": "New."}, {"name": "New"}, {"guide": Guide(how="New.")}]
     )
-    async def test_what_runs_read_is_not_changed_without_a_trial(
+    async def test_a_change_of_the_rendered_text_needs_a_new_trial(
         self, cache: PatternCache, changes: dict[str, Any]
     ) -> None:
         was = await promoted(cache)
         now = await cache.update(TENANT, was.key, 1, changes)
         assert (now.version, now.state, now.evidence.applications) == (2, CANDIDATE, 0)
 
-    async def test_what_no_run_reads_keeps_its_evidence(
+    async def test_a_change_that_is_not_rendered_keeps_the_evidence(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         was = await promoted(cache)
@@ -263,19 +263,17 @@ class TestUpdate:
         assert (now.version, now.state) == (2, VALIDATED)
         [found] = await cache.validate(TENANT, [was.key])
         assert (found.good, found.applications) == (19, 21)
-        # What comes later of a run that was given version 1 is not another application.
+        # A later outcome of a run that was given version 1 is not a second application.
         assert await cache.record_application(TENANT, [replace(late[0], good=BAD)]) == 1
         [found] = await cache.validate(TENANT, [was.key])
         assert (found.good, found.applications) == (18, 21)
         assert len(await counts(owner)) == 21
 
-    async def test_what_changes_nothing_makes_no_version(self, cache: PatternCache) -> None:
+    async def test_an_update_without_changes_makes_no_version(self, cache: PatternCache) -> None:
         added = await cache.add(TENANT, pattern())
         assert await cache.update(TENANT, added.key, 1, {"content": added.content}) == added
 
-    async def test_of_two_who_change_the_same_version_one_is_told(
-        self, cache: PatternCache
-    ) -> None:
+    async def test_of_two_changes_to_one_version_one_is_refused(self, cache: PatternCache) -> None:
         added = await cache.add(TENANT, pattern())
         done = await asyncio.gather(
             *(cache.update(TENANT, added.key, 1, {"summary": each}) for each in "abc"),
@@ -288,7 +286,7 @@ class TestUpdate:
 
 class TestApplications:
     @pytest.mark.parametrize("arm", [Arm.TRIAL, Arm.CONTROL, Arm.USED, Arm.WITHHELD])
-    async def test_what_the_lot_gave_a_run_is_no_matter_of_reports(
+    async def test_reports_cannot_change_an_assignment(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, arm: Arm
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -300,11 +298,11 @@ class TestApplications:
         assert await cache.record_application(TENANT, [first]) == 1
         reported = [replace(each, arm=Arm.REPORTED, good=GOOD) for each in (first, second)]
         assert await cache.record_application(TENANT, reported) == 0
-        # That of the second is not known yet, and nobody gets ahead of it.
+        # The outcome of the second is unknown, and no later one is counted before it.
         assert await cache.record_application(TENANT, [second]) == 1
         assert [(row["arm"], row["good"]) for row in await counts(owner)] == [(arm, BAD)] * 2
 
-    async def test_a_run_that_repeats_another_one_is_no_second_witness(
+    async def test_a_repeated_run_is_not_counted_twice(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -322,14 +320,14 @@ class TestApplications:
         )
         tries = [replace(applied(added, [BAD])[0], episode_id=each) for each in ids]
         again = [replace(each, good=GOOD) for each in tries[1:]]
-        # That of the first says nothing, so it is no witness; the next one is.
+        # The first run's outcome is unknown and not counted, so the next run's is.
         nothing = replace(tries[0], good=None)
         assert await cache.record_application(TENANT, [nothing, again[0], again[1]]) == 2
         assert await cache.record_application(TENANT, [again[2]]) == 0
         good = [row["good"] for row in await counts(owner)]
         assert sorted(good, key=str) == [None, GOOD]
 
-    async def test_episodes_that_are_gone_are_named_nowhere(
+    async def test_ids_of_deleted_episodes_are_removed(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         [kept, gone] = await remember(database.pool, told("a"), told("b"), embedded=False)
@@ -338,7 +336,7 @@ class TestApplications:
         evidence = Evidence(mined_from=(kept, gone))
         assert (await cache.add(TENANT, pattern(evidence=evidence))).evidence.mined_from == (kept,)
 
-    async def test_one_that_is_erased_meanwhile_is_named_nowhere(
+    async def test_an_episode_erased_meanwhile_is_not_named(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -359,7 +357,7 @@ class TestApplications:
         await erasing
         assert [row["episode_id"] for row in await counts(owner)] == [None]
 
-    async def test_they_count_once_and_the_last_word_counts(
+    async def test_applications_count_once_with_the_last_outcome(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -376,13 +374,13 @@ class TestApplications:
         assert await cache.record_application(TENANT, [*first[:1], *later]) == 1
         rows = await counts(owner)
         assert [row["good"] for row in rows] == [BAD, None]
-        assert rows[0]["baseline_rate"] == 0.5  # what it was before the outcome was known
+        assert rows[0]["baseline_rate"] == 0.5  # the rate before this outcome was known
         found = await cache.get(TENANT, added.key)
         assert found.lifecycle.uses == 2
         assert found.evidence.contrary == (episodes[0],)
         assert found.evidence.supporting == ()
 
-    async def test_of_no_evidence(
+    async def test_untrusted_episodes_are_no_evidence(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         source, trusted = await remember(database.pool, told("s"), told("t"), embedded=False)
@@ -408,7 +406,7 @@ class TestApplications:
         assert [row["episode_id"] for row in await counts(owner)] == [trusted]
         assert (await cache.get(TENANT, added.key)).lifecycle.uses == 1
 
-    async def test_what_was_not_given_is_no_use(self, cache: PatternCache) -> None:
+    async def test_a_withheld_pattern_is_not_used(self, cache: PatternCache) -> None:
         added = await cache.add(TENANT, pattern())
         for arm in (Arm.CONTROL, Arm.WITHHELD):
             await cache.record_application(TENANT, applied(added, [GOOD], arm))
@@ -416,7 +414,7 @@ class TestApplications:
         [found] = await cache.validate(TENANT)
         assert found.applications == 0
 
-    async def test_one_that_only_fails_from_now_on_leaves_within_ten(
+    async def test_a_validated_pattern_leaves_within_ten_failures(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -437,7 +435,7 @@ class TestApplications:
         assert now.lifecycle.reason is not None
         assert now.lifecycle.reason.startswith("declined: ")
 
-    async def test_one_that_does_harm_goes_into_review(self, cache: PatternCache) -> None:
+    async def test_a_harmful_pattern_goes_into_review(self, cache: PatternCache) -> None:
         was = await promoted(cache)
         used = applied(was, [GOOD, BAD] * 40, Arm.USED, first=day(95))
         await cache.record_application(TENANT, used)
@@ -453,7 +451,7 @@ class TestApplications:
             "from"
         )
 
-    async def test_many_at_once_beside_each_other(
+    async def test_concurrent_applications_are_all_counted(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = [await cache.add(TENANT, pattern(str(n))) for n in range(3)]
@@ -472,7 +470,7 @@ class TestApplications:
         for each in added:
             assert (await cache.get(TENANT, each.key)).lifecycle.uses == 20
 
-    async def test_within_somebody_elses_transaction(
+    async def test_applications_join_the_caller_s_transaction(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -483,7 +481,7 @@ class TestApplications:
 
 
 class TestValidation:
-    async def test_five_of_five_are_significant_and_not_enough(self, cache: PatternCache) -> None:
+    async def test_five_successes_of_five_do_not_promote(self, cache: PatternCache) -> None:
         added = await cache.add(TENANT, pattern())
         await cache.record_application(TENANT, applied(added, [GOOD] * 5))
         [found] = await cache.validate(TENANT, [added.key])
@@ -497,7 +495,7 @@ class TestValidation:
         assert 1 < now.e_value < 20
         assert now.validated_at == NOW
 
-    async def test_promotion_and_no_change_at_a_second_look(
+    async def test_promotion_is_not_repeated(
         self, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -509,7 +507,7 @@ class TestValidation:
         assert again.was is again.state is VALIDATED
         assert await owner.fetch("SELECT * FROM patterns") == rows
 
-    async def test_the_verdict_looks_back_and_the_e_value_at_all(
+    async def test_the_verdict_uses_recent_and_the_e_value_all_evidence(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -522,7 +520,9 @@ class TestValidation:
         now = await cache.get(TENANT, was.key)
         assert now.evidence.confidence == was.evidence.confidence
 
-    async def test_each_application_against_its_own_baseline(self, cache: PatternCache) -> None:
+    async def test_each_application_is_compared_with_its_own_baseline(
+        self, cache: PatternCache
+    ) -> None:
         added = await cache.add(TENANT, pattern())
         easy = applied(added, [GOOD] * 18 + [BAD] * 2, baseline=0.9)
         await cache.record_application(TENANT, easy)
@@ -531,7 +531,7 @@ class TestValidation:
         assert found.baseline.rate == pytest.approx(0.9)
         assert found.e_value < 2
 
-    async def test_what_it_saves(self, cache: PatternCache) -> None:
+    async def test_savings_are_computed(self, cache: PatternCache) -> None:
         added = await cache.add(TENANT, pattern())
         await cache.record_application(
             TENANT, applied(added, [GOOD] * 5, duration_s=2.0, tokens=100)
@@ -544,7 +544,7 @@ class TestValidation:
         found = (await cache.get(TENANT, added.key)).evidence
         assert (found.time_saved_s, found.tokens_saved) == (3.0, 200.0)
 
-    async def test_a_validated_one_that_is_no_better_any_more_falls(
+    async def test_a_validated_pattern_without_benefit_is_demoted(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -559,7 +559,7 @@ class TestValidation:
         assert found.reason.startswith("6 of 8 applications in 90 days went well")
         assert (await cache.get(TENANT, was.key)).lifecycle.reason == found.reason
 
-    async def test_promotion_may_need_the_false_discovery_rate(
+    async def test_promotion_can_require_the_false_discovery_rate(
         self, database: Database, clock: Hands
     ) -> None:
         strict = cache_of(database, clock, fdr_required=True)
@@ -579,7 +579,7 @@ class TestValidation:
         [found] = await cache_of(database, clock).validate(TENANT, [good.key])
         assert found.state is VALIDATED
 
-    async def test_all_are_judged_however_many(
+    async def test_validation_covers_all_pages(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await cache.add(TENANT, pattern())
@@ -597,7 +597,9 @@ class TestValidation:
 
 
 class TestDeprecation:
-    async def test_one_is_kept_with_what_replaces_it(self, cache: PatternCache) -> None:
+    async def test_a_deprecated_pattern_is_kept_with_its_replacement(
+        self, cache: PatternCache
+    ) -> None:
         one, other = await cache.add(TENANT, pattern("1")), await cache.add(TENANT, pattern("2"))
         now = await cache.deprecate(TENANT, one.key, "too old", other.key)
         assert (now.state, now.version) == (DEPRECATED, 1)
@@ -608,7 +610,7 @@ class TestDeprecation:
             with pytest.raises(InvalidInputError):
                 await cache.deprecate(TENANT, other.key, "too old", by)
 
-    async def test_others_are_told_of_what_matters_and_of_mere_uses_not(
+    async def test_other_processes_are_notified_of_changes_but_not_of_uses(
         self, cache: PatternCache, owner: asyncpg.Pool, database_url: str
     ) -> None:
         heard: asyncio.Queue[str] = asyncio.Queue()
@@ -617,7 +619,7 @@ class TestDeprecation:
             await listener.add_listener(CHANNEL, lambda *said: heard.put_nowait(said[3]))
 
             async def news() -> list[str]:
-                """What was said up to here; it is heard in the order in which it was."""
+                """Return the notices up to here; they arrive in the order of sending."""
                 await owner.execute(f"NOTIFY {CHANNEL}, 'here'")
                 found = []
                 while (said := await heard.get()) != "here":
@@ -662,7 +664,7 @@ class TestMerging:
         await cache.record_application(TENANT, of(two, [ids[0], *ids[5:12]]))
         await cache.validate(TENANT)
         now = await cache.merge(TENANT, [two.key, one.key])
-        # 2 to 11: the first two are those that one of them was found in.
+        # 2 to 11: the first two are the episodes from which one pattern was mined.
         assert now.evidence.applications == 10
         assert set(now.evidence.supporting) == set(ids[2:])
         assert set(now.evidence.mined_from) == set(ids[:2])
@@ -679,7 +681,7 @@ class TestMerging:
         with pytest.raises(InvalidInputError, match="is deprecated"):
             await cache.merge(TENANT, [one.key, now.key])
 
-    async def test_what_cannot_become_one(self, cache: PatternCache) -> None:
+    async def test_incompatible_patterns_are_not_merged(self, cache: PatternCache) -> None:
         one = await cache.add(TENANT, pattern("1"))
         other = await cache.add(TENANT, pattern("2", category=Category.DOMAIN))
         with pytest.raises(InvalidInputError, match="one category"):
@@ -690,7 +692,7 @@ class TestMerging:
             await cache.merge(TENANT, [one.key, uuid4()])
         assert (await cache.get(TENANT, one.key)).state is CANDIDATE
 
-    async def test_what_is_similar(self, cache: PatternCache) -> None:
+    async def test_similar_patterns_are_found(self, cache: PatternCache) -> None:
         one = await cache.add(TENANT, pattern("1"))
         same = await cache.add(TENANT, pattern("same"))
         near = await cache.add(
@@ -710,7 +712,7 @@ class TestMerging:
 
 
 class TestPruning:
-    async def test_candidates_of_low_value_go(self, cache: PatternCache, clock: Hands) -> None:
+    async def test_low_value_candidates_are_pruned(self, cache: PatternCache, clock: Hands) -> None:
         harmful, hopeless, good, fresh = [
             await cache.add(TENANT, pattern(name)) for name in ("harmful", "hopeless", "good", "f")
         ]
@@ -730,7 +732,9 @@ class TestPruning:
         clock.now += timedelta(days=91)
         assert set(await cache.prune_low_value(TENANT)) == {good.key, fresh.key}
 
-    async def test_what_proved_good_stays(self, cache: PatternCache, clock: Hands) -> None:
+    async def test_validated_patterns_are_not_pruned(
+        self, cache: PatternCache, clock: Hands
+    ) -> None:
         await promoted(cache)
         clock.now += timedelta(days=400)
         assert await cache.prune_low_value(TENANT) == []
@@ -744,7 +748,7 @@ class TestWhichApply:
         "tool": "look",
     }
 
-    async def test_only_validated_ones_are_found(self, cache: PatternCache) -> None:
+    async def test_only_validated_patterns_are_found(self, cache: PatternCache) -> None:
         await cache.add(TENANT, pattern())
         was = await promoted(cache)
         [found] = await cache.find_applicable(TENANT, self.task)
@@ -754,9 +758,7 @@ class TestWhichApply:
         assert [each.pattern.id for each in strategic] == [was.id]
         assert await cache.find_applicable(TENANT, self.task, category=Category.DOMAIN) == []
 
-    async def test_what_is_about_failures_is_found_when_something_failed(
-        self, cache: PatternCache
-    ) -> None:
+    async def test_patterns_about_failures_match_failures(self, cache: PatternCache) -> None:
         strategic = await promoted(cache)
         recovery = await promoted(cache, category=Category.RECOVERY)
 
@@ -768,7 +770,7 @@ class TestWhichApply:
         assert await ids(self.task, failure_signature="f") == [recovery.key]
         assert await ids(self.task | {"error_type": "Timeout"}) == [recovery.key]
 
-    async def test_of_very_many_candidates_some_are_compared(self, cache: PatternCache) -> None:
+    async def test_the_number_of_compared_candidates_is_bounded(self, cache: PatternCache) -> None:
         async with acting_as(cache._pool, TENANT) as connection:
             document = pattern(applicability=Applicability()).document
             await connection.execute(
@@ -779,7 +781,7 @@ class TestWhichApply:
             )
         assert len(await cache.candidates(TENANT, {"task_type": "report"})) == 200
 
-    async def test_a_tenant_keeps_so_many_that_were_given(
+    async def test_patterns_added_by_a_tenant_are_bounded(
         self, cache: PatternCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(curating, "MOST_GIVEN", 2)
@@ -789,7 +791,7 @@ class TestWhichApply:
             await cache.add(TENANT, pattern("one more"))
         await cache.add(TENANT, pattern("mined", fingerprint="f"))
 
-    async def test_the_most_promising_candidate_comes_first_and_then_the_lot(
+    async def test_the_most_promising_candidate_is_first_then_random_ones(
         self, cache: PatternCache
     ) -> None:
         names = ("failed", "new", "also new", "went well")
@@ -806,7 +808,7 @@ class TestWhichApply:
 
 
 class TestBaselines:
-    async def test_like_tasks_that_were_not_given_it(
+    async def test_the_baseline_is_similar_tasks_without_the_pattern(
         self, database: Database, cache: PatternCache
     ) -> None:
         one, two = [await cache.add(TENANT, pattern(each)) for each in "12"]
@@ -835,7 +837,9 @@ class TestBaselines:
         assert await cache.baselines(TENANT, [two], {"task_type": "none"}) == {two.key: Baseline()}
         assert await cache.baselines(TENANT, [], features) == {}
 
-    async def test_the_newest_two_hundred(self, database: Database, cache: PatternCache) -> None:
+    async def test_the_baseline_uses_the_newest_two_hundred(
+        self, database: Database, cache: PatternCache
+    ) -> None:
         one = await cache.add(TENANT, pattern())
         went = [Outcome.FAILURE] * 50 + [Outcome.SUCCESS] * 200
         await remember(
@@ -847,7 +851,7 @@ class TestBaselines:
         found = await cache.baselines(TENANT, [one], features)
         assert found[one.key] == Baseline("like_tasks", 205 / 210, 200)
 
-    async def test_what_is_judged_by_calls_is_held_against_its_own_controls(
+    async def test_patterns_judged_by_calls_have_their_own_controls(
         self, cache: PatternCache
     ) -> None:
         one = await cache.add(TENANT, pattern(category=Category.RECOVERY))

@@ -1,5 +1,4 @@
-"""A whole look through a memory: done twice, or killed anywhere on the way, it changes nothing
-more."""
+"""A whole maintenance job: repeated, or killed at any point, it has the same result as once."""
 
 import json
 import re
@@ -47,7 +46,7 @@ def numbered(number: int) -> UUID:
 
 
 class Looked:
-    """A memory, and what looks through it."""
+    """A memory and its maintenance."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self.database = database
@@ -78,7 +77,7 @@ class Looked:
         return await connect(self.database.url, role=indices.ROLE, longest_s=None)
 
     async def look(self) -> Job:
-        """Look through the memory, as often as it takes; answers the job at its end."""
+        """Execute a maintenance job until it ends; return it."""
         ordered = await self.maintenance.order(DEFAULT_TENANT)
         while await self.maintenance.work() != float("inf"):
             pass
@@ -87,7 +86,7 @@ class Looked:
 
 
 def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
-    """A recent episode that called these tools; one in capitals failed."""
+    """Return a recent episode with these tool calls; a name in capitals failed."""
     trace = [
         {"step": step, "task_id": None, "tool": tool.lower()}
         | ({"error": "no answer"} if tool.isupper() else {})
@@ -156,7 +155,7 @@ async def apply(looked: Looked, pattern_id: UUID, good: list[bool]) -> None:
 
 
 async def content(owner: asyncpg.Pool) -> Any:
-    """All that the memory holds, whatever ids were made up on the way."""
+    """Return the content of the memory without random ids."""
     found = await rows(owner)
     for table in ("patterns", "pattern_sources", "pattern_applications"):
         texts = await owner.fetch(f"SELECT to_jsonb(t) AS row FROM {table} t")
@@ -177,9 +176,7 @@ async def looked(database: Database, tmp_path: Path) -> Looked:
     return made
 
 
-async def test_each_stage_does_its_part_and_the_report_tells(
-    owner: asyncpg.Pool, looked: Looked
-) -> None:
+async def test_each_stage_works_and_is_reported(owner: asyncpg.Pool, looked: Looked) -> None:
     job = await looked.look()
     assert (job.status, job.error, job.stage) == ("done", None, 6)
     done = job.progress
@@ -207,7 +204,7 @@ async def test_each_stage_does_its_part_and_the_report_tells(
     assert numbered(600) not in await states(owner)
 
 
-async def test_what_is_mined_is_of_own_runs_that_ended_by_themselves(looked: Looked) -> None:
+async def test_only_own_runs_that_were_not_cancelled_are_mined(looked: Looked) -> None:
     await looked.look()
     found = await looked.patterns.page(DEFAULT_TENANT, limit=100)
     mined = [each for each in found if "mined" in each.origin]
@@ -219,7 +216,7 @@ async def test_what_is_mined_is_of_own_runs_that_ended_by_themselves(looked: Loo
 
 
 async def test_no_text_of_two_users_alone_is_mined(owner: asyncpg.Pool, looked: Looked) -> None:
-    """Neither the kind of their tasks, nor a domain, nor what failed."""
+    """Check kinds of tasks, domains and failures."""
     secret = {"task_type": "divorce", "domain": "alice's"}
     well, badly = (
         [
@@ -237,7 +234,7 @@ async def test_no_text_of_two_users_alone_is_mined(owner: asyncpg.Pool, looked: 
     assert not [row for row in mined if "divorce" in row["row"] or "alice" in row["row"]]
 
 
-async def test_done_twice_it_changes_nothing_more(owner: asyncpg.Pool, looked: Looked) -> None:
+async def test_a_second_job_changes_nothing(owner: asyncpg.Pool, looked: Looked) -> None:
     await looked.look()
     first = await content(owner)
     again = await looked.look()
@@ -261,7 +258,7 @@ async def test_traces_in_the_object_store_are_mined_too(
     assert discovered >= 1
 
 
-# --- Broken off ---------------------------------------------------------------------------------
+# --- Interrupted --------------------------------------------------------------------------------
 
 PLACES = {
     "episodes": ("episode_state", "UPDATE", "true"),
@@ -277,7 +274,7 @@ PLACES = {
 
 
 async def trip_once(owner: asyncpg.Pool, place: str, nth: int, what: str) -> None:
-    """The nth such change ends what makes it: with an error, or with the connection."""
+    """Make the nth such change fail once: with an error, or with a lost connection."""
     table, event, when = PLACES[place]
     done = {
         "raise": "RAISE EXCEPTION 'tripped'",
@@ -295,7 +292,7 @@ async def trip_once(owner: asyncpg.Pool, place: str, nth: int, what: str) -> Non
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """What a look that nothing disturbed leaves, once one was taken."""
+    """Return the content after an undisturbed job; computed once."""
     return {}
 
 
@@ -334,7 +331,7 @@ async def other_database(server: str) -> Any:
 
 @pytest.mark.parametrize("what", ["raise", "die"])
 @pytest.mark.parametrize("place", PLACES)
-async def test_broken_off_anywhere_and_resumed_it_ends_as_if_nothing_had_been(
+async def test_an_interrupted_job_that_is_resumed_has_the_same_result(
     owner: asyncpg.Pool, looked: Looked, expected: Any, place: str, what: str
 ) -> None:
     await trip_once(owner, place, 2 if place == "episodes" else 1, what)

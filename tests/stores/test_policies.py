@@ -1,4 +1,4 @@
-"""Tenants kept apart by the database itself, in every way to run."""
+"""Isolation of tenants by the database itself, in every way to run the service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -44,7 +44,7 @@ async def model() -> AsyncIterator[FakeModel]:
 
 @pytest.fixture
 async def filled(settings: Settings, database_url: str, model: FakeModel) -> AsyncIterator[Running]:
-    """A server on which something of everything was stored for the default tenant."""
+    """A server with rows of the default tenant in every table."""
     configured = settings.model_copy(
         update={"openai_base_url": model.base_url, "webhook_secret": SecretStr(SECRET)}
     )
@@ -105,7 +105,7 @@ async def test_no_foreign_key_can_cross_tenants(owner: asyncpg.Pool) -> None:
         assert (row["own"], row["their"]) == ("tenant_id", expected), dict(row)
 
 
-async def test_what_looks_across_tenants_is_closed_to_others(owner: asyncpg.Pool) -> None:
+async def test_functions_across_tenants_are_closed_to_other_roles(owner: asyncpg.Pool) -> None:
     rows = await owner.fetch(
         """
         SELECT p.proname AS name, pg_get_userbyid(p.proowner) AS owner, p.proconfig AS config,
@@ -117,7 +117,7 @@ async def test_what_looks_across_tenants_is_closed_to_others(owner: asyncpg.Pool
     )
     assert {"sweep", "due_webhooks", "due_schedules"} <= {row["name"] for row in rows}
     for row in rows:
-        # Only who owns a table may make or drop an index of it; those functions read nothing.
+        # Only a table's owner may create or drop its indexes; those functions read nothing.
         of_owner = row["name"] in ("ensure_vector_index", "drop_broken_indexes")
         assert (row["owner"] == SYSTEM_ROLE) != of_owner, row["name"]
         assert row["config"] == ["search_path=public, pg_temp"], row["name"]
@@ -144,7 +144,7 @@ async def test_the_service_s_role_owns_nothing_and_is_bound(
 
 
 async def test_the_running_service_is_bound_by_the_policies(filled: Running) -> None:
-    """Its login is a superuser, whom no policy would bind."""
+    """Check it with a login that is a superuser, which no policy would bind."""
     assert (await filled.client.get("/v1/agents")).json()["items"]
     await filled.owner.execute("DROP POLICY of_tenant ON agents")
     assert (await filled.client.get("/v1/agents")).json()["items"] == []
@@ -205,8 +205,8 @@ async def test_the_audit_log_only_grows(filled: Running) -> None:
                 await mine.execute(change)
 
 
-async def test_functions_act_as_the_tenant_they_are_told(filled: Running) -> None:
-    """Also where the run is another's."""
+async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) -> None:
+    """Check that they find nothing if the run is another tenant's."""
     other, pool = await other_tenant(filled.owner), filled.service.database.pool
     run_id = await filled.owner.fetchval("SELECT id FROM runs LIMIT 1")
     assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
@@ -220,7 +220,7 @@ async def test_functions_act_as_the_tenant_they_are_told(filled: Running) -> Non
 
 
 async def used(owner: asyncpg.Pool, url: str, query: str, *arguments: Any) -> set[str]:
-    """The indexes that a query uses, also in functions, when the service's role asks it."""
+    """Return the indexes that a query of the service's role uses, also inside functions."""
     before = await scans(owner)
     # Some tables are so small here that reading all of one is cheaper than any index.
     options = {"enable_seqscan": "off", "bottega.tenant": str(DEFAULT_TENANT), "role": APP_ROLE}
@@ -299,7 +299,7 @@ def fresh_server() -> Any:
 async def test_neither_owner_nor_login_need_be_superusers(
     fresh_server: str, settings: Settings, model: FakeModel
 ) -> None:
-    """One login owns and migrates, another one, which may only act as the application, serves."""
+    """Check with one login that owns and migrates, and one that only acts as the application."""
     import anyio.to_thread
 
     await run_as(
@@ -342,7 +342,7 @@ async def test_neither_owner_nor_login_need_be_superusers(
         await migrate.require_current(served.pool)
 
 
-async def test_a_login_that_may_not_act_as_the_application_is_told_so(
+async def test_a_login_without_the_application_role_is_refused(
     fresh_server: str,
 ) -> None:
     import anyio.to_thread
@@ -355,8 +355,8 @@ async def test_a_login_that_may_not_act_as_the_application_is_told_so(
         await connect(fresh_server.replace("postgres@", "stranger@"))
 
 
-async def test_who_may_not_use_another_owner_s_roles_is_told_what_to_do(fresh_server: str) -> None:
-    """Roles are a whole server's, and were made for the database that was first."""
+async def test_a_second_owner_without_rights_to_the_roles_gets_advice(fresh_server: str) -> None:
+    """Check it with two databases: roles belong to the whole server, and the first created them."""
     import anyio.to_thread
 
     for name in ("first", "second"):

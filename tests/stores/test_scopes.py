@@ -1,4 +1,4 @@
-"""The database gives out no episode without a scope, and none outside of it."""
+"""Scopes in the database: no episode is read without a scope or outside of it."""
 
 import itertools
 from typing import Any
@@ -44,7 +44,7 @@ SCOPES = (
 
 
 def holds(scope: Scope, episode: Episode) -> bool:
-    """Whether an episode is within a scope, told another way than the database tells it."""
+    """Return true if an episode is within a scope, computed independently of the database."""
     same_user = scope.any_user or episode.user_id == scope.user
     inside = {
         Reach.RUN: False,
@@ -112,7 +112,7 @@ async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
         assert {each.episodes[0] for each in insights} == expected, scope
 
 
-async def test_one_is_read_only_within_the_scope_be_it_hot_or_not(
+async def test_an_episode_is_read_only_within_the_scope_cached_or_not(
     memory: EpisodicMemory, kept: dict[UUID, Episode]
 ) -> None:
     alice = Scope(Reach.USER, "alice")
@@ -126,7 +126,7 @@ async def test_one_is_read_only_within_the_scope_be_it_hot_or_not(
         await memory.warm(DEFAULT_TENANT, list(kept))
 
 
-async def test_words_alone_stay_within_the_scope(
+async def test_search_by_words_stays_within_the_scope(
     database: Database, kept: dict[UUID, Episode]
 ) -> None:
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
@@ -141,7 +141,7 @@ async def test_words_alone_stay_within_the_scope(
             assert {row["episode_id"] for row in rows} == expected, scope
 
 
-# Functions that answer with texts, places or ids of episodes, for somebody who reads them.
+# Functions that return texts, places or ids of episodes to a reader.
 READERS = """
 SELECT p.proname AS name, p.proargnames AS names, p.pronargs AS count,
        pg_get_function_identity_arguments(p.oid) AS arguments
@@ -151,14 +151,14 @@ WHERE p.pronamespace = 'public'::regnamespace
   AND (p.proretset OR p.prorettype IN ('jsonb'::regtype, 'text'::regtype, 'uuid[]'::regtype))
 """
 NOT_READERS = {
-    # What a scope means, and background work, which shows nothing to a run or a client.
+    # Definitions of scopes, and background work, which shows nothing to a run or a client.
     *("episode_scope", "erase_episodes", "episode_nearest"),
-    # How many episodes have a word, of those in the question.
+    # The number of episodes that have each word of the query.
     "episode_word_shares",
 }
 
 
-async def test_no_function_answers_with_episodes_without_a_scope(
+async def test_no_function_returns_episodes_without_a_scope(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
@@ -188,7 +188,7 @@ async def test_a_user_s_name_is_only_a_value(
             assert await memory.semantic_search(DEFAULT_TENANT, scope, "invoice") == []
 
 
-async def test_a_user_s_few_are_found_among_many_that_lie_nearer(
+async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
     near = [told(f"Pay the invoice number {n}", day(1), user_id="bob") for n in range(300)]
@@ -234,7 +234,7 @@ name = st.none() | st.sampled_from(["a", "b"])
     shared=st.booleans(),
 )
 @settings(max_examples=200)
-def test_only_an_operator_s_word_lets_a_run_look_beyond_its_user(
+def test_only_an_operator_can_widen_a_run_s_scope_beyond_its_user(
     wanted: Any, user: str | None, session: str | None, shared: bool
 ) -> None:
     scope = scope_of_run(wanted, user=user, session_id=session, agent="clerk", shared=shared)
@@ -250,7 +250,7 @@ def test_only_an_operator_s_word_lets_a_run_look_beyond_its_user(
         assert scope.agent == "clerk"
 
 
-def test_a_client_names_whose_it_wants() -> None:
+def test_the_scope_of_a_search_follows_its_parameters() -> None:
     assert scope_of_search(None, None, everything=False) == Scope(Reach.UNNAMED)
     assert scope_of_search("a", None, everything=False) == Scope(Reach.USER, "a")
     assert scope_of_search("a", "s", everything=True) == Scope(Reach.SESSION, "a", "s")

@@ -1,4 +1,4 @@
-"""The tail of a watched run: read once for all, and bounded."""
+"""The tail of a watched run: read once for all subscribers, and bounded."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,11 +58,11 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
             for found in await asyncio.gather(*collecting):
                 assert [frame.seq for frame in found] == list(range(1, run.seq + 1))
         reading = [query for query in reads if "read_log" in query]
-        # One at the start, one when it listens, one per wake-up.
+        # One at the start, one when it listens, one per notice.
         assert 2 <= len(reading) <= 2 + 11
 
 
-async def test_who_is_further_behind_than_the_tail_reaches_reads_the_log(run: Growing) -> None:
+async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
     database = run.database
     feed = Feed(database.connect)
     async with background(feed.run):
@@ -79,7 +79,7 @@ async def test_who_is_further_behind_than_the_tail_reaches_reads_the_log(run: Gr
             assert [frame.seq for frame in await collect(late)] == expected
 
 
-async def test_those_who_are_as_far_behind_share_one_reading(run: Growing) -> None:
+async def test_subscribers_at_the_same_position_share_one_read(run: Growing) -> None:
     await run.warn(20)
     tails = Tails(run.database.pool, Feed(run.database.connect))
     with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
@@ -98,12 +98,12 @@ async def test_a_page_of_big_events_is_short(run: Growing) -> None:
         assert frames[0].seq == 3
 
 
-async def test_who_is_ahead_of_the_tail_is_not_shown_the_text_of_a_call_that_is_over(
+async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
     run: Growing,
 ) -> None:
     call = {"agent": "coordinator", "data": {"call": 1, "attempt": 1}}
     await run.append({"type": "llm.started", **call})
-    feed = Feed(run.database.connect)  # which does not listen: the tail learns nothing by itself
+    feed = Feed(run.database.connect)  # does not listen: the tail gets no notices
     tails = Tails(run.database.pool, feed, poll_s=60)
     with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
@@ -121,7 +121,9 @@ async def test_who_is_ahead_of_the_tail_is_not_shown_the_text_of_a_call_that_is_
         assert await following is None
 
 
-async def test_a_failure_is_told_to_many_without_growing(run: Growing, owner: asyncpg.Pool) -> None:
+async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
+    run: Growing, owner: asyncpg.Pool
+) -> None:
     await owner.execute("ALTER TABLE run_events RENAME TO elsewhere")
     tails = Tails(run.database.pool, Feed(run.database.connect))
     with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), 0) as tail:

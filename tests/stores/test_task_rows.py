@@ -1,4 +1,4 @@
-"""What a run's steps make of the rows of its tasks."""
+"""Task rows, as written by the steps of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ SPENT = {"input": 3}
 
 
 class Steps:
-    """A run's journal, of which a test writes the steps itself."""
+    """A run's journal with steps written by a test."""
 
     def __init__(self, database: Database, run_id: UUID, seq: int) -> None:
         self.journal = Journal(
@@ -34,7 +34,7 @@ class Steps:
         )
 
     async def step(self, task_id: UUID, *states: str, **fields: Any) -> None:
-        """One step in which the task is in the states, one after the other."""
+        """Write one step in which the task takes the states in turn."""
         self.journal.add(EventType.WARNING, {})
         for state in states:
             self.journal.task(task_id, **WHO, status=state, **fields)
@@ -51,7 +51,7 @@ async def row(owner: asyncpg.Pool, task_id: UUID) -> Row:
     return dict(found)
 
 
-async def test_what_a_step_leaves_out_stays(database: Database, owner: asyncpg.Pool) -> None:
+async def test_fields_that_a_step_omits_are_kept(database: Database, owner: asyncpg.Pool) -> None:
     steps, task = await begun(database), uuid4()
     await steps.step(task, "queued", **GIVEN)
     queued = await row(owner, task)
@@ -75,7 +75,7 @@ async def test_what_a_step_leaves_out_stays(database: Database, owner: asyncpg.P
     assert over["started_at"] == streaming["started_at"] == running["started_at"]
 
 
-async def test_a_task_that_waits_again_has_begun_before(
+async def test_a_task_that_waits_again_keeps_its_start(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     steps, task = await begun(database), uuid4()
@@ -103,10 +103,10 @@ async def test_a_task_that_waits_again_has_begun_before(
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_who_never_ran_has_not_begun(
+async def test_a_task_that_never_ran_has_no_start(
     database: Database, owner: asyncpg.Pool, states: list[str], begins: bool, at_once: bool
 ) -> None:
-    """Whether a step tells of one state or of several."""
+    """Check it for a step with one state and for a step with several."""
     steps, task = await begun(database), uuid4()
     for some in [states] if at_once else [[state] for state in states]:
         await steps.step(task, *some)
@@ -117,9 +117,7 @@ async def test_who_never_ran_has_not_begun(
     assert (found["mode"], found["priority"], found["metadata"]) == ("sync", None, None)
 
 
-async def test_of_one_step_s_tasks_it_is_told_which_came_first(
-    database: Database, owner: asyncpg.Pool
-) -> None:
+async def test_tasks_of_one_step_are_ordered(database: Database, owner: asyncpg.Pool) -> None:
     steps = await begun(database)
     made = [uuid4() for _ in range(20)]
     for task in made:
@@ -129,7 +127,7 @@ async def test_of_one_step_s_tasks_it_is_told_which_came_first(
     assert [found["id"] for found in rows] == made
 
 
-async def test_with_its_run_every_task_is_over(database: Database, owner: asyncpg.Pool) -> None:
+async def test_the_end_of_a_run_ends_every_task(database: Database, owner: asyncpg.Pool) -> None:
     steps = await begun(database)
     tasks = {status: uuid4() for status in ("queued", "running", "streaming", "completed")}
     for status, task in tasks.items():
@@ -144,7 +142,9 @@ async def test_with_its_run_every_task_is_over(database: Database, owner: asyncp
     assert (await row(owner, tasks["completed"]))["ended_at"] == ended
 
 
-async def test_nor_when_nobody_executes_it(database: Database, owner: asyncpg.Pool) -> None:
+async def test_the_end_of_a_run_without_a_worker_ends_every_task(
+    database: Database, owner: asyncpg.Pool
+) -> None:
     steps = await begun(database)
     tasks = [uuid4() for _ in range(3)]
     for status, task in zip(("queued", "running", "streaming"), tasks, strict=True):
@@ -155,7 +155,7 @@ async def test_nor_when_nobody_executes_it(database: Database, owner: asyncpg.Po
     assert [(await row(owner, task))["status"] for task in tasks] == ["cancelled"] * 3
 
 
-async def test_every_state_that_is_not_over_can_be_cancelled(
+async def test_every_unfinished_state_can_be_cancelled(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     steps, root = await begun(database), uuid4()
@@ -183,7 +183,7 @@ async def test_every_state_that_is_not_over_can_be_cancelled(
     assert {UUID(task) for task in claim["cancelled_tasks"]} == marked
 
 
-async def test_a_repetition_carries_over_all_that_is_said_of_a_task(
+async def test_a_repetition_carries_over_all_fields_of_a_task(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     given: dict[str, Any] = {"id": str(uuid4()), **WHO, **GIVEN}

@@ -1,4 +1,4 @@
-"""A tenant's tokens are counted, however its runs end."""
+"""Token counts of tenants, however their runs end."""
 
 import asyncio
 from uuid import uuid4
@@ -23,11 +23,11 @@ ANSWERED = {
     "depth": None,
     "data": {"call": 1, "usage": {"input": 70, "output": 30}},
 }
-GIVEN_UP = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "tokens": 0}
+CRASHED = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "tokens": 0}
 
 
-@pytest.mark.parametrize("end", ["cancelled while it waits", "abandoned", "given up"])
-async def test_what_earlier_attempts_spent_counts(
+@pytest.mark.parametrize("end", ["cancelled while it waits", "abandoned", "crashed too often"])
+async def test_tokens_of_earlier_attempts_count(
     database: Database, owner: asyncpg.Pool, end: str
 ) -> None:
     pool = database.pool
@@ -43,16 +43,16 @@ async def test_what_earlier_attempts_spent_counts(
     if end == "cancelled while it waits":
         async with acting_as(pool, DEFAULT_TENANT) as connection:
             await connection.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, run_id)
-    elif end == "given up":
+    elif end == "crashed too often":
         await pool.execute("SELECT claim_run($1, $2, 60)", DEFAULT_TENANT, run_id)
         final = {**ANSWERED, "type": "run.failed", "data": {}}
-        await log.append_step(*run, attempt=2, after=seq + 2, events=[final], outcome=GIVEN_UP)
+        await log.append_step(*run, attempt=2, after=seq + 2, events=[final], outcome=CRASHED)
     assert await owner.fetchval("SELECT ended_at IS NOT NULL FROM runs")
     assert await owner.fetchval("SELECT tokens FROM token_usage") == 100
 
 
 class Drawing:
-    """A worker that draws tokens of the day, of which there are 1,000."""
+    """A worker that reserves tokens of the day's 1,000."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self.id = uuid4()
@@ -75,7 +75,7 @@ async def test_workers_never_hold_more_than_the_day_has(
     assert await one(600) == (600, 0)
     assert await other(600) == (400, 600)
     assert await one(600, spent=500) == (100, 400)
-    assert await one(600, spent=500) == (100, 400)  # repeated, it counts once
+    assert await one(600, spent=500) == (100, 400)  # a repeated report counts once
     assert await owner.fetchval("SELECT tokens FROM token_usage") == 500
     assert await other(0, spent=50) == (0, 100)
     assert await one(600, spent=500) == (450, 0)
@@ -83,7 +83,7 @@ async def test_workers_never_hold_more_than_the_day_has(
     assert await owner.fetchval("SELECT sum(tokens) FROM token_slices") == 450
 
 
-async def test_the_slice_of_a_worker_that_died_lapses(database: Database) -> None:
+async def test_the_slice_of_a_dead_worker_expires(database: Database) -> None:
     dead, other = Drawing(database.pool), Drawing(database.pool)
     await dead(900, lapses_s=0.0)
     assert await other(900) == (900, 0)
@@ -92,7 +92,7 @@ async def test_the_slice_of_a_worker_that_died_lapses(database: Database) -> Non
     assert await dead(900, spent=200, reported=100) == (0, 900)
 
 
-async def test_a_model_call_hardly_ever_asks_the_database() -> None:
+async def test_a_model_call_rarely_queries_the_database() -> None:
     draws: list[int] = []
 
     async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:

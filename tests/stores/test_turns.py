@@ -1,4 +1,4 @@
-"""Places and turns: which run of which tenant is next, decided by the database."""
+"""Slots and turns: the database decides which run of which tenant is next."""
 
 import asyncio
 from collections import defaultdict
@@ -28,7 +28,7 @@ NEW: dict[str, Any] = {
 async def accept(
     connection: asyncpg.Connection, tenant: UUID, priority: int = 5, session: str | None = None
 ) -> UUID:
-    """Accept a run of a tenant; its id."""
+    """Accept a run of a tenant; return its id."""
     await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
     new = to_json({**NEW, "priority": priority, "session_id": session}).decode()
     answer = from_json(
@@ -38,7 +38,7 @@ async def accept(
 
 
 async def take(connection: asyncpg.Connection) -> UUID | None:
-    """Take the run that is next, as the engine does, and claim it."""
+    """Take the next run as the engine does, and claim it."""
     payload = await connection.fetchval("""
         UPDATE pgqueuer.pgqueuer SET status = 'picked' WHERE id = (
             SELECT id FROM pgqueuer.pgqueuer WHERE status = 'queued' AND execute_after <= now()
@@ -67,12 +67,12 @@ async def tenants(owner: asyncpg.Pool, count: int) -> list[UUID]:
 
 
 async def limited(url: str, **limits: int) -> asyncpg.Connection:
-    """A connection of the service's with these limits."""
+    """Open a connection of the service with these limits."""
     async with open_database(url, limits=limits) as database:
         return await database.connect()
 
 
-async def test_a_flood_delays_another_tenant_by_what_is_taken_already(
+async def test_a_flood_delays_another_tenant_only_by_runs_taken_already(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     flooding, other, third = await tenants(owner, 3)
@@ -82,7 +82,7 @@ async def test_a_flood_delays_another_tenant_by_what_is_taken_already(
         assert [await take(connection) for _ in range(3)] == flood[:3]
         first, second = [await accept(connection, other) for _ in range(2)]
         late = await accept(connection, third)
-        # In turns: what was next already, then everybody else's first.
+        # In turns: the run that was next already, then the other tenants' first ones.
         taken = [await take(connection) for _ in range(6)]
     assert taken == [flood[3], first, late, flood[4], second, flood[5]]
     await connection.close()
@@ -96,7 +96,7 @@ async def test_runs_that_come_at_the_same_moment_get_a_turn_each(
     transactions = [connection.transaction() for connection in connections]
     for connection, transaction in zip(connections, transactions, strict=True):
         await transaction.start()
-        await accept(connection, flooding)  # none of them sees another
+        await accept(connection, flooding)  # neither transaction sees the other
     for transaction in transactions:
         await transaction.commit()
     connection = connections[0]
@@ -108,7 +108,7 @@ async def test_runs_that_come_at_the_same_moment_get_a_turn_each(
         await connection.close()
 
 
-async def test_who_comes_after_a_run_was_handed_back_does_not_get_its_old_turn(
+async def test_a_new_run_does_not_inherit_the_turn_of_a_returned_one(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     flooding, other, late = await tenants(owner, 3)
@@ -126,7 +126,7 @@ async def test_who_comes_after_a_run_was_handed_back_does_not_get_its_old_turn(
     await connection.close()
 
 
-async def test_places_are_handed_on_by_priority_and_then_by_age(
+async def test_slots_are_filled_by_priority_then_by_age(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     connection = await limited(database_url, concurrent_runs=2)
@@ -144,7 +144,7 @@ async def test_places_are_handed_on_by_priority_and_then_by_age(
     await connection.close()
 
 
-async def test_a_run_that_matters_more_goes_before_its_own_tenant_s_only(
+async def test_priority_orders_runs_within_a_tenant_only(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     mine, theirs = await tenants(owner, 2)
@@ -174,11 +174,14 @@ async def test_a_run_that_matters_more_goes_before_its_own_tenant_s_only(
     ),
     places=st.integers(1, 5),
 )
-async def test_whatever_comes_tenants_take_turns(
+async def test_tenants_take_turns_in_any_sequence(
     database_url: str, owner: asyncpg.Pool, steps: list[tuple[int, int] | None], places: int
 ) -> None:
-    """Between two takes of a tenant that has more waiting, nobody else comes three times; and a
-    tenant's own come in order. (A step is some runs of a tenant, or a take.)"""
+    """Check fairness and order after random steps.
+
+    Between two takes of a tenant with more waiting, no other tenant is taken three times. A
+    tenant's own runs are taken in order. A step is some runs of a tenant, or a take.
+    """
     names = [UUID(int=n) for n in range(1, 5)]
     for number, name in enumerate(names):
         await owner.execute(
@@ -213,8 +216,8 @@ async def test_whatever_comes_tenants_take_turns(
     await connection.close()
 
 
-async def test_places_are_never_given_twice(database_url: str, owner: asyncpg.Pool) -> None:
-    """Also to runs that are accepted at the same moment; and none is left unused for long."""
+async def test_slots_are_never_given_twice(database_url: str, owner: asyncpg.Pool) -> None:
+    """Check it with runs accepted concurrently, and that no slot stays unused for long."""
 
     async def one(pool: asyncpg.Pool) -> None:
         async with acting_as(pool, DEFAULT_TENANT) as connection:
@@ -231,7 +234,7 @@ async def test_places_are_never_given_twice(database_url: str, owner: asyncpg.Po
     assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 6)] + [(None, 0)] * 35
 
 
-async def test_a_higher_limit_is_filled_and_a_lower_one_kept_as_runs_end(
+async def test_a_changed_limit_takes_effect_as_runs_end(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     async def held() -> int:
@@ -258,10 +261,10 @@ async def test_a_higher_limit_is_filled_and_a_lower_one_kept_as_runs_end(
             assert await held() == expected
 
 
-async def test_a_much_higher_limit_is_filled_by_and_by(
+async def test_a_much_higher_limit_is_filled_in_parts(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
-    """All at once takes more locks, or time, than a sweep has, and then nobody's is done."""
+    """Check it because doing all at once would exceed a sweep's locks or time, and fail."""
     async with (
         open_database(database_url, limits={"concurrent_runs": 1}) as database,
         acting_as(database.pool, DEFAULT_TENANT) as connection,
@@ -277,7 +280,7 @@ async def test_a_much_higher_limit_is_filled_by_and_by(
 
 
 @pytest.mark.parametrize("lost", ["a row of the engine", "a place that was not handed on"])
-async def test_the_sweep_puts_right_what_was_lost(
+async def test_the_sweep_repairs_lost_turns(
     database_url: str, owner: asyncpg.Pool, lost: str
 ) -> None:
     async with open_database(database_url, limits={"concurrent_runs": 2}) as database:

@@ -1,4 +1,4 @@
-"""Long bodies on their way to the object store, objects on their way out, and words counted."""
+"""Moving long bodies to the object store, emptying its trash, and counting words."""
 
 import json
 from pathlib import Path
@@ -135,15 +135,15 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
     assert len(await keys(owner)) == 2
 
 
-async def test_who_dies_between_object_and_row_leaves_trash_and_the_body(
+async def test_a_death_between_object_and_row_leaves_trash_and_the_body(
     database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects, root: Path
 ) -> None:
     await store(database, 1)
     ids = [UUID(int=1)]
     moved = await copied(database.pool, objects, DEFAULT_TENANT, ids, ALL_PARTS)
-    # ... and here it died.
+    # ... and it died here.
     assert len(files(root)) == len(moved) == 2
-    assert await upkeep.empty_trash() == float("inf")  # it may live yet
+    assert await upkeep.empty_trash() == float("inf")  # it may still be alive
     assert await upkeep.offload_due() == 0
     assert len(files(root)) == 4
 
@@ -152,14 +152,14 @@ async def test_who_dies_between_object_and_row_leaves_trash_and_the_body(
     assert len(files(root)) == 2
     for key in await keys(owner):
         assert await objects.get(key)
-    # It was alive after all, and comes too late.
+    # It was alive but is too late.
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.execute("SELECT move_bodies($1, $2::jsonb)", ids, json.dumps(moved))
     for key in await keys(owner):
         assert await objects.get(key)
 
 
-async def test_an_object_that_is_trash_by_now_is_not_named_any_more(
+async def test_an_object_in_the_trash_is_not_referenced_again(
     database: Database, owner: asyncpg.Pool, objects: Objects
 ) -> None:
     await store(database, 1)
@@ -173,7 +173,7 @@ async def test_an_object_that_is_trash_by_now_is_not_named_any_more(
     assert await keys(owner) == []
 
 
-async def test_what_is_erased_takes_its_objects_along(
+async def test_erasure_deletes_objects(
     database: Database, owner: asyncpg.Pool, upkeep: Upkeep, root: Path, clock: Clock
 ) -> None:
     await store(database, 1, 2)
@@ -194,24 +194,24 @@ async def test_what_is_erased_takes_its_objects_along(
     assert {UUID(path.parent.name).int for path in files(root)} == {2}
 
 
-async def test_words_are_counted_now_and_then(
+async def test_words_are_counted_at_intervals(
     database: Database, owner: asyncpg.Pool, upkeep: Upkeep
 ) -> None:
     await store(database, *range(1, 6))
-    assert await upkeep.sample_words() == float("inf")  # before any has vectors
+    assert await upkeep.sample_words() == float("inf")  # before any episode has vectors
     await owner.execute(
         "INSERT INTO memory_indexes (tenant_id, embedder) VALUES ($1, 'x')", DEFAULT_TENANT
     )
     assert await upkeep.sample_words() == 1
-    assert await upkeep.sample_words() == float("inf")  # for an hour
+    assert await upkeep.sample_words() == float("inf")  # not again for an hour
 
     row = await owner.fetchrow("SELECT common, sampled_rows FROM memory_indexes")
     assert row is not None
-    assert set(row["common"]) >= {"reset", "rout"}  # without the endings of words
+    assert set(row["common"]) >= {"reset", "rout"}  # stems of words
     assert row["sampled_rows"] == 5
 
 
-async def test_the_old_are_tended(
+async def test_old_episodes_are_aged(
     database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects
 ) -> None:
     await store(database, 1)

@@ -1,4 +1,4 @@
-"""Words find episodes in any language, and those that say nothing find none."""
+"""Search by informative words in any language: uninformative words find nothing."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from bottega.memory.scope import EVERYTHING
 from bottega.memory.search import candidates, refresh_common
 from tests.memories import day, remember, told
 
-# Five tasks that have nothing to do with each other, a question about none of them that shares
-# their small words, and one about the first.
+# Five unrelated tasks, a question about none of them that shares their small words, and a question
+# about the first.
 ITALIAN = (
     (
         "Prepara la relazione della riunione di lunedì per la direzione.",
@@ -58,7 +58,7 @@ LANGUAGES = {"Italian": ITALIAN, "German": GERMAN, "English": ENGLISH, "Chinese"
 
 
 async def told_by(database: Database, query: str) -> set[str]:
-    """The tasks that share a word with a query that tells something."""
+    """Return the tasks that share a word with a query, if that word is informative."""
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         found = await candidates(
             connection, EVERYTHING, query, None, embedder=None, aged_before=day(-99)
@@ -70,7 +70,7 @@ async def told_by(database: Database, query: str) -> set[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_what_is_unrelated_is_told_by_no_word(database: Database, language: str) -> None:
+async def test_no_word_finds_unrelated_tasks(database: Database, language: str) -> None:
     tasks, unrelated, related = LANGUAGES[language]
     await remember(
         database.pool, *(told(task, day(1), answer="") for task in tasks), embedded=False
@@ -80,7 +80,7 @@ async def test_what_is_unrelated_is_told_by_no_word(database: Database, language
     assert tasks[0] in found
 
 
-async def test_one_earlier_episode_is_enough_to_be_told(database: Database) -> None:
+async def test_an_informative_word_finds_even_a_single_episode(database: Database) -> None:
     await remember(database.pool, told("I am allergic to peanuts.", day(1)), embedded=False)
     assert len(await told_by(database, "What am I allergic to?")) == 1
     assert await told_by(database, "What am I to do?") == set()
@@ -105,7 +105,7 @@ async def test_a_word_is_found_in_any_spelling(database: Database, stored: str, 
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-async def test_a_word_that_many_have_tells_nothing_and_a_rare_one_does(
+async def test_rare_words_are_informative_and_common_words_are_not(
     database: Database, sampled: bool
 ) -> None:
     many = [told(f"invoice zone{n % 7} number{n}", day(1 + n / 1000)) for n in range(300)]
@@ -129,6 +129,6 @@ async def test_a_word_that_many_have_tells_nothing_and_a_rare_one_does(
 
 
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])
-async def test_any_query_is_only_words(database: Database, query: str) -> None:
+async def test_any_query_is_read_as_plain_words(database: Database, query: str) -> None:
     await remember(database.pool, told("Export the invoices", day(1)), embedded=False)
     assert await told_by(database, query) == set()
