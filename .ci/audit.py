@@ -1,9 +1,8 @@
-"""Known holes in what we depend on, and secrets in what we store.
+"""Checks for vulnerable dependencies and for secrets in the repository. A finding fails.
 
-The first needs the package index's advisories. Where they cannot be reached it says so, loudly, and
-does not fail: a gate that needs luck teaches people to ignore it. A finding fails. Secrets need no
-network. What looks like one and is none is in `.secrets.baseline`, looked at one by one; words such
-as "password" are not looked for: that would be every second line of some tests.
+The first check needs the package index's advisories. If they are unreachable it prints a notice and
+passes, because people ignore a gate that fails by chance. `.secrets.baseline` lists reviewed false
+positives. Words such as "password" are not searched: some tests have them in every second line.
 """
 
 import json
@@ -21,7 +20,7 @@ PATIENCE_S = 60
 
 
 def holes() -> list[str]:
-    """What is known of the locked versions."""
+    """Return the known vulnerabilities of the locked versions."""
     command = [BIN / "pip-audit", "-r", "requirements.lock", "--disable-pip", "--require-hashes"]
     command += ["--format", "json", "--progress-spinner", "off", "--timeout", "5"]
     try:
@@ -40,7 +39,7 @@ def holes() -> list[str]:
 
 
 def found_secrets() -> dict[str, Any]:
-    """What looks like a secret in any file under version control."""
+    """Scan all files under version control for secrets."""
     command = [BIN / "detect-secrets", "scan", "--disable-plugin", "KeywordDetector"]
     command += ["--exclude-files", rf"^{re.escape(str(BASELINE.relative_to(ROOT)))}$"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -49,7 +48,7 @@ def found_secrets() -> dict[str, Any]:
 
 
 def entries(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
-    """Where each is: by file, kind and hash, so that it may move about in its file."""
+    """Map (file, kind, hash) to the line; a secret may move within its file."""
     return {
         (file, one["type"], one["hashed_secret"]): one["line_number"]
         for file, secrets in report["results"].items()
