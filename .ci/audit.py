@@ -27,10 +27,10 @@ def holes() -> list[str]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
         packages = json.loads(done.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError):
-        print("NOT AUDITED: the index's advisories are out of reach")
+        print("NOT AUDITED: the index's advisories are unreachable")
         return []
     if unknown := [package["name"] for package in packages if "skip_reason" in package]:
-        print(f"NOT AUDITED, the index says nothing of them: {len(unknown)} of {len(packages)}")
+        print(f"NOT AUDITED: the index does not know {len(unknown)} of {len(packages)} packages")
     return [
         f"{package['name']} {package['version']}: {hole['id']}, fixed in {hole['fix_versions']}"
         for package in packages
@@ -64,7 +64,7 @@ def main() -> None:
     known = entries(json.loads(BASELINE.read_text()))
     problems = holes()
     problems += [
-        f"{file}:{line}: looks like a secret ({kind}); if it is none: python .ci/audit.py --accept"
+        f"{file}:{line}: looks like a secret ({kind}); if not, run: python .ci/audit.py --accept"
         for (file, kind, digest), line in entries(report).items()
         if (file, kind, digest) not in known
     ]
