@@ -1,4 +1,4 @@
-"""What an agent can be told as data over HTTP, and as Python by a plugin."""
+"""Agents configured as data over HTTP, and as Python by a plugin."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ async def ask(bottega: Running, agent: str) -> dict[str, object]:
     return run
 
 
-async def test_a_tool_policy_sends_an_early_answer_back(bottega: Running, model: FakeModel) -> None:
+async def test_a_tool_policy_rejects_an_early_answer(bottega: Running, model: FakeModel) -> None:
     await create(bottega, "helper")
     rule = {
         "tool_name": "helper",
@@ -152,7 +152,7 @@ async def test_an_http_tool_is_refused_a_private_address_and_hides_its_secret(
             assert "very-secret" not in str(events) + str(model.requests) + shown
 
 
-async def test_recall_brings_what_lies_further_up(bottega: Running, model: FakeModel) -> None:
+async def test_recall_returns_earlier_results(bottega: Running, model: FakeModel) -> None:
     for name in ("far", "other", "middle"):
         await create(bottega, name)
     await create(bottega, "last", recall={"mode": "semantic", "k": 1})
@@ -251,7 +251,7 @@ async def test_a_plugin_that_breaks_is_named_with_the_run(
 
 
 def install(folder: Path, name: str, code: str) -> None:
-    """Install a module as a plugin, in a folder that is to be on the path."""
+    """Install a module as a plugin, in a folder that will be on the path."""
     (folder / f"{name}_plugin.py").write_text(code)
     info = folder / f"{name}_plugin-1.0.dist-info"
     info.mkdir()

@@ -37,7 +37,7 @@ async def ask(bottega: Running, **body: Any) -> dict[str, Any]:
     ],
     ids=["cut off", "empty", "filtered", "refused"],
 )
-async def test_an_answer_that_is_none_fails_the_run(
+async def test_an_unusable_answer_fails_the_run(
     bottega: Running, model: FakeModel, reply: Reply, code: str, reason: str, output: str | None
 ) -> None:
     await create(bottega, "one", on_length="fail")
@@ -47,7 +47,7 @@ async def test_an_answer_that_is_none_fails_the_run(
     assert (run["stop_reason"], run["output"]) == (reason, output)
 
 
-async def test_a_text_may_be_accepted_as_it_is(bottega: Running, model: FakeModel) -> None:
+async def test_a_cut_off_text_may_be_accepted(bottega: Running, model: FakeModel) -> None:
     await create(bottega, "one", on_length="accept")
     agent = (await bottega.client.get("/v1/agents/one")).json()
     assert agent["on_length"] == "accept"
@@ -56,7 +56,7 @@ async def test_a_text_may_be_accepted_as_it_is(bottega: Running, model: FakeMode
     assert (run["status"], run["output"], run["stop_reason"]) == ("completed", "half", "length")
 
 
-async def test_another_policy_is_refused(bottega: Running) -> None:
+async def test_an_unknown_policy_is_refused(bottega: Running) -> None:
     body = {"name": "x", "system_message": "You.", "on_length": "retry"}
     answer = await bottega.client.post("/v1/agents", json=body)
     assert answer.status_code == 422
@@ -91,7 +91,7 @@ async def test_a_run_that_is_cut_off_between_the_parts_joins_them(
 
 
 async def test_half_an_answer_reaches_no_other_agent(bottega: Running, model: FakeModel) -> None:
-    """A sub-agent's is an error to the one who asked, and is not published."""
+    """Check that a sub-agent's cut-off answer is an error for its caller, and is not published."""
 
     def decide(request: dict[str, Any]) -> Reply:
         answered = sum(message["role"] == "tool" for message in request["messages"])
@@ -133,7 +133,9 @@ async def test_a_node_s_half_answer_fails_its_descendants(
     assert "b" not in map(named, model.requests)
 
 
-async def test_an_asynchronous_task_that_ends_so_failed(bottega: Running, model: FakeModel) -> None:
+async def test_an_asynchronous_task_with_an_unusable_answer_fails(
+    bottega: Running, model: FakeModel
+) -> None:
     model.decide = swarm.plays(
         {
             "root": [swarm.dispatches("a", "b", "c"), swarm.awaits(), text("done")],
@@ -150,7 +152,7 @@ async def test_an_asynchronous_task_that_ends_so_failed(bottega: Running, model:
     assert codes == {"model_length", "model_empty", "model_refused"}
 
 
-async def test_a_run_that_is_repeated_asks_again_for_what_was_no_answer(
+async def test_a_repeated_run_asks_again_for_an_unusable_answer(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "one", tools=[{"type": "builtin", "name": "current_time"}])
@@ -166,7 +168,7 @@ async def test_a_run_that_is_repeated_asks_again_for_what_was_no_answer(
     assert model.requests[3] == model.requests[2]
 
 
-async def test_a_dag_that_is_repeated_asks_a_node_again_for_what_was_no_answer(
+async def test_a_repeated_dag_asks_a_node_again_for_an_unusable_answer(
     bottega: Running, model: FakeModel
 ) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))

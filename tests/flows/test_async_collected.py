@@ -1,4 +1,4 @@
-"""What was collected is still answered for, from its row."""
+"""Collected tasks: their rows still answer for them."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from tests.service import running, watch
 
 
 def answers(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the tools answered so far."""
+    """Return the answers of the tools so far."""
     return [json.loads(m["content"]) for m in request["messages"] if m["role"] == "tool"]
 
 

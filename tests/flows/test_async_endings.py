@@ -1,4 +1,4 @@
-"""How asynchronous sub-agents are ended: by a person, by time, by a budget, by their run's end."""
+"""Ends of asynchronous sub-agents: by a person, by time, by a budget, by their run's end."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
     return change
 
 
-async def test_a_task_is_cancelled_with_all_below_it_and_its_parent_reads_so(
+async def test_cancelling_a_task_cancels_its_subtree_and_informs_its_parent(
     bottega: Running, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -138,7 +138,7 @@ async def define_tree(bottega: Running) -> None:
     await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
 
 
-async def test_the_time_of_a_run_is_that_of_its_tasks(bottega: Running, model: FakeModel) -> None:
+async def test_tasks_share_the_deadline_of_their_run(bottega: Running, model: FakeModel) -> None:
     model.decide = swarm.plays(TREE)
     await define_tree(bottega)
     frames = await watch(bottega.port, await swarm.start(bottega.client, timeout_s=1))
@@ -146,11 +146,11 @@ async def test_the_time_of_a_run_is_that_of_its_tasks(bottega: Running, model: F
     assert not {"queued", "running", "streaming"} & (await states(bottega)).keys()
 
 
-@pytest.mark.parametrize("why", ["run cancelled", "run given up", "parent out of time"])
-async def test_what_nobody_dispatches_again_ends_too(
+@pytest.mark.parametrize("why", ["run cancelled", "run crashed too often", "parent out of time"])
+async def test_a_task_that_is_not_dispatched_again_ends(
     configured: Callable[..., Settings], database_url: str, model: FakeModel, why: str
 ) -> None:
-    """Its run, or its parent, is ended before it comes to that place again."""
+    """End its run, or its parent, before a resumed run comes to that place again."""
     model.decide = swarm.plays(TREE)
     async with running(configured(), database_url, worker=True) as bottega:
         await define_tree(bottega)
@@ -165,7 +165,7 @@ async def test_what_nobody_dispatches_again_ends_too(
                     "UPDATE run_events SET at = at - interval '1 hour' WHERE agent = 'lead'"
                 )
     asked = len(model.requests)
-    last = configured(max_crashes=0) if why == "run given up" else configured()
+    last = configured(max_crashes=0) if why == "run crashed too often" else configured()
     async with running(last, database_url, worker=True) as bottega:
         frames = await watch(bottega.port, run_id)
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
@@ -177,7 +177,9 @@ async def test_what_nobody_dispatches_again_ends_too(
         assert ended == {"completed": 1, "timeout": 1, "cancelled": 2}
         assert [swarm.prompt_of(request) for request in model.requests[asked:]] == ["root"]
     else:
-        swarm.assert_whole(frames, "run.failed" if why == "run given up" else "run.cancelled")
+        swarm.assert_whole(
+            frames, "run.failed" if why == "run crashed too often" else "run.cancelled"
+        )
         assert ended == {"completed": 1, "cancelled": 3}
         assert len(model.requests) == asked
 
@@ -185,7 +187,7 @@ async def test_what_nobody_dispatches_again_ends_too(
 async def test_a_run_that_no_worker_has_ends_with_all_its_tasks(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
-    """The database ends it by itself, and says of each task what a worker would have."""
+    """Check that the database ends the run alone, with the same task states as a worker."""
     model.decide = swarm.plays(TREE)
     async with running(configured(), database_url, worker=True) as bottega:
         await define_tree(bottega)

@@ -1,4 +1,4 @@
-"""What asynchronous sub-agents are kept to, and what of it their parents' models read."""
+"""Limits of asynchronous sub-agents, as their parents' models see them."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,13 +26,13 @@ def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
 async def play(
     bottega: Running, model: FakeModel, script: dict[str, list[swarm.Step]], **fields: Any
 ) -> list[dict[str, Any]]:
-    """Run a script to its end; answers its log."""
+    """Run a script to its end; return its log."""
     model.decide = swarm.plays(script)
     return await watch(bottega.port, await swarm.start(bottega.client, **fields))
 
 
 def last_of(model: FakeModel, prompt: str) -> list[dict[str, Any]]:
-    """The results of tools that an agent read at last."""
+    """Return the latest tool results that an agent read."""
     asked = [request for request in model.requests if swarm.prompt_of(request) == prompt]
     return swarm.results_in(asked[-1])
 
@@ -69,8 +69,10 @@ async def test_a_task_s_own_time_and_tokens(bottega: Running, model: FakeModel) 
     await model.disconnected()
 
 
-async def test_a_run_s_tokens_are_its_tasks_too(bottega: Running, model: FakeModel) -> None:
-    """The task fails, and its parent reads so; the run fails once it wants more itself."""
+async def test_tasks_share_the_token_budget_of_their_run(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Check that the task fails, its parent reads so, and the run fails at its own next call."""
     await swarm.coordinator(bottega.client)
     writes: list[swarm.Step] = [
         calls(("write_file", {"path": "x", "content": "y"}), content="spent " * 300)
@@ -91,13 +93,13 @@ async def test_a_run_s_tokens_are_its_tasks_too(bottega: Running, model: FakeMod
     if frames[-1]["type"] == "run.completed":
         swarm.assert_whole(frames)
         assert run["output"].startswith("failed: the run's token_budget is used up")
-        assert paid <= 4000 + 1000  # what the estimates of one call may be wrong by
+        assert paid <= 4000 + 1000  # the largest error of one call's estimates
     else:
         swarm.assert_whole(frames, "run.failed")
         assert run["error"]["code"] == "budget_exhausted"
 
 
-async def test_tokens_of_the_day_are_the_tasks_too(
+async def test_tasks_count_in_the_day_s_tokens(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
     async with running(configured(tokens_per_day=4000), database_url, worker=True) as bottega:
@@ -113,7 +115,7 @@ async def test_tokens_of_the_day_are_the_tasks_too(
     assert failed["error"]["code"] == "budget_exhausted"
 
 
-async def test_tasks_nest_as_deep_as_they_may(bottega: Running, model: FakeModel) -> None:
+async def test_tasks_nest_up_to_the_limit(bottega: Running, model: FakeModel) -> None:
     for name, below in (("low", []), ("mid", ["low"]), ("high", ["mid"]), ("boss", ["high"])):
         await swarm.coordinator(bottega.client, name, subagents={"names": below})
     deeper = [swarm.awaits(), swarm.reports]
@@ -138,7 +140,7 @@ async def test_tasks_nest_as_deep_as_they_may(bottega: Running, model: FakeModel
 async def test_an_agent_lowers_what_the_operator_allows(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
-    """Of five tasks two run, two wait and one is refused; three may run for the operator."""
+    """Check that of five tasks two run, two wait and one is refused; the operator allows three."""
     gate = asyncio.Event()
     script: dict[str, list[swarm.Step]] = {
         "root": [swarm.dispatches("a", "b", "c", "d", "e"), swarm.awaits(), swarm.reports],
@@ -150,7 +152,7 @@ async def test_an_agent_lowers_what_the_operator_allows(
         await swarm.coordinator(bottega.client, subagents={"limits": limits})
         model.decide = swarm.plays(script)
         run_id = await swarm.start(bottega.client)
-        await model.received(4)  # the root's two, and those of a and b
+        await model.received(4)  # two of the root, and those of a and b
         await swarm.until(database_url, "SELECT count(*) = 2 FROM tasks WHERE status = 'running'")
         await swarm.until(database_url, "SELECT count(*) = 2 FROM tasks WHERE status = 'queued'")
         assert sorted(map(swarm.prompt_of, model.requests)) == ["a", "b", "root", "root"]
@@ -167,7 +169,7 @@ async def test_an_agent_lowers_what_the_operator_allows(
 async def test_patience_that_ends_on_429_opens_no_breaker(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
-    """The server asks for more time than the agents have, so each call fails at once."""
+    """Check it with a server that asks for a longer wait than the agents have."""
     again = {"prompt": "again", "agent": "weak"}
     script: dict[str, list[swarm.Step]] = {
         "root": [
@@ -191,7 +193,7 @@ async def test_patience_that_ends_on_429_opens_no_breaker(
     assert of(frames, "subagent.circuit_opened") == []
 
 
-async def test_the_third_failure_of_a_kind_closes_the_door_to_it(
+async def test_the_third_failure_of_an_agent_opens_its_breaker(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A run whose worker is gone goes on elsewhere with all its asynchronous sub-agents."""
+"""Runs with asynchronous sub-agents that another worker resumes."""
 
 import asyncio
 import signal
@@ -146,7 +146,7 @@ WHERE type = 'tool.started' AND data ->> 'name' = 'await_subagent'
 
 
 def called(request: dict[str, Any]) -> tuple[str, int]:
-    """Whose model call a request is, and which."""
+    """Return the agent and the number of a model call."""
     return swarm.prompt_of(request), swarm.step_of(request)
 
 
@@ -212,7 +212,7 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     assert run["output"] == "the end"
     ids = swarm.dispatched(frames)
     assert len(ids) == len(before) == len(after) == 30
-    # What was over stays as it was; what was not is tried again, and comes to its end.
+    # Finished tasks are unchanged; unfinished ones are tried again and end.
     finished = {ids[prompt] for status in swarm.FINAL for prompt in BEFORE[status]}
     old, new = ({task["id"]: task for task in tasks} for tasks in (before, after))
     for task_id in finished:
@@ -222,11 +222,11 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     assert {f["data"]["attempt"] for f in resumed} == {2}
     for prompt in UNFINISHED:
         assert (new[ids[prompt]]["status"], new[ids[prompt]]["attempt"]) == ("completed", 2)
-    # No answer that was stored is asked for again.
+    # No stored answer is asked for again.
     made = Counter(called(request) for request in model.requests)
     assert {call for call, times in made.items() if times > 1} == CUT_OFF
     assert set(made.values()) == {1, 2}
-    # The coordinator reads what all came to, under the ids that it knows.
+    # The coordinator reads all results, under the ids that it knows.
     last = [request for request in model.requests if swarm.prompt_of(request) == "root"][-1]
     results = swarm.results_in(last)
     told = {task["task_id"]: task for task in results[-3]["tasks"]}
@@ -240,21 +240,21 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     assert told[ids["doomed"]]["status"] == "cancelled"
     assert "completed: c-1 is done" in told[ids["lead-1"]]["final_output"]
     assert "completed: g-2 is done" in told[ids["lead-1"]]["final_output"]
-    # Files are there again.
+    # Files are restored.
     assert [result["content"] for result in results[-2:]] == ["gold", "the plan"]
     (mine,) = [r for r in model.requests if swarm.prompt_of(r) == "run-1" and swarm.step_of(r) == 2]
     assert swarm.results_in(mine)[-1]["content"] == "my notes"
-    # What the finished ones spent is the run's, too.
+    # The tokens of finished tasks count for the run.
     answers = [f["data"]["usage"] for f in frames if f["type"] == "llm.completed"]
     of_all = {key: sum(usage[key] for usage in answers) for key in answers[0]}
     assert of_all.items() <= run["usage"].items()
     assert run["usage"]["model_calls"] == len(answers)
 
 
-async def test_a_wait_goes_on_while_nobody_is_there(
+async def test_a_wait_continues_without_a_worker(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """After an hour a wait of ten minutes is over, and the task goes on."""
+    """Check that after an hour a wait of ten minutes is over, and the task continues."""
     gate = asyncio.Event()
     wait: swarm.Step = swarm.awaits(timeout_ms=600_000)
     model.decide = swarm.plays(
@@ -285,10 +285,10 @@ async def test_a_wait_goes_on_while_nobody_is_there(
     assert waited["status"] in ("queued", "running")
 
 
-async def test_a_tree_goes_on_however_often_it_is_left(
+async def test_a_tree_survives_repeated_interruptions(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """Also where it was left before a task, and what is below it, had its turn again."""
+    """Check it also with interruptions before a task and its subtree had their turn again."""
     gate = asyncio.Event()
     slow = swarm.held(gate, text("done"))
     tasks = [("dispatch_subagent", {"prompt": name, "agent": "lead"}) for name in ("a", "b")]

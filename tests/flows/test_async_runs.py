@@ -24,7 +24,7 @@ async def test_a_coordinator_dispatches_polls_awaits_and_reports(
     gate = asyncio.Event()
 
     async def look() -> None:
-        """What is stored when the first request of a child arrives."""
+        """Record the stored rows when the first request of a child arrives."""
         rows = await bottega.owner.fetch(
             "SELECT type, count(*) FROM run_events WHERE type LIKE 'subagent.%' GROUP BY type"
         )
@@ -58,7 +58,7 @@ async def test_a_coordinator_dispatches_polls_awaits_and_reports(
     run = await ended(bottega, run_id)
     tasks = await swarm.tasks_of(bottega.client, run_id)
     assert run["output"] == "completed: ONE\ncompleted: TWO\ncompleted: THREE"
-    # What a child does follows from what is stored.
+    # A child's actions follow from the stored state.
     assert stored["subagent.dispatched"] == 3
     assert stored["subagent.dequeued"] == 3
     ids = swarm.dispatched(frames)
@@ -86,7 +86,7 @@ async def test_a_coordinator_dispatches_polls_awaits_and_reports(
         assert 0 < spent[field] < of_all[field]
 
 
-async def test_what_a_task_says_is_shown_and_polled_while_it_does(
+async def test_a_task_s_text_is_shown_and_polled_while_it_streams(
     bottega: Running, model: FakeModel
 ) -> None:
     heard, gate = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents beside what else a team has: graphs, waiting agents, plugins."""
+"""Asynchronous sub-agents together with graphs, synchronous agents and plugins."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.team import systems
 
 
 def only(model: FakeModel, prompt: str, step: int = 0) -> dict[str, Any]:
-    """The one request for a step."""
+    """Return the only request for a step."""
     (found,) = [
         request
         for request in model.requests
@@ -29,7 +29,7 @@ def configured(settings: Settings, model: FakeModel) -> Settings:
 
 
 async def define_graph(bottega: Running, **fields: dict[str, Any]) -> None:
-    """boss dispatches w, r and d: d reads what r says, and r what w says."""
+    """Define a graph: boss dispatches w, r and d; d reads from r, and r from w."""
     for name in "wrd":
         await swarm.agent(bottega.client, name, **fields.get(name, {}))
     await swarm.coordinator(bottega.client, subagents={"names": ["w", "r", "d"]})
@@ -42,10 +42,10 @@ def task(prompt: str, agent: str) -> tuple[str, dict[str, Any]]:
     return "dispatch_subagent", {"prompt": prompt, "agent": agent}
 
 
-async def test_what_one_task_says_its_siblings_read(
+async def test_tasks_read_the_publications_of_their_siblings(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """Those downstream wait, though dispatched first; a change of worker loses nothing."""
+    """Check that successors wait though dispatched first, and that a new worker loses nothing."""
     gate = asyncio.Event()
     script: dict[str, list[swarm.Step]] = {
         "root": [
@@ -82,7 +82,7 @@ async def test_what_one_task_says_its_siblings_read(
     assert versions == [1, 1, 1]
 
 
-async def test_a_failed_one_holds_no_sibling_back_for_ever(
+async def test_a_failed_task_does_not_block_its_siblings(
     bottega: Running, model: FakeModel
 ) -> None:
     script: dict[str, list[swarm.Step]] = {
@@ -132,8 +132,10 @@ async def test_a_node_of_a_graph_dispatches(bottega: Running, model: FakeModel) 
     assert "completed: a is done" in "".join(systems(asked)[1:])
 
 
-async def test_agents_that_wait_and_agents_that_do_not(bottega: Running, model: FakeModel) -> None:
-    """The root calls lead, and waits; lead dispatches to helper, which calls clerk, and waits."""
+async def test_synchronous_and_asynchronous_agents_work_together(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Let root call lead and wait; lead dispatches to helper, which calls clerk and waits."""
     script: dict[str, list[swarm.Step]] = {
         "root": [calls(("lead", {"query": "lead it"})), text("all done")],
         "lead it": [calls(task("help", "helper")), swarm.awaits(), swarm.reports],
@@ -156,7 +158,7 @@ async def test_agents_that_wait_and_agents_that_do_not(bottega: Running, model: 
     assert run["usage"]["model_calls"] == len(model.requests) == 8
     helped = swarm.results_in(only(model, "lead it", 2))[-1]["tasks"][0]
     assert helped["final_output"] == "helped"
-    # What the helper was answered with by its clerk counts as the helper's.
+    # The clerk's answers to the helper count as the helper's.
     assert helped["token_usage"].items() <= tasks["helper"]["usage"].items()
     assert helped["token_usage"].keys() == Usage.model_fields.keys()
 
@@ -176,7 +178,7 @@ def after_subagent_complete(context, outcome):
 """
 
 
-async def test_a_plugin_of_the_operator_has_a_say(
+async def test_plugins_of_the_operator_apply(
     settings: Settings,
     database_url: str,
     model: FakeModel,

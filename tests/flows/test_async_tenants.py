@@ -29,7 +29,7 @@ class Gates:
         return swarm.plays({prompt: steps})(request)
 
     async def open(self) -> None:
-        """Open the first two one after the other, then all."""
+        """Open the first two gates one after the other, then all."""
         for number in (0, 1):
             self.gates[number].set()
             while len(self.asked) < 3 + number:
@@ -81,7 +81,7 @@ async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
         await completed(flooding, first)
         await completed(waiting, second)
     assert "mine" in gates.asked[2:4], gates.asked
-    # Each sees its own part, and of the others only what they come to together.
+    # Each sees its own part, and only the sum of the others.
     assert ours["pool"] == theirs["pool"] | {"runs": ours["pool"]["runs"]}
     pool = ours["pool"]
     assert (pool["busy"], pool["queued"], pool["queue"]) == (2, 19, {"5": 19})
@@ -107,7 +107,7 @@ async def test_a_run_that_fills_the_queue_delays_another_run_s_first_task_by_one
 
 
 async def shown(client: Any, queued: int) -> Any:
-    """The one worker, once it says that so many of the tenant's tasks, and 19 of all, wait."""
+    """Return the one worker, once this many tasks of the tenant, and 19 of all, wait."""
     while True:
         (worker,) = (await client.get("/v1/scheduler")).json()["workers"]
         if worker["tenant"].get("queued") == queued and worker["pool"]["queued"] == 19:
@@ -115,8 +115,8 @@ async def shown(client: Any, queued: int) -> Any:
         await asyncio.sleep(0)
 
 
-async def test_nobody_finds_the_tasks_of_another_run(bottega: Running, model: FakeModel) -> None:
-    """Nor a sibling's: ids count only below the one that asks."""
+async def test_tasks_of_another_run_are_not_found(bottega: Running, model: FakeModel) -> None:
+    """Check also a sibling's tasks: ids are valid only below their dispatcher."""
     gate = asyncio.Event()
     seen: dict[str, str] = {}
     ready = asyncio.Event()

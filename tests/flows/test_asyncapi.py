@@ -1,4 +1,4 @@
-"""The WebSocket's document says what really comes."""
+"""Agreement of the WebSocket's document with the events sent."""
 
 import asyncio
 import json
@@ -12,9 +12,7 @@ from tests.service import Running
 from tests.team import define, start
 
 
-async def test_every_event_has_only_the_data_that_is_documented(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_every_event_has_documented_data_only(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client)
     runs = [await start(bottega.client)]
     await bottega.frames(f"/v1/runs/{runs[0]}/ws")
@@ -26,10 +24,10 @@ async def test_every_event_has_only_the_data_that_is_documented(
     assert {EventType.RUN_FAILED, EventType.LLM_FAILED, EventType.MEMORY_INJECTED} <= seen
 
 
-async def test_so_have_the_events_of_tasks_beside_their_parent(
+async def test_events_of_asynchronous_tasks_have_documented_data_only(
     bottega: Running, model: FakeModel
 ) -> None:
-    """One completes, five fail, which opens their breaker; one is refused, one is cut off."""
+    """Let one task complete, five fail (which opens their breaker), one be refused, one cut off."""
     limits = {"max_concurrent": 5, "max_queued": 5, "max_total_tokens": 100_000}
     await create(bottega, "weak", model_patience_s=0.0)
     await create(bottega, "boss", subagents={"mode": "async", "names": ["weak"], "limits": limits})
@@ -72,7 +70,7 @@ ANSWERS = {
 
 
 async def documented(bottega: Running, *runs: str) -> set[EventType]:
-    """The types of all events of these runs, of which each has only what is documented."""
+    """Return the types of all events of these runs, after checking their data."""
     seen = set()
     for run_id in runs:
         for event in await bottega.frames(f"/v1/runs/{run_id}/ws"):
@@ -82,7 +80,7 @@ async def documented(bottega: Running, *runs: str) -> set[EventType]:
     return seen
 
 
-async def test_the_document_is_served_and_its_references_lead_somewhere(bottega: Running) -> None:
+async def test_the_document_is_served_and_its_references_resolve(bottega: Running) -> None:
     document = (await bottega.client.get("/asyncapi.json")).json()
     references = list(_references(document))
     assert references

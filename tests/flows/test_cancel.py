@@ -1,4 +1,4 @@
-"""Ending runs from outside."""
+"""Cancelling runs and tasks."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from tests.service import Running, running, watch
 from tests.team import define, define_graph, start
 
 
-async def test_a_run_under_way_is_cut_off_in_another_process(
+async def test_a_running_run_is_cancelled_in_another_process(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
@@ -44,7 +44,7 @@ async def test_a_run_under_way_is_cut_off_in_another_process(
     assert len(model.requests) == 2
 
 
-async def test_a_run_that_waits_never_starts(database_url: str, model: FakeModel) -> None:
+async def test_a_cancelled_waiting_run_never_starts(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model)
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,
@@ -65,7 +65,7 @@ async def test_a_run_that_waits_never_starts(database_url: str, model: FakeModel
     assert len(model.requests) == 7
 
 
-async def test_a_wish_outlives_the_worker_that_did_not_hear_it(
+async def test_a_cancellation_survives_the_worker_that_missed_it(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
@@ -105,7 +105,7 @@ async def test_an_unknown_run_is_not_found(bottega: Running) -> None:
     assert (await bottega.client.post(path)).status_code == 404
 
 
-async def test_a_task_is_ended_with_all_below_it_and_the_run_goes_on(
+async def test_cancelling_a_task_ends_its_subtree_but_not_the_run(
     bottega: Running, model: FakeModel
 ) -> None:
     def decide(request: dict[str, Any]) -> Reply:
@@ -158,7 +158,7 @@ async def test_a_task_is_ended_with_all_below_it_and_the_run_goes_on(
     assert {item["status"] for item in again.json()["items"]} == {"already_final"}
     unknown = await bottega.client.post(f"{path}/tasks/{run_id}/cancel")
     assert unknown.status_code == 404
-    # It stays so when the run is repeated with what was done.
+    # It stays cancelled in a repetition that keeps finished work.
     before = len(model.requests)
     retry = await bottega.client.post(f"{path}/retry", json={"from": "last_step"})
     frames = await watch(bottega.port, retry.json()["id"])
@@ -206,7 +206,7 @@ async def test_a_run_whose_worker_is_dead_ends_at_once(database_url: str, model:
         victim.kill()
         await victim.process.wait()
         connection = await asyncpg.connect(database_url)
-        await connection.execute("UPDATE runs SET leased_until = now()")  # its lease is over
+        await connection.execute("UPDATE runs SET leased_until = now()")  # its lease has expired
         await connection.close()
         answer = await client.post(f"/v1/runs/{run_id}/cancel")
         frames = await watch(api.port, run_id)

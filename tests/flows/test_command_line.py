@@ -1,4 +1,4 @@
-"""What the command says when it cannot do its work: a line for a person, and a status."""
+"""Errors of the command line: one readable line and an exit status."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from bottega import __version__
 
 
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit status and standard error of a command that ends by itself."""
+    """Return the exit status and standard error of a command that ends by itself."""
     ended = subprocess.run(
         [sys.executable, "-m", "bottega.cli", *arguments],
         env={**os.environ, "COLUMNS": "300", "OPENAI_API_KEY": "k", **environment},
@@ -50,7 +50,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["worker"], {"BOTTEGA_SECRET_a": "long-enough"}, "neither", 1),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(
+def test_an_error_is_printed_in_one_line(
     arguments: list[str], environment: dict[str, str], said: str, status: int
 ) -> None:
     code, errors = bottega(*arguments, **environment)

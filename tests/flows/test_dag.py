@@ -1,4 +1,4 @@
-"""DAG mode: the graph's agents by themselves."""
+"""DAG mode: the graph's agents without a coordinator."""
 
 import asyncio
 from typing import Any
@@ -15,12 +15,12 @@ DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
 
 
 def named(request: dict[str, Any]) -> str:
-    """Which agent a request is of: each says in its system message who it is."""
+    """Return the agent of a request, by the name in its system message."""
     return read(request).own.removeprefix("You are ").removesuffix(".")
 
 
 def says(**replies: Reply) -> Any:
-    """A model that answers each agent by name, and those not named with ``<name>'s answer``."""
+    """Return a model with answers by agent name; the default is ``<name>'s answer``."""
     return lambda request: replies.get(named(request), text(f"{named(request)}'s answer"))
 
 
@@ -57,14 +57,12 @@ async def test_every_agent_is_asked_once_its_predecessors_have_answered(
     }
 
 
-async def test_agents_that_do_not_depend_on_each_other_work_at_once(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_independent_agents_work_concurrently(bottega: Running, model: FakeModel) -> None:
     await define_graph(bottega.client, "g", *DIAMOND)
     gate = asyncio.Event()
     model.decide = says(b=gated(gate, text("b")), c=gated(gate, text("c")))
     running = asyncio.ensure_future(run_dag(bottega))
-    await model.received(3)  # b and c are both under way, and neither has an answer
+    await model.received(3)  # b and c have both asked, and neither has an answer
     assert {named(request) for request in model.requests[1:]} == {"b", "c"}
     gate.set()
     assert (await running)["status"] == "completed"
@@ -114,7 +112,7 @@ async def test_a_dag_over_its_time_stops_all_its_agents(bottega: Running, model:
 
 
 @pytest.mark.parametrize("policy", ["tool_results", "full_history"])
-async def test_provenance_keeps_what_was_really_given(
+async def test_provenance_names_the_inputs_actually_given(
     bottega: Running, model: FakeModel, policy: str
 ) -> None:
     await define_graph(bottega.client, "g", ("a", "b"), ("x", "b"))
@@ -138,10 +136,10 @@ async def test_provenance_keeps_what_was_really_given(
 
 
 @pytest.mark.parametrize("said", ["so far", ""])
-async def test_a_sink_whose_iterations_run_out_ends_as_any_run_does(
+async def test_a_sink_without_iterations_left_ends_like_any_run(
     bottega: Running, model: FakeModel, said: str
 ) -> None:
-    """With a text that is the output; without one the run failed."""
+    """Check that a text becomes the output, and that the run fails without one."""
     tools = [{"type": "builtin", "name": "current_time"}]
     await create(bottega, "b", max_iterations=1, tools=tools)
     await create(bottega, "a")
@@ -159,10 +157,8 @@ async def test_a_sink_whose_iterations_run_out_ends_as_any_run_does(
             assert found["status"] == "failed"
 
 
-async def test_a_text_that_is_no_answer_is_passed_on_to_nobody(
-    bottega: Running, model: FakeModel
-) -> None:
-    """What an agent reached when its iterations ran out is not published: who reads it fails."""
+async def test_an_unfinished_text_is_not_published(bottega: Running, model: FakeModel) -> None:
+    """Check that successors of an agent whose iterations ran out fail."""
     tools = [{"type": "builtin", "name": "current_time"}]
     await create(bottega, "a", max_iterations=1, tools=tools)
     await create(bottega, "b")

@@ -1,4 +1,4 @@
-"""Bounds that follow from how many file descriptors a process may have."""
+"""Bounds that follow from the number of file descriptors of a process."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def connected(port: int | None, address: str, sent: bytes = HEALTH) -> Streams:
-    """A connection from an address of this machine."""
+    """Open a connection from an address of this machine."""
     made = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
     made[1].write(sent)
     return made
@@ -31,7 +31,7 @@ async def status(reader: asyncio.StreamReader) -> bytes:
     return (await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)).split()[1]
 
 
-async def test_one_address_s_half_sent_heads_shut_nobody_out(
+async def test_half_sent_heads_of_one_address_block_no_other(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
@@ -90,7 +90,7 @@ async def test_websockets_count_until_they_are_closed(
             writer.close()
 
 
-async def test_a_tenant_s_calls_wait_for_each_other_and_for_nobody_else_s() -> None:
+async def test_calls_wait_only_for_calls_of_the_same_tenant() -> None:
     asked: list[str] = []
     gate = asyncio.Event()
 

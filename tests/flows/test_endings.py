@@ -1,4 +1,4 @@
-"""How runs end when not everything goes well, and waiting for it."""
+"""Ends of runs after failures, and waiting for the end."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def test_a_model_that_refuses_fails_the_run_with_its_reason(
     assert "test-key" not in str(frames)
 
 
-async def test_a_try_that_fails_is_an_event_and_repeated(
+async def test_a_failed_attempt_is_an_event_and_is_repeated(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -61,7 +61,7 @@ async def test_a_sub_agent_that_fails_is_an_error_the_coordinator_reads(
     assert seen["role"] == "tool"
 
 
-async def test_a_run_over_its_time_ends_as_timeout_and_its_model_call_is_cut(
+async def test_a_run_over_its_time_times_out_and_cuts_its_model_call(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -96,7 +96,7 @@ async def test_wait_answers_when_the_run_ends_or_the_wait_is_over(
         assert (await bottega.client.post(f"/v1/runs?wait={bad}", json=body)).status_code == 422
 
 
-async def test_a_repeated_key_waits_for_the_run_that_is_there(
+async def test_a_repeated_key_waits_for_the_existing_run(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -138,7 +138,7 @@ async def test_messages_as_input_reach_the_model_in_order(
     )
     assert answer.json()["status"] == "completed"
     assert answer.json()["input"] == messages
-    begun = {"role": "user", "content": GO_ON}  # every template wants a user to speak first
+    begun = {"role": "user", "content": GO_ON}  # every chat template needs a user message first
     assert model.requests[0]["messages"][1:] == [begun, *messages]
 
 
@@ -159,7 +159,7 @@ async def test_a_run_keeps_the_versions_it_pinned(bottega: Running, model: FakeM
     assert new["messages"][0]["content"] == "New."
 
 
-async def test_no_model_call_is_begun_that_the_token_budget_cannot_pay_for(
+async def test_a_model_call_over_the_token_budget_is_not_made(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -194,9 +194,7 @@ async def test_a_run_that_waits_too_long_ends_without_having_started(
     assert len(model.requests) == 7
 
 
-async def test_what_a_server_does_not_report_is_estimated_and_counts(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_unreported_usage_is_estimated_and_counts(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client)
     unreported = sse(chunk("x" * 400, finish_reason="stop"))
     call = {"id": "1", "function": {"name": "requirements", "arguments": '{"query": "x"}'}}

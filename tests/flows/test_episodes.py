@@ -1,4 +1,4 @@
-"""What runs leave, judged by people, and erased with what it belongs to."""
+"""Episodes of runs: reading, feedback and erasure."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from tests.tenants import holder
 
 @pytest.fixture
 async def run(bottega: Running, model: FakeModel) -> str:
-    """A run that is over, of the session ``s``, about a coffee machine."""
+    """A finished run of the session ``s``, about a coffee machine."""
     await define_graph(bottega.client, "g", ("a", "b"))
     model.decide = says(a=text("Descale it."))
     run = await finished(
@@ -54,7 +54,7 @@ async def test_a_run_s_episode_can_be_read_and_found(bottega: Running, run: str)
     assert ids(await search(bottega.client, **of_session)) == [episode["id"]]
 
 
-async def test_what_people_say_of_a_run_counts_and_the_last_word_most(
+async def test_the_latest_feedback_on_a_run_counts(
     bottega: Running, run: str, database_url: str
 ) -> None:
     client = bottega.client
@@ -74,7 +74,7 @@ async def test_what_people_say_of_a_run_counts_and_the_last_word_most(
         assert ids(await search(client, **mode, **well)) == []
     assert ids((await client.get("/v1/episodes?outcome=FAILURE")).json()) == [episode["id"]]
     stored = await bottega.owner.fetchval("SELECT outcome FROM episodes")
-    assert stored == "SUCCESS"  # it is never changed
+    assert stored == "SUCCESS"  # the stored outcome never changes
 
     await judge(client, run, score=1.0)
     again = await episode_of(client, run)
@@ -92,7 +92,9 @@ async def test_what_people_say_of_a_run_counts_and_the_last_word_most(
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
-async def test_a_run_that_left_no_episode_is_not_judged(bottega: Running, model: FakeModel) -> None:
+async def test_feedback_on_a_run_without_an_episode_is_refused(
+    bottega: Running, model: FakeModel
+) -> None:
     client = bottega.client
     await define_graph(client, "g", ("a", "b"))
     off = await finished(client, memory="off")
@@ -105,7 +107,7 @@ async def test_a_run_that_left_no_episode_is_not_judged(bottega: Running, model:
         assert "memory" in answer.json()["detail"]
 
 
-async def test_a_run_that_is_under_way_is_not_judged(bottega: Running, model: FakeModel) -> None:
+async def test_feedback_on_an_unfinished_run_is_refused(bottega: Running, model: FakeModel) -> None:
     await bottega.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     goes_on = asyncio.Event()
     model.script(gated(goes_on, text("done")))
@@ -118,7 +120,7 @@ async def test_a_run_that_is_under_way_is_not_judged(bottega: Running, model: Fa
 
 
 async def fill(bottega: Running) -> None:
-    """Leave rows of each episode wherever there can be some."""
+    """Store rows of each episode in every table that can have some."""
     for row in (
         (
             "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
@@ -131,7 +133,7 @@ async def fill(bottega: Running) -> None:
         await bottega.owner.execute(f"INSERT INTO {row} FROM episodes ON CONFLICT DO NOTHING")
 
 
-async def test_a_session_s_episodes_go_with_it(
+async def test_deleting_a_session_deletes_its_episodes(
     bottega: Running, run: str, database_url: str
 ) -> None:
     client = bottega.client
@@ -168,7 +170,9 @@ async def test_a_session_s_episodes_go_with_it(
     assert ids(await search(client, query="coffee machine")) == [kept["id"]]
 
 
-async def test_a_session_of_imports_alone_goes_too(bottega: Running, database_url: str) -> None:
+async def test_a_session_with_imports_only_can_be_deleted(
+    bottega: Running, database_url: str
+) -> None:
     made = await remember(bottega.client, session_id="elsewhere")
     answer = await bottega.client.delete("/v1/sessions/elsewhere")
     assert answer.json()["removed"]["episodes"] == 1
@@ -176,7 +180,7 @@ async def test_a_session_of_imports_alone_goes_too(bottega: Running, database_ur
     assert (await bottega.client.delete("/v1/sessions/elsewhere")).status_code == 404
 
 
-async def test_a_forgotten_episode_is_not_told_by_a_repeated_import(bottega: Running) -> None:
+async def test_a_repeated_import_does_not_return_a_forgotten_episode(bottega: Running) -> None:
     key = {"idempotency-key": "import"}
     body = {"outcome": "SUCCESS", "task": task("secret")}
     first = (await bottega.client.post("/v1/episodes", json=body, headers=key)).json()

@@ -1,4 +1,4 @@
-"""Deleting a session removes everything of it, while others keep all that is theirs."""
+"""Deleting a session removes all its data and none of others."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from tests.team import define, define_graph, start
 
 
 async def every_row(url: str) -> dict[str, list[str]]:
-    """Every row of every table, the queue's too, as text."""
+    """Return every row of every table, the queue's included, as text."""
     owner = await asyncpg.connect(url)
     tables = await owner.fetch(
         "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables"
@@ -43,7 +43,7 @@ async def every_row(url: str) -> dict[str, list[str]]:
 
 
 async def holding(url: str, *words: str) -> dict[str, int]:
-    """How many rows of each table hold one of the words; but the audit log may name what it was."""
+    """Count the rows of each table with one of the words; the audit log may have the name."""
     return {
         table: count
         for table, rows in (await every_row(url)).items()
@@ -63,7 +63,7 @@ async def finished(client: httpx2.AsyncClient, **body: Any) -> dict[str, Any]:
     return run
 
 
-async def test_a_session_goes_with_all_that_is_its_own(
+async def test_deleting_a_session_deletes_all_its_data(
     bottega: Running, model: FakeModel, database_url: str
 ) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))
@@ -83,7 +83,7 @@ async def test_a_session_goes_with_all_that_is_its_own(
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
     while await bottega.owner.fetchval("SELECT count(*) FROM episode_pending"):
-        await asyncio.sleep(0)  # what is done in the background is done
+        await asyncio.sleep(0)  # the background work has ended
     before = await every_row(database_url)
     others = await holding(database_url, kept["id"], alone["id"])
 
@@ -111,7 +111,7 @@ async def test_a_session_goes_with_all_that_is_its_own(
     assert entry["details"] == {"removed": removed}
 
 
-async def test_it_begins_anew_when_it_is_named_again(bottega: Running, model: FakeModel) -> None:
+async def test_a_deleted_session_can_be_created_again(bottega: Running, model: FakeModel) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))
     model.decide = says(a=text("old"))
     first = await finished(bottega.client, session_id="s")
@@ -124,10 +124,10 @@ async def test_it_begins_anew_when_it_is_named_again(bottega: Running, model: Fa
     assert "old" not in str(model.requests[-2:])
 
 
-async def test_a_run_that_publishes_meanwhile_and_the_deletion_wait_for_one_another_in_turn(
+async def test_a_publishing_run_and_the_deletion_do_not_deadlock(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not both at once: a run locks the session before the memory of it, and so does this."""
+    """Check that both lock the session before its memory."""
     monkeypatch.setattr(erase, "RUNS_AT_ONCE", 1)
     await define_graph(bottega.client, "g", ("a", "b"))
     model.decide = says(a=text("first"))
@@ -144,7 +144,7 @@ async def test_a_run_that_publishes_meanwhile_and_the_deletion_wait_for_one_anot
     assert answer.json()["removed"]["session_memory"] == 2
 
 
-async def test_many_runs_go_page_by_page(
+async def test_many_runs_are_deleted_page_by_page(
     bottega: Running, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erase, "RUNS_AT_ONCE", 2)
@@ -161,7 +161,7 @@ async def test_many_runs_go_page_by_page(
 async def closing_with(
     port: int, run_id: str, authorization: str | None = None
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """What a WebSocket shows of a run until it is closed, and the code."""
+    """Return the frames of a WebSocket until it is closed, and the code."""
     frames = []
     headers = {"authorization": authorization} if authorization else {}
     url = f"ws://127.0.0.1:{port}/v1/runs/{run_id}/ws"
@@ -172,10 +172,10 @@ async def closing_with(
     return frames, socket.close_code
 
 
-async def test_a_run_under_way_is_cut_off_and_its_watchers_are_told(
+async def test_a_running_run_is_cut_off_and_its_subscribers_are_informed(
     settings: Settings, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Neither a lease that is not renewed nor a slow poll: only what the deletion says.
+    # Leases and polls are too slow to matter here: only the deletion's notice does.
     monkeypatch.setattr(control, "_SLOW_POLL_S", 600.0)
     monkeypatch.setattr(stream, "SLOW_POLL_S", 600.0)
     configured = settings.model_copy(
@@ -223,7 +223,7 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
 
 
 async def waits_for_a_lock(url: str) -> None:
-    """Return when a statement of somebody's waits for a lock."""
+    """Return when a statement waits for a lock."""
     owner = await asyncpg.connect(url)
     waiting = (
         "SELECT count(*) FROM pg_stat_activity"
@@ -235,7 +235,7 @@ async def waits_for_a_lock(url: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["new", "retry"])
-async def test_a_run_that_is_accepted_at_the_same_time_goes_too(
+async def test_a_run_accepted_at_the_same_time_is_deleted(
     bottega: Running, database_url: str, how: str
 ) -> None:
     await define(bottega.client)
@@ -265,7 +265,7 @@ async def test_a_run_that_is_accepted_at_the_same_time_goes_too(
     assert (await bottega.client.get("/v1/runs")).json()["items"] == []
 
 
-async def test_what_was_paid_for_still_counts(
+async def test_tokens_of_deleted_runs_still_count(
     bottega: Running, model: FakeModel, database_url: str
 ) -> None:
     await define(bottega.client)
@@ -281,7 +281,7 @@ async def test_what_was_paid_for_still_counts(
     assert counted == usage["input"] + usage["output"] > 0
 
 
-async def test_a_worker_that_hears_of_nothing_writes_nothing(
+async def test_a_worker_without_notices_writes_nothing(
     bottega: Running, model: FakeModel, database_url: str
 ) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))

@@ -30,12 +30,12 @@ from tests.team import CALLS, asked_of, define, start
 
 IN_PARALLEL = {"input": "Build a todo app in parallel.", "graph": None}
 PATIENT = {"BOTTEGA_TAKEOVER_S": "60"}
-"""So long that no lease lapses in a test."""
+"""Long enough that no lease expires in a test."""
 
 
 @asynccontextmanager
 async def before(database_url: str) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy before the database, and the URL that goes through it."""
+    """Yield a proxy before the database, and the URL that goes through it."""
     address = urlsplit(database_url)
     path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
     async with Proxy(lambda: asyncio.open_unix_connection(path)) as proxy:
@@ -133,10 +133,10 @@ async def test_a_run_goes_on_when_its_database_is_back(folder: Path, model: Fake
     assert len(model.requests) == CALLS
 
 
-async def test_a_lease_that_nobody_could_renew_holds_once_more(
+async def test_a_lease_survives_an_outage_of_the_database(
     database_url: str, bottega: Running, model: FakeModel
 ) -> None:
-    """The database was away for longer than the lease: its worker is not dead because of that."""
+    """Check it after an outage longer than the lease: the worker is not considered dead."""
     await define(bottega.client)
     gate_call(model, 1, asyncio.Event())
     run_id = await start(bottega.client)
@@ -157,10 +157,10 @@ async def test_a_lease_that_nobody_could_renew_holds_once_more(
     ]
 
 
-async def test_runs_that_died_together_again_are_taken_up_apart(
+async def test_runs_that_crash_together_are_resumed_separately(
     database_url: str, bottega: Running, model: FakeModel
 ) -> None:
-    """One of them may be what kills the workers; the others are to get away from it."""
+    """Check it because one of them may crash its workers; the others must not suffer."""
     await define(bottega.client)
     gate_specialists(model, "coordinator")
     for _ in range(8):
@@ -186,7 +186,7 @@ WHERE datname = current_database() AND application_name = 'bottega'
 
 
 async def watched(port: int | None, run_id: str) -> list[dict[str, Any]]:
-    """All events of a run, once its server has a connection again."""
+    """Return all events of a run, once its server has a connection again."""
     while True:
         try:
             return await watch(port, run_id)
@@ -198,7 +198,7 @@ async def watched(port: int | None, run_id: str) -> list[dict[str, Any]]:
 async def test_a_session_that_the_server_ended_fails_no_run(
     database_url: str, model: FakeModel
 ) -> None:
-    """The server's last word has come, the end of the connection not yet."""
+    """Check it when the server's last message has arrived but the connection's end has not."""
     gate = asyncio.Event()
     gate_call(model, 2, gate)
     with_model = environment(database_url, model, **PATIENT)
@@ -244,7 +244,7 @@ async def test_a_session_that_the_server_ended_is_no_internal_error(
             answer = await client.get(path)
 
 
-async def test_a_lost_connection_is_known_as_such_at_every_door(database_url: str) -> None:
+async def test_every_route_recognises_a_lost_connection(database_url: str) -> None:
     async with before(database_url) as (proxy, through), open_database(through) as database:
         async with database.engine.connect() as connection, database.pool.acquire() as other:
             await connection.scalar(text("SELECT 1"))
@@ -281,15 +281,16 @@ async def test_a_zombie_writes_nothing_and_cannot_lose_its_run(
         await model.received(1)
         zombie.process.send_signal(signal.SIGSTOP)
         async with command("worker", **with_model) as owner:
-            await model.received(2)  # it has taken the run over
+            await model.received(2)  # it took over the run
             zombie.process.send_signal(signal.SIGCONT)
             zombie_s.set()
             await zombie.says("run.fenced")
-            # The engine lets a zombie delete the row under the run's new owner.
+            # The queue lets a zombie delete the row of the run's new owner.
             await ask(database_url, "DELETE FROM pgqueuer.pgqueuer")
             await kill(owner)
         owner_s.set()
-        assert_whole(await watch(api.port, run_id))  # it was found, and taken by the former zombie
+        # the sweep found it, and the former zombie took it
+        assert_whole(await watch(api.port, run_id))
         run = (await client.get(f"/v1/runs/{run_id}")).json()
     assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "crash", "crash"]
     writers = await ask(database_url, "SELECT attempt FROM run_events ORDER BY seq")
@@ -297,7 +298,7 @@ async def test_a_zombie_writes_nothing_and_cannot_lose_its_run(
     assert len(model.requests) == CALLS + 2
 
 
-async def test_a_cancelled_run_s_parallel_calls_are_all_cut_off(
+async def test_cancelling_a_run_cuts_off_all_its_parallel_calls(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
@@ -317,9 +318,7 @@ async def test_a_cancelled_run_s_parallel_calls_are_all_cut_off(
     assert len(model.requests) == 4
 
 
-async def test_a_worker_that_may_drain_takes_its_run_to_the_end(
-    database_url: str, model: FakeModel
-) -> None:
+async def test_a_draining_worker_finishes_its_run(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model, BOTTEGA_DRAIN_GRACE_S="60")
     gate = asyncio.Event()
     gate_call(model, 3, gate)

@@ -37,7 +37,7 @@ async def generate(document: dict[str, Any], folder: Path) -> None:
 
 
 def import_all() -> SimpleNamespace:
-    """Import every module; the result has each function of each operation and each model."""
+    """Import every module; return each function of each operation and each model."""
     package = importlib.import_module(PACKAGE)
     modules = [
         importlib.import_module(found.name)
@@ -65,7 +65,7 @@ async def generated(
         del sys.modules[name]
 
 
-async def test_it_runs_a_pipeline(
+async def test_the_generated_client_runs_a_pipeline(
     bottega: Running, generated: SimpleNamespace, database_url: str
 ) -> None:
     api, models = generated, generated.models

@@ -1,4 +1,4 @@
-"""Runs are given the patterns that apply, told by lot, and helped when something fails."""
+"""Patterns in runs: rendering, random assignment, and advice after failures."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ def decomposition(name: str = "in that order") -> Pattern:
 
 
 async def plant(bottega: Running, pattern: Pattern, state: str = "VALIDATED") -> UUID:
-    """Keep a pattern, as it would be after some nights."""
+    """Store a pattern as it is after several maintenance jobs."""
     found: UUID = uuid4()
     async with bottega.owner.acquire() as connection, connection.transaction():
         await connection.execute(
@@ -64,7 +64,7 @@ def of_patterns(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def told(bottega: Running, run_id: str) -> dict[str, Any]:
-    """What the run's episode says of the patterns, and its plan."""
+    """Return the patterns and the plan of the run's episode."""
     row = await bottega.owner.fetchrow(
         "SELECT metadata, execution, task FROM episodes WHERE id = $1", episode_id_of(UUID(run_id))
     )
@@ -74,12 +74,12 @@ async def told(bottega: Running, run_id: str) -> dict[str, Any]:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """With lots whose outcome is certain."""
+    """Settings with certain assignments."""
     certain = {"learning_withheld_share": 0.0, "learning_trial_share": 1.0}
     return settings.model_copy(update=certain)
 
 
-async def test_a_run_is_given_a_pattern_and_its_episode_says_what_became_of_it(
+async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -109,14 +109,16 @@ async def test_a_run_is_given_a_pattern_and_its_episode_says_what_became_of_it(
 
 
 @pytest.mark.parametrize("state", ["IN_REVIEW", "DEPRECATED"])
-async def test_others_are_not_given(bottega: Running, model: FakeModel, state: str) -> None:
+async def test_inapplicable_patterns_are_not_given(
+    bottega: Running, model: FakeModel, state: str
+) -> None:
     await define(bottega.client)
     await plant(bottega, decomposition(), state)
     run_id = await start(bottega.client, metadata=ABOUT)
     assert of_patterns(await ended(bottega, run_id)) == []
 
 
-async def test_a_candidate_is_given_on_trial_and_not_to_runs_that_leave_nothing(
+async def test_a_candidate_is_tried_only_in_runs_with_episodes(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -129,7 +131,7 @@ async def test_a_candidate_is_given_on_trial_and_not_to_runs_that_leave_nothing(
     assert of_patterns(await ended(bottega, read)) == []
 
 
-async def test_what_is_withheld_is_in_the_log_and_in_no_prompt(
+async def test_a_withheld_pattern_is_in_the_log_but_in_no_prompt(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     nobody = {"learning_withheld_share": 1.0, "learning_trial_share": 0.0}
@@ -152,7 +154,7 @@ async def test_what_is_withheld_is_in_the_log_and_in_no_prompt(
         assert "in that order" not in str(memory["sections"][-1])
 
 
-async def test_a_resumed_run_and_its_repetition_draw_nothing_again(
+async def test_resumed_and_repeated_runs_keep_their_assignments(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -179,7 +181,7 @@ async def test_a_resumed_run_and_its_repetition_draw_nothing_again(
         assert same["arm"] == "used"
 
 
-async def test_runs_that_repeat_a_run_are_on_its_side(
+async def test_repetitions_get_the_assignment_of_the_first_run(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     half = {"learning_withheld_share": 0.5, "openai_base_url": model.base_url}
@@ -190,7 +192,7 @@ async def test_runs_that_repeat_a_run_are_on_its_side(
         for _ in range(6):
             run_id = await start(bottega.client, metadata=ABOUT)
             arms = [each["arm"] for each in of_patterns(await ended(bottega, run_id))]
-            for _ in range(2):  # the repetition of a repetition, too
+            for _ in range(2):  # also the repetition of a repetition
                 run_id = (await bottega.client.post(f"/v1/runs/{run_id}/retry", json={})).json()[
                     "id"
                 ]
@@ -200,7 +202,7 @@ async def test_runs_that_repeat_a_run_are_on_its_side(
         assert sides <= {"used", "withheld"}
 
 
-async def test_a_failed_call_brings_what_helped_and_who_failed_alike(
+async def test_a_failed_call_adds_advice_and_similar_failures(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -245,7 +247,7 @@ async def test_a_failed_call_brings_what_helped_and_who_failed_alike(
     assert (known["followed"], known["good"]) == (True, True)
 
 
-async def test_a_plan_is_the_episode_s_and_later_ones_are_adaptations(
+async def test_the_first_plan_is_stored_and_later_ones_are_adaptations(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -278,7 +280,7 @@ async def test_an_agent_without_tools_is_given_none(bottega: Running, model: Fak
     assert not model.requests[-1].get("tools")
 
 
-async def test_no_memory_no_tools(bottega: Running, model: FakeModel) -> None:
+async def test_without_memory_there_are_no_memory_tools(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client)
     await ended(bottega, await start(bottega.client, memory="off"))
     roots = [r for r in model.requests if r.get("tools")]
@@ -290,7 +292,7 @@ def by_tool(**arguments: Any) -> Any:
     return calls(("answer", arguments))
 
 
-async def test_a_model_may_say_what_a_task_asks_for_once_for_a_run(
+async def test_a_model_extracts_the_task_s_features_once_per_run(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -322,7 +324,7 @@ async def test_a_model_may_say_what_a_task_asks_for_once_for_a_run(
         assert (task["constraints"], task["complexity"]) == (["no nails"], 0.9)
 
 
-async def test_a_model_that_is_down_keeps_no_run_from_its_work(
+async def test_a_run_works_without_the_feature_model(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -340,7 +342,7 @@ async def test_a_model_that_is_down_keeps_no_run_from_its_work(
         assert warnings == ["analysis_unavailable"]
 
 
-async def test_what_was_not_known_when_a_call_failed_is_not_looked_for_again(
+async def test_advice_that_was_not_found_is_not_searched_again(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -374,7 +376,7 @@ async def test_what_was_not_known_when_a_call_failed_is_not_looked_for_again(
         assert model.requests[-1]["messages"] == before
 
 
-async def test_what_helped_with_calls_that_failed_together_comes_again_in_its_order(
+async def test_advice_for_parallel_failures_is_replayed_in_order(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -421,7 +423,7 @@ async def test_what_helped_with_calls_that_failed_together_comes_again_in_its_or
         assert model.requests[-1]["messages"] == before
 
 
-async def test_what_helped_with_a_failure_that_is_undone_is_gone_with_it(
+async def test_advice_is_removed_with_its_undone_failure(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
@@ -451,7 +453,7 @@ async def test_what_helped_with_a_failure_that_is_undone_is_gone_with_it(
         assert "patterns" not in (await told(bottega, again["id"]))["metadata"]
 
 
-async def test_a_search_that_fails_says_nothing_of_the_database(
+async def test_a_failed_search_reveals_nothing_about_the_database(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)

@@ -1,4 +1,4 @@
-"""``bottega keys`` and ``tenants``, the first key of a new server, and what a server asks for."""
+"""``bottega keys`` and ``tenants``, the first key of a new server, and its key requirement."""
 
 import re
 import subprocess
@@ -123,7 +123,7 @@ def test_an_expiry_is_a_time_from_now_or_a_date(bottega: Any, expires: str) -> N
         "0001-01-01T00+12",
     ],
 )
-def test_an_expiry_that_is_none_is_refused(bottega: Any, expires: str) -> None:
+def test_an_invalid_expiry_is_refused(bottega: Any, expires: str) -> None:
     options = ("--tenant", "acme", "--scope", "run", f"--expires={expires}")
     ended = bottega("keys", "create", *options)
     assert ended.returncode in (1, 2)
@@ -138,7 +138,7 @@ def test_names_cannot_play_tricks_on_a_terminal(bottega: Any) -> None:
     assert refused.returncode == 2
 
 
-async def test_a_login_that_may_not_is_told_so(bottega: Any, database_url: str) -> None:
+async def test_a_login_without_rights_gets_an_error(bottega: Any, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     await connection.execute(
         "DO $$ BEGIN CREATE ROLE nobody LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
@@ -151,13 +151,13 @@ async def test_a_login_that_may_not_is_told_so(bottega: Any, database_url: str) 
     assert "Traceback" not in ended.stderr
 
 
-def test_a_server_that_others_can_reach_needs_a_key_first(bottega: Any) -> None:
+def test_a_reachable_server_needs_a_key_first(bottega: Any) -> None:
     ended = bottega("serve", "--host", "0.0.0.0", "--port", "0")
     assert ended.returncode == 1
     assert "bottega keys create --tenant default --scope admin" in ended.stderr
 
 
-async def test_with_a_key_it_may_be_reached(
+async def test_a_server_with_a_key_may_be_reachable(
     bottega: Any, settings: Settings, database_url: str
 ) -> None:
     elsewhere = settings.model_copy(update={"host": "0.0.0.0"})
@@ -246,7 +246,7 @@ async def test_the_demo_shows_how_runs_learn(bottega: Any, database_url: str) ->
     assert (ended.returncode, "leave out --task" in ended.stderr) == (1, True)
 
 
-def test_what_is_wrong_with_the_database_is_said(bottega: Any, server: str) -> None:
+def test_database_errors_are_printed(bottega: Any, server: str) -> None:
     ended = bottega("keys", "list", DATABASE_URL="postgresql://127.0.0.1:1/x")
     assert (ended.returncode, "cannot reach" in ended.stderr) == (1, True)
     ended = bottega("keys", "list", DATABASE_URL=server)

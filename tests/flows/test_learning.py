@@ -1,4 +1,4 @@
-"""What is learned of runs after their end, over a real socket."""
+"""Learning from runs after their end, over a real socket."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ THINKER = "thinker"
 
 
 async def define(client: httpx2.AsyncClient, *tools: str) -> None:
-    """An agent ``a``."""
+    """Define an agent ``a``."""
     body = {
         "name": "a",
         "system_message": "You add.",
@@ -24,7 +24,7 @@ async def define(client: httpx2.AsyncClient, *tools: str) -> None:
 
 
 async def learned(bottega: Running, run_id: str, status: str) -> dict[str, Any]:
-    """What is learned of a run, once that has come so far."""
+    """Return the lessons of a run, once learning has come that far."""
     while True:
         answer = await bottega.client.get(f"/v1/runs/{run_id}/learning")
         found: dict[str, Any] = answer.json()
@@ -33,7 +33,7 @@ async def learned(bottega: Running, run_id: str, status: str) -> dict[str, Any]:
 
 
 async def done(bottega: Running, **more: Any) -> dict[str, Any]:
-    """A run of the agent ``a`` that is over."""
+    """Execute a run of the agent ``a`` to its end."""
     body = {"agent": "a", "input": "What is 1 + 2?", **more}
     answer = await bottega.client.post("/v1/runs", json=body)
     assert answer.status_code == 202, answer.text
@@ -43,7 +43,7 @@ async def done(bottega: Running, **more: Any) -> dict[str, Any]:
     return run
 
 
-async def test_rules_learn_from_a_run_when_it_is_over(bottega: Running, model: FakeModel) -> None:
+async def test_rules_learn_from_a_finished_run(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client, "calculator")
     model.script(calls(("calculator", {"expression": "1 + 2"})), text("3"))
     run = await done(bottega)
@@ -55,14 +55,15 @@ async def test_rules_learn_from_a_run_when_it_is_over(bottega: Running, model: F
     assert (found["candidates"], found["applications"]) == ([], [])
     again = (await bottega.client.get(f"/v1/runs/{run['id']}")).json()
     assert again["learning"] == "done"
-    assert again | {"learning": None} == run | {"learning": None}  # it changes nothing of the run
+    # learning changes nothing else of the run
+    assert again | {"learning": None} == run | {"learning": None}
     (listed,) = (await bottega.client.get("/v1/runs")).json()["items"]
     assert listed["learning"] == "done"
     (hit,) = (await search(bottega.client, mode="temporal"))["items"]
     assert hit["episode"]["reflection"]["insights"] == found["insights"]
 
 
-async def test_nothing_is_learned_of_a_run_that_is_not_remembered(
+async def test_nothing_is_learned_from_a_run_without_an_episode(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -73,7 +74,7 @@ async def test_nothing_is_learned_of_a_run_that_is_not_remembered(
     assert (found["status"], found["insights"]) == (None, [])
 
 
-async def test_a_model_that_is_down_leaves_the_run_completed_and_is_asked_again(
+async def test_learning_is_retried_when_the_model_is_down(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     down = True
@@ -102,7 +103,8 @@ async def test_a_model_that_is_down_leaves_the_run_completed_and_is_asked_again(
         assert found["by"] is None
         assert (await bottega.client.get(f"/v1/runs/{run['id']}")).json()["learning"] == "pending"
         down = False
-        await judge(bottega.client, run["id"], outcome="FAILURE")  # it is wanted anew, at once
+        # feedback asks for it again at once
+        await judge(bottega.client, run["id"], outcome="FAILURE")
         found = await learned(bottega, run["id"], "done")
         assert (found["by"], found["insights"]) == (THINKER, ["Adding is easy."])
         assert found["error"] is None

@@ -1,4 +1,4 @@
-"""Who holds a run, and until when."""
+"""Leases of runs."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def quick(settings: Settings, model: FakeModel) -> Settings:
 async def test_a_worker_that_computes_keeps_its_runs(
     quick: Settings, database_url: str, model: FakeModel, tmp_path: Path
 ) -> None:
-    """Its event loop stands still for longer than its lease holds; another worker is looking."""
+    """Stop its event loop for longer than its lease while another worker sweeps."""
     (tmp_path / "busy.py").write_text(BUSY.replace("SECONDS", str(2 * TAKEOVER_S)))
     info = tmp_path / "busy-1.dist-info"
     info.mkdir()
@@ -76,7 +76,7 @@ async def claim(bottega: Running, run_id: str) -> Any:
     return row["claim"]
 
 
-async def test_a_run_in_good_hands_cannot_be_claimed(
+async def test_a_leased_run_cannot_be_claimed(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -92,7 +92,7 @@ async def test_a_run_in_good_hands_cannot_be_claimed(
     assert (run["status"], len(run["attempts"])) == ("completed", 1)
 
 
-async def test_a_run_beyond_its_time_ends_whoever_holds_it(
+async def test_a_run_beyond_its_deadline_ends_with_or_without_a_worker(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
     async with running(quick, database_url) as bottega:
@@ -101,16 +101,14 @@ async def test_a_run_beyond_its_time_ends_whoever_holds_it(
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         assert await claim(bottega, run_id) is not None
         await bottega.owner.execute("UPDATE runs SET deadline = now() - interval '61 s'")
-        async with running(quick, database_url):  # no worker is up, but each process sweeps
+        async with running(quick, database_url):  # no worker runs, but each process sweeps
             run = await final(bottega, run_id)
     assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
     assert [attempt["ended_at"] for attempt in run["attempts"]] == [run["ended_at"]]
 
 
-async def test_a_run_that_is_handed_back_ends_if_somebody_wanted_it_to(
-    quick: Settings, database_url: str
-) -> None:
-    """The wish came when its worker was leaving already, and no other is up."""
+async def test_a_returned_run_with_a_cancellation_ends(quick: Settings, database_url: str) -> None:
+    """Cancel it while its worker is stopping and no other runs."""
     async with running(quick, database_url) as bottega:
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
@@ -126,7 +124,7 @@ async def test_a_run_that_is_handed_back_ends_if_somebody_wanted_it_to(
     assert run["attempts"][0]["ended_at"] is not None
 
 
-async def test_nothing_is_left_in_the_queue(
+async def test_the_queue_is_empty_in_the_end(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
     async with running(quick, database_url, worker=True) as bottega:
@@ -155,10 +153,10 @@ async def test_a_claim_whose_answer_was_lost_may_be_made_again(
     assert len(run["attempts"]) == first["attempt"] == 1
 
 
-async def test_a_run_that_another_has_is_dropped_at_once(
+async def test_a_run_taken_over_by_another_worker_is_dropped_at_once(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """Not only when it next writes: until then its model call would go on."""
+    """Check that its model call is cut before its next write."""
     model.script(gated(asyncio.Event(), text("never")))
     async with running(quick, database_url, worker=True) as bottega:
         await create(bottega, "solo")
@@ -174,7 +172,7 @@ async def test_a_run_that_another_has_is_dropped_at_once(
 
 
 class _HeldEnd:
-    """A run's end that is held back by a lock, from a thread of its own, until it is released."""
+    """Lock, held by a thread of its own, that delays the end of a run until it is released."""
 
     def __init__(self, url: str, run_id: str) -> None:
         self.locked, self.wanted = threading.Event(), threading.Event()
@@ -210,7 +208,7 @@ class _HeldEnd:
 async def test_a_renewal_that_crosses_the_run_s_end_is_no_loss(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """It finds the run ended before its worker has heard so."""
+    """Check a renewal that finds the run ended before its worker knows."""
     gate, capture = asyncio.Event(), ExitStack()
     model.script(gated(gate, text("done")))
     async with running(quick, database_url, worker=True) as bottega:
@@ -232,7 +230,7 @@ async def test_a_renewal_that_crosses_the_run_s_end_is_no_loss(
 
 
 async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, database_url: str) -> None:
-    """Its confirmation was lost with the connection."""
+    """Check it after its confirmation was lost with the connection."""
     async with running(quick, database_url) as bottega:
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}

@@ -1,4 +1,4 @@
-"""The models' text while it comes in: ``llm.delta``."""
+"""Live text of models while it streams: ``llm.delta``."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -22,7 +22,7 @@ Frame = dict[str, Any]
 TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again."
 ANSWER = text(TEXT)
 HALF = 6
-"""Events of the model's stream, some words of the answer."""
+"""Events of the model's stream for some words of the answer."""
 
 
 async def frames(server: Running, path: str) -> AsyncGenerator[Frame, None]:
@@ -32,7 +32,7 @@ async def frames(server: Running, path: str) -> AsyncGenerator[Frame, None]:
 
 
 async def until_text(stream: AsyncIterator[Frame], length: int) -> tuple[list[Frame], str]:
-    """All frames until the live text, put together as a client does, has a length."""
+    """Return all frames until the live text, joined as a client does, has a length."""
     seen: list[Frame] = []
     so_far = ""
     while len(so_far) < length:
@@ -57,12 +57,12 @@ def types(seen: list[Frame]) -> list[str]:
 
 
 async def alone(server: Running) -> str:
-    """The path of a new run of one agent."""
+    """Return the path of a new run of one agent."""
     await define(server.client)
     return f"/v1/runs/{await start(server.client, agent='requirements', graph=None)}"
 
 
-async def test_text_is_shown_while_it_comes_in_to_early_and_late_subscribers_anywhere(
+async def test_live_text_reaches_early_and_late_subscribers_anywhere(
     bottega: Running, model: FakeModel, settings: Settings, database_url: str
 ) -> None:
     gate = asyncio.Event()
@@ -110,7 +110,7 @@ async def test_an_event_stream_shows_text_without_an_id(bottega: Running, model:
     assert "event: llm.completed" not in rest
 
 
-async def test_filters_hold_for_text_too(bottega: Running, model: FakeModel) -> None:
+async def test_filters_apply_to_live_text(bottega: Running, model: FakeModel) -> None:
     gate = asyncio.Event()
     model.script(gated_within(gate, ANSWER, events=HALF))
     path = await alone(bottega)
@@ -125,7 +125,7 @@ async def test_filters_hold_for_text_too(bottega: Running, model: FakeModel) -> 
         assert types([frame async for frame in designers]) == ["run.completed"]
 
 
-async def test_what_a_failed_try_said_is_replaced(bottega: Running, model: FakeModel) -> None:
+async def test_text_of_a_failed_attempt_is_replaced(bottega: Running, model: FakeModel) -> None:
     breaks, goes_on = asyncio.Event(), asyncio.Event()
     second = "Something else altogether, from the beginning."
     model.script(
@@ -142,7 +142,7 @@ async def test_what_a_failed_try_said_is_replaced(bottega: Running, model: FakeM
     assert rest[-1]["type"] == "run.completed"
 
 
-async def test_no_text_stays_behind(bottega: Running, model: FakeModel) -> None:
+async def test_live_text_is_deleted_in_the_end(bottega: Running, model: FakeModel) -> None:
     gate = asyncio.Event()
     model.script(gated_within(gate, ANSWER, events=HALF))
     path = await alone(bottega)
@@ -157,10 +157,8 @@ async def test_no_text_stays_behind(bottega: Running, model: FakeModel) -> None:
         await asyncio.sleep(0)
 
 
-async def test_text_of_a_call_that_is_over_is_shown_to_nobody(
-    bottega: Running, model: FakeModel
-) -> None:
-    """Late rows, of a call that was answered, and of an attempt that was overtaken."""
+async def test_text_of_a_finished_call_is_not_shown(bottega: Running, model: FakeModel) -> None:
+    """Store late rows of an answered call and of an overtaken attempt."""
     gate = asyncio.Event()
     model.script(cut(ANSWER, events=2), gated_within(gate, ANSWER, events=HALF))
     path = await alone(bottega)
@@ -182,7 +180,7 @@ async def test_text_of_a_call_that_is_over_is_shown_to_nobody(
     assert "llm.delta" not in types(late_frames)
 
 
-async def test_the_sweep_takes_away_what_dead_workers_left(bottega: Running) -> None:
+async def test_the_sweep_deletes_live_text_of_dead_workers(bottega: Running) -> None:
     pool = bottega.owner
     await pool.execute(
         "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text) "
@@ -191,10 +189,10 @@ async def test_the_sweep_takes_away_what_dead_workers_left(bottega: Running) -> 
         uuid4(),
     )
     while await pool.fetchval("SELECT count(*) FROM live_text"):
-        await queue.sweep(pool)  # the server's own may be at it
+        await queue.sweep(pool)  # the server's own sweep may hold the lock
 
 
-async def test_what_a_task_beside_its_parent_says_is_its_output_to_who_asks_for_that(
+async def test_an_asynchronous_task_s_text_passes_the_output_filter(
     bottega: Running, model: FakeModel, settings: Settings, database_url: str
 ) -> None:
     gate = asyncio.Event()
@@ -225,7 +223,7 @@ async def test_what_a_task_beside_its_parent_says_is_its_output_to_who_asks_for_
             ("llm.delta", False), ("llm.delta", True), ("subagent.output_chunk", True)
         }:  # fmt: skip
             pairs.append(await anext(both))
-        # A process that was not there when the task was dispatched; the log has been read by then.
+        # This process started after the dispatch; the log has been read by then.
         last = (await bottega.client.get(f"{path}/events?limit=200")).json()["items"][-1]["seq"]
         async with aclosing(frames(other, f"{chunks}&after={last}")) as late:
             assert TEXT.startswith((await until_text(late, 10))[1])

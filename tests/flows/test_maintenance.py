@@ -1,4 +1,4 @@
-"""Looks through the memory beside live runs, by several workers, one of which is killed."""
+"""Maintenance jobs beside live runs, by several workers, one of which is killed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ def configured(settings: Settings, model: FakeModel) -> Settings:
 
 
 async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) -> None:
-    """Episodes that there is something to be found in."""
+    """Import episodes from which patterns can be mined."""
     began = datetime.now(UTC) - age
     for number in range(16):
         good = number % 2 == 0
@@ -58,7 +58,7 @@ async def until(owner: asyncpg.Pool, query: str) -> None:
 
 @asynccontextmanager
 async def nobody_writes_patterns(owner: asyncpg.Pool) -> AsyncIterator[None]:
-    """Whoever keeps a pattern waits until this is over."""
+    """Block every write of a pattern until this ends."""
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE patterns IN SHARE MODE")
         yield
@@ -75,27 +75,29 @@ async def run_team(server: Running) -> str:
     return run_id
 
 
-async def test_live_runs_go_on_beside_it(configured: Settings, database_url: str) -> None:
+async def test_live_runs_continue_during_maintenance(
+    configured: Settings, database_url: str
+) -> None:
     async with running(configured, database_url, worker=True) as server:
         await define(server.client)
         await learned_from(server.service.database.pool)
         async with nobody_writes_patterns(server.owner):
             where = (await server.client.post("/v1/memory/maintenance")).headers["location"]
             await until(server.owner, MINING)
-            await until(server.owner, WAITS)  # in the midst of a stage
+            await until(server.owner, WAITS)  # in the middle of a stage
             done = await asyncio.gather(*(run_team(server) for _ in range(3)))
             assert len(set(done)) == 3
             look = (await server.client.get(where)).json()
             assert (look["status"], look["stage"]) == ("running", 1)
             assert list(look["progress"]) == ["episodes"]
-        # And while it is not held up either.
+        # And while the job is not blocked either.
         await run_team(server)
         await until(server.owner, "SELECT status = 'done' FROM memory_jobs")
         report = (await server.client.get(where)).json()["report"]
         assert report["patterns"]["by_state"]["CANDIDATE"] >= 1
 
 
-async def test_two_workers_look_once_for_a_night_that_was_missed(
+async def test_two_workers_make_up_for_a_missed_night_once(
     configured: Settings, database_url: str
 ) -> None:
     async with asyncpg.create_pool(database_url, min_size=0) as owner:
@@ -106,7 +108,7 @@ async def test_two_workers_look_once_for_a_night_that_was_missed(
             running(configured, database_url, worker=True),
         ):
             await until(owner, "SELECT count(*) > 0 FROM memory_jobs WHERE status = 'done'")
-            # Both have looked for what is due by now, or will and find nothing.
+            # Both have checked for due jobs by now, or will find none.
             rows = await owner.fetch("SELECT cause, tries, tick FROM memory_jobs")
             assert [(row["cause"], row["tries"]) for row in rows] == [("nightly", 1)]
             tick = rows[0]["tick"]
@@ -114,9 +116,7 @@ async def test_two_workers_look_once_for_a_night_that_was_missed(
             assert timedelta(0) <= datetime.now(UTC) - tick < timedelta(days=1)
 
 
-async def test_a_worker_that_is_killed_leaves_the_rest_to_the_next(
-    database_url: str, model: FakeModel
-) -> None:
+async def test_another_worker_continues_after_a_kill(database_url: str, model: FakeModel) -> None:
     given = {
         "DATABASE_URL": database_url,
         "OPENAI_BASE_URL": model.base_url,
@@ -132,7 +132,7 @@ async def test_a_worker_that_is_killed_leaves_the_rest_to_the_next(
             await until(owner, WAITS)
             worker.kill()
             await worker.process.wait()
-        await owner.execute("UPDATE memory_jobs SET next_at = now()")  # its lease is over
+        await owner.execute("UPDATE memory_jobs SET next_at = now()")  # its lease has expired
         async with command("worker", **given):
             await until(owner, "SELECT status = 'done' FROM memory_jobs")
         row = await owner.fetchrow("SELECT tries, stage FROM memory_jobs")

@@ -1,4 +1,4 @@
-"""What workers do for episodes in the background, seen from outside."""
+"""Background work of workers for episodes, seen from outside."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -46,7 +46,7 @@ async def until(server: Running, query: str, *arguments: Any) -> None:
         pass
 
 
-async def test_found_by_words_at_once_and_by_meaning_when_the_embedder_is_back(
+async def test_search_by_vectors_returns_with_the_embedder(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     model.embeds = False
@@ -57,7 +57,7 @@ async def test_found_by_words_at_once_and_by_meaning_when_the_embedder_is_back(
         (found,) = await hits(server, "router")
         assert found["episode"]["id"] == episode_id
         assert found["parts"]["cosine"] is None
-        assert await hits(server, "rerouted") == []  # which only the vectors know to be near
+        assert await hits(server, "rerouted") == []  # only the vectors are similar
 
         model.embeds = True
         await until(server, "SELECT count(*) = 1 FROM episode_vectors")
@@ -80,7 +80,7 @@ async def test_the_episode_of_a_run_is_embedded_as_soon_as_it_is_over(
     assert model.embedded
 
 
-async def test_queries_change_over_to_another_embedder_while_everything_runs(
+async def test_queries_switch_to_another_embedder_without_a_stop(
     settings: Settings, configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     before = settings.model_copy(update={"openai_base_url": model.base_url})

@@ -1,4 +1,4 @@
-"""Whose episodes a run is given: never those of another user or session."""
+"""Episodes given to a run: never those of another user or session."""
 
 import asyncio
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ async def define(client: httpx2.AsyncClient, name: str, **fields: Any) -> None:
 
 
 async def run(client: httpx2.AsyncClient, agent: str, said: str, **more: Any) -> dict[str, Any]:
-    """A run that is over."""
+    """Execute a run to its end."""
     answer = await client.post("/v1/runs?wait=30", json={"agent": agent, "input": said, **more})
     assert answer.status_code == 202, answer.text
     found: dict[str, Any] = answer.json()
@@ -34,14 +34,14 @@ async def run(client: httpx2.AsyncClient, agent: str, said: str, **more: Any) ->
 
 
 def looks_around(request: dict[str, Any]) -> Answer:
-    """Each agent asks its memory, has a call fail, and answers then."""
+    """Return a model whose agents search memory, have a failing call, and answer."""
     if request["messages"][-1]["role"] == "tool":
         return text("done")
     asked = {"query": "pay the invoice with the card"}
     return calls(("search_memory", asked), ("calculator", {"expression": "1 / 0"}))
 
 
-async def test_a_session_is_given_nothing_of_another(bottega: Running, model: FakeModel) -> None:
+async def test_a_session_gets_no_episodes_of_another(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client, "clerk")
     model.decide = looks_around
     pay = "Pay the invoice with my card"
@@ -58,7 +58,7 @@ async def test_a_session_is_given_nothing_of_another(bottega: Running, model: Fa
 
 @dataclass(frozen=True)
 class Who:
-    """Whom a run works for."""
+    """User, session and settings of a run."""
 
     user: str | None = None
     session: str | None = None
@@ -85,7 +85,7 @@ LEFT = (
 
 
 def allowed(reader: Who, scope: str | None, left: Who, *, shared: bool) -> bool:
-    """Whether a run of this reader, of agent ``clerk``, may be given what was left."""
+    """Return true if a run of this reader, of agent ``clerk``, may be given the episode."""
     if scope == "run" or (scope == "session" and reader.session is None):
         return False
     if scope == "tenant" and shared and left.user is None:
@@ -99,7 +99,7 @@ def allowed(reader: Who, scope: str | None, left: Who, *, shared: bool) -> bool:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_every_reader_is_given_what_its_scope_holds_and_nothing_else(
+async def test_every_reader_gets_exactly_the_episodes_in_its_scope(
     settings: Settings, database_url: str, model: FakeModel, shared: bool
 ) -> None:
     update = {"openai_base_url": model.base_url, "shared_memory": shared}
@@ -147,14 +147,14 @@ async def test_a_session_has_one_user(bottega: Running, model: FakeModel) -> Non
     assert (await client.get("/v1/runs?user=bob")).json()["items"] == []
     by_metadata = {"user": "alice", "metadata": "a:b"}
     assert (await client.get("/v1/runs", params=by_metadata)).json()["items"] == []
-    # What began without a user stays nobody's: it was not said by this user.
+    # A session that began without a user stays without one.
     await run(client, "clerk", "x", session_id="open")
     late = await client.post("/v1/runs", json=body | {"session_id": "open"})
     assert (late.status_code, late.json()["code"]) == (409, "session_user")
     assert (await client.get("/v1/sessions/open")).json()["user"] is None
 
 
-async def test_of_two_first_runs_at_once_only_one_user_has_the_session(
+async def test_of_two_concurrent_first_runs_one_user_gets_the_session(
     bottega: Running, model: FakeModel
 ) -> None:
     client = bottega.client
@@ -189,14 +189,14 @@ async def test_a_user_is_a_text_that_can_be_stored(
 
 
 async def mined(bottega: Running) -> str:
-    """All patterns, as texts, once the nightly look is done."""
+    """Return all patterns as texts, after a maintenance job."""
     await bottega.client.post("/v1/memory/maintenance")
     while not await bottega.owner.fetchval("SELECT bool_and(status = 'done') FROM memory_jobs"):
         pass
     return (await bottega.client.get("/v1/patterns?limit=100")).text
 
 
-async def test_a_pattern_says_no_tool_that_only_one_user_s_model_made_up(
+async def test_a_pattern_names_no_tool_invented_for_one_user(
     bottega: Running, model: FakeModel
 ) -> None:
     client = bottega.client
