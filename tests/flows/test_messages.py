@@ -1,4 +1,4 @@
-"""What was said in a run, read back as messages."""
+"""Conversations of a run as messages."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.team import define, define_graph, start
 
 
 async def said(client: httpx2.AsyncClient, run_id: str, **query: Any) -> list[dict[str, Any]]:
-    """All messages of a conversation, over all its pages."""
+    """Return all messages of a conversation, over all its pages."""
     found: list[dict[str, Any]] = []
     path = f"/v1/runs/{run_id}/messages"
     answer = await client.get(path, params={"limit": 2, **query})
@@ -108,7 +108,7 @@ async def test_a_sub_agent_of_a_sub_agent_and_failures(bottega: Running, model: 
 
 
 def boss(request: dict[str, Any]) -> Reply:
-    """Dispatches two tasks, awaits both, and is done; they find something."""
+    """Return a model that dispatches two tasks, awaits both and finishes; they find something."""
     messages = request["messages"]
     if messages[0]["content"] != "You are boss.":
         return text("found")
@@ -120,14 +120,14 @@ def boss(request: dict[str, Any]) -> Reply:
     return text("done") if len(told) > 2 else calls(("await_subagent", {"task_ids": ids}))
 
 
-async def test_a_task_that_runs_beside_its_parent_was_asked_what_it_was_dispatched_with(
+async def test_an_asynchronous_task_s_question_is_its_dispatched_prompt(
     settings: Settings,
     database_url: str,
     model: FakeModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which is not always what the model wrote."""
+    """Check it because the dispatched prompt may differ from the model's text."""
     (tmp_path / "brief_plugin.py").write_text(
         "def before_dispatch(ctx, params):\n    return {'prompt': params.prompt + ' Be brief.'}\n"
     )
@@ -158,7 +158,9 @@ async def test_a_task_that_runs_beside_its_parent_was_asked_what_it_was_dispatch
         assert question in asked
 
 
-async def test_a_retry_has_what_it_carried_over(bottega: Running, model: FakeModel) -> None:
+async def test_a_retry_shows_the_messages_that_it_carried_over(
+    bottega: Running, model: FakeModel
+) -> None:
     client = bottega.client
     await define(client)
     model.script(calls(("requirements", {"query": "What?"})), text("1. Todos."), http_error(400))
@@ -186,7 +188,7 @@ async def test_a_retry_has_what_it_carried_over(bottega: Running, model: FakeMod
     ]
 
 
-async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
+async def test_every_node_of_a_dag_gets_the_run_s_question(
     bottega: Running, model: FakeModel
 ) -> None:
     await define_graph(bottega.client, "pair", ("first", "second"))
@@ -214,9 +216,7 @@ async def test_in_a_dag_every_node_is_asked_the_run_s_own_question(
     assert shown(page.json()["items"]) == asked[-1:]
 
 
-async def test_a_run_that_waits_shows_its_question_and_others_are_not_found(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_a_waiting_run_shows_its_question_only(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client)
     model.script(gated(asyncio.Event(), text("never")))
     run_id = await start(bottega.client)

@@ -1,4 +1,4 @@
-"""Pages of every list: bounded by bytes, complete, without bodies unless they are asked for."""
+"""Pages of every list: bounded in bytes, complete, without bodies by default."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ LARGER = [
 
 
 async def fill(server: Running) -> dict[str, str]:
-    """Make items of every kind, most of them large; answers with the path of each list."""
+    """Create items of every kind, most of them large; return the path of each list."""
     client = server.client
     await define(client)
     run_id = await start(client)
@@ -80,7 +80,7 @@ async def fill(server: Running) -> dict[str, str]:
 
 
 async def pages(client: httpx2.AsyncClient, path: str, **query: str) -> list[list[Any]]:
-    """All pages of a list, along their Link headers, each checked to be within the bound."""
+    """Return all pages of a list, following Link headers, after checking their size."""
     found = []
     params: dict[str, Any] = query
     while True:
@@ -103,7 +103,7 @@ async def pages(client: httpx2.AsyncClient, path: str, **query: str) -> list[lis
 
 
 def told(found: list[list[Any]]) -> list[tuple[Any, ...]]:
-    """What the items of pages are told apart by, in their order."""
+    """Return the identifying fields of the items of pages, in order."""
     names = ("id", "seq", "name", "version", "content")
     return [tuple(item.get(name) for name in names) for page in found for item in page]
 
@@ -158,7 +158,7 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
         ((summary, *_), *_) = await pages(client, path, limit="1")
         ((full, *_), *_) = await pages(client, path, limit="1", view="full")
         for shown in (whole, full, summary):
-            shown.pop("learning", None)  # goes on after the end
+            shown.pop("learning", None)  # learning may change it after the end
         assert full == whole, path
         assert summary == {name: whole[name] for name in whole.keys() - bodies}, path
     ((summary,),) = await pages(client, "/v1/schedules")
@@ -191,7 +191,7 @@ async def _messages(client: httpx2.AsyncClient, path: str, **query: str) -> Any:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 async def test_lists_of_large_items_take_little_memory(database_url: str) -> None:
-    """Without a bound four lists of 200 schedules of 1 MB take 1.8 GB."""
+    """Bound the memory: without it four lists of 200 schedules of 1 MB take 1.8 GB."""
     async with command("serve", "--port", "0", DATABASE_URL=database_url) as server:
         base = f"http://127.0.0.1:{server.port}"
         async with httpx2.AsyncClient(base_url=base, timeout=120) as client:

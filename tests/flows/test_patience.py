@@ -1,4 +1,4 @@
-"""Runs whose model's server is down for a while."""
+"""Runs during an outage of the model's server."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -18,9 +18,9 @@ from tests.service import Running, running
 from tests.tools import raw_server
 
 BUSY = http_error(503, {"retry-after": "120"})
-"""So that a test that waits for the next try does not end in time."""
+"""Long enough that a test waiting for the next attempt does not end too early."""
 QUICK_S = 20.0
-"""Far less than that, and much on a busy machine."""
+"""Far shorter than that, and long on a busy machine."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def patient(configured: Settings, database_url: str) -> AsyncIterator[Runn
 
 
 async def start(bottega: Running, body: dict[str, Any] | None = None, **agent: Any) -> str:
-    """Start a run of an agent that is made for it; answers its id."""
+    """Start a run of a new agent; return its id."""
     name = f"agent-{len(agent)}"
     definition = {"name": name, "system_message": "Answer.", **agent}
     assert (await bottega.client.post("/v1/agents", json=definition)).status_code == 201
@@ -48,7 +48,7 @@ async def start(bottega: Running, body: dict[str, Any] | None = None, **agent: A
 
 
 async def events(bottega: Running, run_id: str) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a run as they come."""
+    """Yield the events of the run as they arrive."""
     url = f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws"
     async with websockets.connect(url) as socket:
         async for message in socket:
@@ -56,7 +56,7 @@ async def events(bottega: Running, run_id: str) -> AsyncGenerator[dict[str, Any]
 
 
 async def until_failed(bottega: Running, run_id: str, tries: int = 1) -> dict[str, Any]:
-    """Wait until so many tries of the run's model call have failed; answers with the last."""
+    """Wait until so many attempts of the run's model call have failed; return the last."""
     async with aclosing(events(bottega, run_id)) as stream:
         async for event in stream:
             if event["type"] == "llm.failed" and event["data"]["try"] == tries:
@@ -91,7 +91,7 @@ async def test_a_run_waits_for_a_model_server_that_is_started_later(
     assert (run["status"], run["output"]) == ("completed", "here I am")
 
 
-async def test_an_agent_has_a_patience_of_its_own(patient: Running, model: FakeModel) -> None:
+async def test_an_agent_can_have_its_own_patience(patient: Running, model: FakeModel) -> None:
     model.decide = lambda request: http_error(500)
     run = await ended(patient, await start(patient, model_patience_s=0.1))
     assert (run["status"], run["error"]["code"]) == ("failed", "model_unavailable")
@@ -114,7 +114,7 @@ async def test_the_run_s_deadline_ends_the_wait(patient: Running, model: FakeMod
     assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
 
 
-async def test_a_run_that_waits_holds_no_connection_and_is_cancelled_at_once(
+async def test_a_waiting_run_holds_no_connection_and_can_be_cancelled(
     patient: Running, model: FakeModel
 ) -> None:
     model.decide = lambda request: BUSY
@@ -129,7 +129,7 @@ async def test_a_run_that_waits_holds_no_connection_and_is_cancelled_at_once(
     assert run["status"] == "cancelled"
 
 
-async def test_a_task_that_waits_is_kept_to_its_own_time(
+async def test_a_waiting_task_keeps_its_own_deadline(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     impatient = configured.model_copy(update={"subagent_default_timeout": 0.5})
@@ -144,7 +144,7 @@ async def test_a_task_that_waits_is_kept_to_its_own_time(
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is to stop", "after that"])
-async def test_a_worker_that_is_to_stop_hands_a_waiting_run_back_before_its_grace_is_over(
+async def test_a_stopping_worker_returns_a_waiting_run_within_its_grace(
     configured: Settings, database_url: str, model: FakeModel, late: bool
 ) -> None:
     gate = asyncio.Event()
@@ -169,7 +169,7 @@ async def test_a_worker_that_is_to_stop_hands_a_waiting_run_back_before_its_grac
     assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
 
 
-async def test_a_worker_that_is_to_stop_lets_a_call_that_is_made_end(
+async def test_a_stopping_worker_lets_a_running_call_finish(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_a_worker_that_is_to_stop_lets_a_call_that_is_made_end(
     assert (run["output"], len(run["attempts"])) == ("just in time", 1)
 
 
-async def test_a_worker_that_is_to_stop_lets_a_tool_end_beside_a_call_that_waits(
+async def test_a_stopping_worker_lets_a_tool_finish_beside_a_waiting_call(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate, called = asyncio.Event(), asyncio.Event()
@@ -222,7 +222,7 @@ async def test_a_worker_that_is_to_stop_lets_a_tool_end_beside_a_call_that_waits
     assert "sent" in asked[-1]["content"]
 
 
-async def test_a_model_that_analyses_tasks_is_not_waited_for(
+async def test_a_run_does_not_wait_for_the_feature_model(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     decide: Callable[[dict[str, Any]], Any] = lambda request: (  # noqa: E731

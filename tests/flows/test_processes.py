@@ -52,7 +52,7 @@ async def test_two_apis_and_two_workers_share_the_work(database_url: str, model:
     assert not await left_in_queue(database_url)
 
 
-async def test_a_killed_worker_s_run_is_taken_up_where_it_stood(
+async def test_a_killed_worker_s_run_is_resumed_where_it_stopped(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
@@ -65,7 +65,7 @@ async def test_a_killed_worker_s_run_is_taken_up_where_it_stood(
         await define(client)
         async with command("worker", **with_model) as victim:
             run_id = await start(client)
-            await model.received(4)  # three answers are in, the fourth is awaited
+            await model.received(4)  # three answers are stored, the fourth is awaited
             victim.kill()
             await victim.process.wait()
         gate.set()
@@ -80,15 +80,13 @@ async def test_a_killed_worker_s_run_is_taken_up_where_it_stood(
     assert sum(kinds[kind] for kind in FINAL_EVENT_TYPES) == 1
     assert kinds["agent.started"] == 4
     assert kinds["memory.published"] == 3
-    # Only the call that was cut is made again; no answer that was stored is asked for twice.
+    # Only the interrupted call is made again; no stored answer is asked for twice.
     assert len(model.requests) == CALLS + 1
     assert Counter(map(asked_of, model.requests))["designer"] == 2
     assert run["usage"]["model_calls"] == CALLS
 
 
-async def test_a_worker_that_is_told_to_stop_hands_its_run_back(
-    database_url: str, model: FakeModel
-) -> None:
+async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model, BOTTEGA_DRAIN_GRACE_S="0")
     gate = asyncio.Event()
     gate_call(model, 2, gate)
@@ -136,7 +134,7 @@ async def test_a_run_that_kills_its_workers_ends_as_failed(
     assert len(model.requests) == 1
 
 
-async def test_a_run_whose_queue_row_is_gone_is_swept_up(
+async def test_the_sweep_requeues_a_run_without_a_queue_row(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)

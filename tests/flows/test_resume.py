@@ -1,4 +1,4 @@
-"""What a resumed run repeats, and what it must not."""
+"""Resumed runs: repeated and skipped work."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ async def final(bottega: Running, run_id: str) -> dict[str, Any]:
     return run
 
 
-async def test_a_resumed_run_leaves_its_session_as_others_left_it(
+async def test_a_resumed_run_does_not_overwrite_its_session(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_a_resumed_run_leaves_its_session_as_others_left_it(
 async def test_a_source_expires_at_the_same_time_after_a_crash(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """What a query was given stays so; what begins later is given what has not expired by then."""
+    """Check that a query's context stays, and that later queries get the unexpired sources."""
     gate = asyncio.Event()
     replies: dict[str, Reply] = {"b": gated(gate, text("from b"))}
     model.decide = lambda request: replies.get(named(request), text(f"from {named(request)}"))
@@ -77,10 +77,10 @@ async def test_a_source_expires_at_the_same_time_after_a_crash(
     assert "from a" not in last
 
 
-async def test_what_parallel_calls_published_is_not_published_again(
+async def test_publications_of_parallel_calls_are_not_repeated(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """The second call was answered first; when the run is resumed, the first one is."""
+    """Answer the second call first; the first one is answered after the resume."""
     first, last = asyncio.Event(), asyncio.Event()
 
     def decide(request: dict[str, Any]) -> Reply:
@@ -124,10 +124,10 @@ async def test_what_parallel_calls_published_is_not_published_again(
     assert (memory["version"], memory["content"]) == (2, "ONE")
 
 
-async def test_what_a_failed_sub_agent_s_team_published_is_there_again(
+async def test_publications_below_a_failed_sub_agent_are_restored(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """root asks mgr, which gives up after its worker published; rb needs what the worker said."""
+    """Let root ask mgr, which fails after its worker published; rb needs that publication."""
     gate = asyncio.Event()
 
     def decide(request: dict[str, Any]) -> Reply:
@@ -166,9 +166,7 @@ async def test_what_a_failed_sub_agent_s_team_published_is_there_again(
     assert run["usage"]["model_calls"] == 6
 
 
-async def test_a_stateful_sub_agent_of_two_agents_is_one(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_two_agents_share_one_stateful_sub_agent(bottega: Running, model: FakeModel) -> None:
     def decide(request: dict[str, Any]) -> Reply:
         answered = any(message["role"] == "tool" for message in request["messages"])
         name = named(request)
@@ -194,7 +192,7 @@ async def test_a_stateful_sub_agent_of_two_agents_is_one(
 
 
 async def test_shared_sub_agents_are_built_once_each(bottega: Running, model: FakeModel) -> None:
-    """18 layers of two agents that share the next layer: 36 agents, not 2 to the 18th."""
+    """Build 18 layers of two agents that share the next layer: 36 agents, not 2 to the 18th."""
     for layer in range(18):
         below = {"subagents": {"names": [f"a{layer - 1}", f"b{layer - 1}"]}} if layer else {}
         for side in "ab":
@@ -206,7 +204,7 @@ async def test_shared_sub_agents_are_built_once_each(bottega: Running, model: Fa
     assert (answer.json()["status"], answer.json()["output"]) == ("completed", "done")
 
 
-async def test_arguments_nested_too_deeply_to_be_read_again_harm_no_log(
+async def test_too_deeply_nested_arguments_do_not_damage_the_log(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "leaf")
@@ -309,7 +307,7 @@ async def test_an_answer_with_an_error_is_no_success(
     assert answer.json()["error"]["message"] == "rejected"
 
 
-async def test_views_show_what_was_published_whatever_a_hook_made_of_the_answer(
+async def test_views_show_publications_unchanged_by_a_hook(
     settings: Settings, database_url: str, model: FakeModel, plugin: Any
 ) -> None:
     plugin("changed")
@@ -342,7 +340,7 @@ async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
     )
     model.script(text("quick"))
     body = {"agent": "slow", "input": "y"}
-    # One that meets the end of its own connection is told to try again.
+    # A query that meets the end of its own connection gets a hint to retry.
     while (quick := await bottega.client.post("/v1/runs?wait=30", json=body)).status_code == 503:
         pass
     assert quick.json()["output"] == "quick"
@@ -354,7 +352,7 @@ async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
 async def test_a_resumed_run_sends_the_same_bytes(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """Servers keep what they computed for a prompt's start, and that is by its bytes."""
+    """Check it because servers cache a prompt's prefix by its bytes."""
     gate = asyncio.Event()
     function = {"name": "look", "arguments": "{}"}
     call = {"index": 0, "id": "abcdefghi", "function": function, "extra_content": {"z": 1, "b": 2}}

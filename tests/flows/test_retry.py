@@ -34,7 +34,9 @@ async def again(bottega: Running, run_id: str, place: str) -> dict[str, Any]:
     return run
 
 
-async def test_from_the_start_everything_is_done_again(bottega: Running, model: FakeModel) -> None:
+async def test_a_retry_from_the_start_repeats_everything(
+    bottega: Running, model: FakeModel
+) -> None:
     await define(bottega.client)
     run_id = await start(bottega.client, metadata={"mine": 1}, priority=3)
     first, _ = await ended(bottega, run_id)
@@ -47,7 +49,7 @@ async def test_from_the_start_everything_is_done_again(bottega: Running, model: 
     assert first["output"] == run["output"]
 
 
-async def test_from_the_last_step_only_what_failed_is_done_again(
+async def test_a_retry_from_the_last_step_repeats_only_failed_work(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -63,7 +65,7 @@ async def test_from_the_last_step_only_what_failed_is_done_again(
     assert run["usage"]["model_calls"] == 3
     types = [frame["type"] for frame in frames]
     assert types.count("run.started") == types.count("agent.completed") - 1 == 1
-    # What it carries over is as it was, tasks and publications too.
+    # Carried tasks and publications are unchanged.
     task_id = next(frame["task_id"] for frame in old if frame["task_id"])
     path = f"/v1/runs/{run['id']}"
     (task,) = (await bottega.client.get(f"{path}/tasks")).json()["items"]
@@ -75,10 +77,8 @@ async def test_from_the_last_step_only_what_failed_is_done_again(
     assert frames[ended_with - 1]["data"]["output"] == "all good now"
 
 
-async def test_a_failure_that_the_run_went_on_from_is_kept(
-    bottega: Running, model: FakeModel
-) -> None:
-    """The sub-agent failed, the coordinator read so and went on, and failed itself later."""
+async def test_a_handled_failure_is_kept(bottega: Running, model: FakeModel) -> None:
+    """Let the coordinator continue after its sub-agent failed, and fail itself later."""
     await define(bottega.client)
     model.script(
         calls(("requirements", {"query": "go"})),
@@ -99,7 +99,7 @@ async def test_a_failure_that_the_run_went_on_from_is_kept(
     }
 
 
-async def test_a_dag_repeats_the_agent_that_failed_and_those_behind_it(
+async def test_a_dag_repeats_the_failed_agent_and_its_descendants(
     bottega: Running, model: FakeModel
 ) -> None:
     await define_graph(bottega.client, "g", *DIAMOND)
@@ -132,7 +132,7 @@ async def test_a_retry_can_itself_be_retried(bottega: Running, model: FakeModel)
     assert [task["output"] for task in (await bottega.client.get(path)).json()["items"]] == ["L"]
 
 
-async def test_a_completed_run_repeated_from_its_last_step_asks_nobody(
+async def test_a_completed_run_repeated_from_its_last_step_makes_no_calls(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -145,7 +145,7 @@ async def test_a_completed_run_repeated_from_its_last_step_asks_nobody(
     assert stored["data"]["episode_id"] == str(episode_id_of(UUID(run["id"])))
 
 
-async def test_a_run_under_way_is_not_retried(bottega: Running, model: FakeModel) -> None:
+async def test_an_unfinished_run_cannot_be_retried(bottega: Running, model: FakeModel) -> None:
     await create(bottega, "solo")
     gate = asyncio.Event()
     model.script(gated(gate, text("done")))
@@ -161,10 +161,10 @@ async def test_a_run_under_way_is_not_retried(bottega: Running, model: FakeModel
     assert odd.status_code == 422
 
 
-async def test_a_repetition_that_is_resumed_keeps_what_it_did(
+async def test_a_resumed_repetition_keeps_its_work(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """leaf answers before the failure, and again in the repetition, which is then interrupted."""
+    """Let leaf answer before the failure, and again in the repetition, which is interrupted."""
     body = {"agent": "root", "graph": "g", "input": "x", "session_id": "s"}
     views: list[Any] = []
 
@@ -203,14 +203,12 @@ async def test_a_repetition_that_is_resumed_keeps_what_it_did(
         ("leaf", "completed", "L2", 1),
     ]
     assert (leaf["published"]["version"], leaf["published"]["content"]) == (2, "L2")
-    # The session has L1 from the first run; a repetition does not say it again.
+    # The session has L1 from the first run; a repetition does not add it again.
     assert (memory["version"], memory["content"]) == (2, "L2")
 
 
-async def test_what_others_did_beside_the_failure_is_kept(
-    bottega: Running, model: FakeModel
-) -> None:
-    """b fails while c works on; c's steps, after that in the log, are not done again."""
+async def test_work_done_beside_the_failure_is_kept(bottega: Running, model: FakeModel) -> None:
+    """Let b fail while c works; later steps of c in the log are not repeated."""
     gate = asyncio.Event()
     await define_graph(bottega.client, "g", *DIAMOND)
     model.decide = says(b=http_error(400), c=gated(gate, text("c's answer")))
@@ -231,12 +229,12 @@ async def test_what_others_did_beside_the_failure_is_kept(
 
 
 def dear(*content: str, **fields: Any) -> Reply:
-    """An answer that costs 990 tokens."""
+    """Return an answer that costs 990 tokens."""
     usage = {"prompt_tokens": 900, "completion_tokens": 90}
     return sse(chunk(*content, **fields), {"choices": [], "usage": usage})
 
 
-async def test_a_budget_counts_what_the_run_itself_spends(
+async def test_a_budget_counts_only_the_run_s_own_tokens(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "leaf")
@@ -292,7 +290,7 @@ class Swarm:
         return text("quick")
 
 
-async def test_tasks_that_ended_are_kept_and_those_cut_by_the_failure_done_again(
+async def test_finished_tasks_are_kept_and_interrupted_ones_repeated(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "boss", subagents={"mode": "async", "names": []})
@@ -305,11 +303,11 @@ async def test_tasks_that_ended_are_kept_and_those_cut_by_the_failure_done_again
     swarm.works = True
     run, frames = await ended(bottega, (await again(bottega, failed["id"], "last_step"))["id"])
     assert (run["status"], run["output"]) == ("completed", "all done")
-    assert run["usage"]["model_calls"] == 8  # of both runs, but for those that came to nothing
+    assert run["usage"]["model_calls"] == 8  # of both runs, except for failed calls
     asked = [named(request) for request in model.requests[7:]]
     assert asked.count("boss") == 2
-    assert len(asked) == 4  # what was broken, and what was slow
-    # The boss had not read of the failure: now it reads that there was none.
+    assert len(asked) == 4  # the broken task and the slow one
+    # The boss had not read of the failure; now it reads results without one.
     assert "mended" in model.requests[-1]["messages"][-1]["content"]
     kept = await tasks_of(bottega, run["id"])
     assert kept[:2] == [{**row, **times_of(new)} for row, new in zip(rows[:2], kept, strict=False)]
@@ -326,7 +324,7 @@ async def test_tasks_that_ended_are_kept_and_those_cut_by_the_failure_done_again
     assert (third["output"], len(model.requests)) == ("all done", 11)
 
 
-async def test_a_task_s_failure_that_its_parent_went_on_from_is_kept(
+async def test_a_task_failure_that_its_parent_handled_is_kept(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "boss", subagents={"mode": "async", "names": []})
@@ -356,7 +354,7 @@ async def test_a_task_s_failure_that_its_parent_went_on_from_is_kept(
     assert (new["status"], new["attempt"]) == ("failed", 1)
 
 
-async def test_a_cancelled_tree_of_tasks_goes_on_where_it_was(
+async def test_a_cancelled_tree_of_tasks_continues_where_it_stopped(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "lead", subagents={"mode": "async", "names": []})
@@ -404,7 +402,7 @@ async def test_a_cancelled_tree_of_tasks_goes_on_where_it_was(
 
 
 def parsed(request: dict[str, Any]) -> list[Any]:
-    """A request's messages, with what tools answered as JSON."""
+    """Return a request's messages, with tool results parsed from JSON."""
     return [
         {**message, "content": json.loads(message["content"])}
         if message["role"] == "tool"
@@ -423,7 +421,7 @@ def times_of(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in ("created_at", "started_at", "ended_at")}
 
 
-async def test_it_may_do_no_more_with_memory_than_the_server_allows_now(
+async def test_a_retry_s_memory_access_follows_the_server_s_current_setting(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     async with running(configured(settings, model), database_url) as bottega:

@@ -1,4 +1,4 @@
-"""Keys that stop being good while they are used, and servers that stop being open."""
+"""Keys that become invalid during use, and servers that stop being open."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +25,7 @@ EXPIRE = "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """These tests ask again and again."""
+    """Settings for tests that send many requests."""
     return settings.model_copy(update={"requests_per_s": 1e6})
 
 
@@ -48,7 +48,7 @@ async def run(closed: Running) -> AsyncIterator[Growing]:
 
 
 async def quietly(owner: asyncpg.Pool, statement: str, *arguments: object) -> None:
-    """Execute without telling anybody: as if the notification was lost."""
+    """Execute without a notification, as if it was lost."""
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("SET LOCAL session_replication_role = replica")
         await connection.execute(statement, *arguments)
@@ -63,7 +63,7 @@ async def cut_all(owner: asyncpg.Pool) -> None:
 
 
 async def refused(client: httpx2.AsyncClient, path: str = "/v1/runs", **headers: str) -> str:
-    """Ask until the answer is a refusal, and not of asking so often; its code."""
+    """Send requests until one is refused, but not for its rate; return the code."""
     while True:
         answer = await client.get(path, headers=headers)
         if answer.is_error and answer.status_code != 429:
@@ -73,7 +73,7 @@ async def refused(client: httpx2.AsyncClient, path: str = "/v1/runs", **headers:
 
 @pytest.mark.parametrize("statement", [REVOKE, EXPIRE])
 @pytest.mark.parametrize("lost", ["nothing", "notification", "connection"])
-async def test_a_key_stops_being_good_everywhere(
+async def test_a_key_becomes_invalid_everywhere(
     closed: Running, held: Holder, owner: asyncpg.Pool, statement: str, lost: str
 ) -> None:
     assert (await closed.client.get("/v1/runs")).status_code == 200
@@ -105,7 +105,7 @@ async def test_a_key_that_was_revoked_at_one_server_is_refused_at_another(
 
 @asynccontextmanager
 async def watched(server: Running, run: Growing, over: str, headers: Any) -> AsyncIterator[Any]:
-    """A stream of the run that is under way; yields what waits for its end, and tells it."""
+    """Yield a wait for the end of the run's stream, and the stream."""
     if over == "sse":
         client = httpx2.AsyncClient(timeout=30, headers={**headers, "accept": "text/event-stream"})
         url = f"http://127.0.0.1:{server.port}{run.path}/events"
@@ -135,7 +135,7 @@ async def watched(server: Running, run: Growing, over: str, headers: Any) -> Asy
 
 @pytest.mark.parametrize("over", ["sse", "websocket"])
 @pytest.mark.parametrize("statement", [REVOKE, EXPIRE])
-async def test_streams_of_a_key_that_is_not_good_any_more_end(
+async def test_streams_of_an_invalid_key_end(
     closed: Running, run: Growing, held: Holder, owner: asyncpg.Pool, over: str, statement: str
 ) -> None:
     other = await holder(closed.service.database.url, "default", "read")
@@ -190,7 +190,7 @@ async def test_streams_of_a_server_that_was_open_end_with_the_first_key(
 
 
 class Line:
-    """The way to the database, which may be down, or silent."""
+    """Line to the database, which may be down or silent."""
 
     def __init__(self, database_url: str) -> None:
         address = urlsplit(database_url)
@@ -229,7 +229,7 @@ class Line:
 
 
 @pytest.mark.parametrize("how", ["down", "silent"])
-async def test_while_the_database_is_away_nobody_is_let_in_for_long(
+async def test_without_the_database_keys_are_soon_refused(
     settings: Settings, database_url: str, held: Holder, how: str
 ) -> None:
     unknown = {"authorization": f"Bearer {'x' * 40}"}
@@ -253,7 +253,7 @@ async def test_while_the_database_is_away_nobody_is_let_in_for_long(
 
 
 @pytest.mark.parametrize("how", ["down", "silent"])
-async def test_an_open_server_asks_whether_it_still_is(
+async def test_an_open_server_checks_for_a_first_key(
     settings: Settings, database_url: str, how: str
 ) -> None:
     async with Line(database_url) as line, running(settings, line.url) as server:
@@ -268,7 +268,7 @@ async def test_an_open_server_asks_whether_it_still_is(
         assert answer.status_code == 401
 
 
-async def test_a_flood_of_unknown_keys_does_not_lock_out_a_good_one(closed: Running) -> None:
+async def test_a_flood_of_unknown_keys_does_not_lock_out_a_valid_one(closed: Running) -> None:
     over = asyncio.Event()
 
     async def flood(number: int) -> set[int]:
@@ -288,7 +288,7 @@ async def test_a_flood_of_unknown_keys_does_not_lock_out_a_good_one(closed: Runn
     assert set().union(*await asyncio.gather(*flooding)) <= {401, 503}
 
 
-async def test_who_waits_for_a_run_is_not_told_its_answer_after_that(
+async def test_a_wait_for_a_run_returns_nothing_after_revocation(
     closed: Running, held: Holder
 ) -> None:
     await closed.client.post("/v1/agents", json={"name": "a", "system_message": "x"})

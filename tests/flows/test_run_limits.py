@@ -1,4 +1,4 @@
-"""What a tenant's runs are kept to, and that one tenant's do not hold up another's."""
+"""Limits of a tenant's runs, and fairness between tenants."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ def configured(settings: Settings, model: FakeModel, **changes: Any) -> Settings
 
 
 def costs(read: int, written: int) -> Reply:
-    """An answer for which the server reports so many tokens."""
+    """Return an answer for which the server reports so many tokens."""
     usage = {"prompt_tokens": read, "completion_tokens": written}
     return sse(chunk("done", finish_reason="stop"), {"choices": [], "usage": usage})
 
 
 async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> list[str]:
-    """Start runs; answers their ids."""
+    """Start runs; return their ids."""
     ids = []
     for _ in range(count):
         answer = await client.post("/v1/runs", json={"agent": "a", "input": "x", **fields})
@@ -37,7 +37,7 @@ async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> li
     return ids
 
 
-async def test_more_runs_than_may_go_on_at_a_time_wait(
+async def test_runs_over_the_concurrency_limit_wait(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -56,7 +56,7 @@ async def test_more_runs_than_may_go_on_at_a_time_wait(
     assert len(model.requests) == 5
 
 
-async def test_beyond_what_may_wait_runs_are_refused_until_some_have_ended(
+async def test_runs_over_the_queue_limit_are_refused_until_some_end(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     limited = configured(settings, model, concurrent_runs=1, queued_runs=2)
@@ -105,16 +105,16 @@ async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
         spent = frames[-1]["data"]["usage"]
         total = spent["input"] + spent["output"]
         assert await bottega.owner.fetchval("SELECT tokens FROM token_usage") == total > 0
-        # Yesterday's do not count.
+        # Yesterday's tokens do not count.
         await bottega.owner.execute("UPDATE token_usage SET day = day - 1")
         await begin(bottega.client)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_runs_that_go_on_at_once_cannot_spend_one_remainder_several_times(
+async def test_concurrent_runs_share_the_remaining_tokens(
     settings: Settings, database_url: str, model: FakeModel, workers: int
 ) -> None:
-    """Eight of 3,000 tokens each, of a day that has 10,000."""
+    """Start eight runs of 3,000 tokens each on a day that has 10,000."""
 
     def decide(request: dict[str, Any]) -> Reply:
         return costs(20, min(3000, request.get("max_completion_tokens", 3000)))
@@ -137,14 +137,14 @@ async def test_runs_that_go_on_at_once_cannot_spend_one_remainder_several_times(
     assert {run["status"] for run in ends} == {"completed", "failed"}
     codes = {run["error"]["code"] for run in ends if run["error"]}
     assert codes == {"budget_exhausted"}
-    assert 6000 <= spent == used <= 10_000 + 100  # by what inputs were underestimated
+    assert 6000 <= spent == used <= 10_000 + 100  # the underestimate of the inputs
 
 
 @pytest.mark.parametrize("slots", [2, 4])
 async def test_a_flood_delays_another_tenant_s_first_run_by_one_run_per_slot(
     settings: Settings, database_url: str, model: FakeModel, slots: int
 ) -> None:
-    """By what the worker has taken already, however many wait."""
+    """Check that the delay is the runs already taken, however many wait."""
     gates = [asyncio.Event() for _ in range(100)]
     asked: list[str] = []
 
@@ -168,7 +168,7 @@ async def test_a_flood_delays_another_tenant_s_first_run_by_one_run_per_slot(
         for number in range(slots + 1):
             gates[number].set()
             await model.received(slots + number + 1)
-        # One that was next already may have come before it.
+        # One run may have come before it.
         assert "mine" in asked[slots : slots + 2], asked
         for gate in gates:
             gate.set()

@@ -1,4 +1,4 @@
-"""Each run is remembered, and given what earlier ones taught."""
+"""Episodes of runs, and memory of earlier runs in later ones."""
 
 import asyncio
 from datetime import datetime
@@ -16,7 +16,7 @@ from tests.team import CALLS, define, define_graph, start, systems
 
 
 async def stored(bottega: Running, run_id: str) -> dict[str, Any] | None:
-    """The episode of a run, straight from its table."""
+    """Return the episode of a run from its table."""
     row = await bottega.owner.fetchrow("SELECT * FROM episodes WHERE run_id = $1", UUID(run_id))
     return None if row is None else dict(row)
 
@@ -25,7 +25,7 @@ async def ended(bottega: Running, run_id: str) -> list[dict[str, Any]]:
     return await bottega.frames(f"/v1/runs/{run_id}/ws")
 
 
-async def test_it_is_stored_with_the_final_event_and_just_before_it(
+async def test_an_episode_is_stored_just_before_the_final_event(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -48,7 +48,7 @@ async def test_it_is_stored_with_the_final_event_and_just_before_it(
     assert trace == '["requirements", "designer", "implementer"]'
 
 
-async def test_of_the_final_event_and_the_episode_there_are_both_or_neither(
+async def test_the_final_event_and_the_episode_are_stored_atomically(
     bottega: Running, model: FakeModel
 ) -> None:
     await bottega.owner.execute("""
@@ -92,7 +92,7 @@ async def test_each_end_has_its_outcome(bottega: Running, model: FakeModel) -> N
     assert "timeout" in signatures[2]
 
 
-async def test_a_run_that_no_worker_ended_is_remembered_too(
+async def test_a_run_that_no_worker_ended_leaves_an_episode(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
@@ -114,14 +114,14 @@ async def test_a_run_that_no_worker_ended_is_remembered_too(
         tags = "SELECT tag FROM episode_tags WHERE episode_id = $1"
         assert [row["tag"] for row in await bottega.owner.fetch(tags, episode["id"])] == ["a"]
         assert frames[1]["data"]["episode_id"] == str(episode["id"])
-        # One that waited too long.
+        # A run that waited too long.
         late = await start(bottega.client, queue_timeout_s=0.001, input="long " * 1000)
         await bottega.owner.execute("SELECT sweep()")
         frames = await ended(bottega, late)
         assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.timeout"]
         part = "SELECT part FROM episode_bodies WHERE episode_id = $1"
         assert await bottega.owner.fetchval(part, episode_id_of(UUID(late))) == "input"
-        # One whose episode the database will not have ends all the same.
+        # A run ends although the database refuses its episode.
         await bottega.owner.execute(
             "ALTER TABLE episodes ADD CONSTRAINT never CHECK (false) NOT VALID"
         )
@@ -133,7 +133,7 @@ async def test_a_run_that_no_worker_ended_is_remembered_too(
 
 
 @pytest.mark.parametrize("where", ["run", "agent"])
-async def test_off_and_read_leave_nothing_behind(
+async def test_runs_with_memory_off_or_read_leave_no_episode(
     bottega: Running, model: FakeModel, where: str
 ) -> None:
     for mode in ("off", "read"):
@@ -145,7 +145,7 @@ async def test_off_and_read_leave_nothing_behind(
         assert await stored(bottega, answer["id"]) is None
 
 
-async def test_a_later_run_is_given_what_an_earlier_one_taught(
+async def test_a_later_run_gets_memory_of_an_earlier_one(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
@@ -158,9 +158,9 @@ async def test_a_later_run_is_given_what_an_earlier_one_taught(
     assert (given["data"]["source"], given["task_id"]) == (source, None)
     assert "offline sync" in given["data"]["content"]
     roots = [r for r in model.requests[CALLS:] if "offline sync" in str(systems(r))]
-    assert len(roots) == 4  # each call of the coordinator, and nobody else's
+    assert len(roots) == 4  # each call of the coordinator, and no other
     assert all(len(systems(request)) == 3 for request in roots)  # own, awareness, memory
-    # The database hears of it with the first model call: nothing waited for that.
+    # It is stored with the first model call: nothing waited for it.
     steps = "SELECT count(DISTINCT xmin::text) FROM run_events WHERE run_id = $1 AND seq = ANY($2)"
     asked = next(frame for frame in frames if frame["type"] == "llm.started")
     seqs = [given["seq"], asked["seq"]]
@@ -171,7 +171,7 @@ async def test_a_later_run_is_given_what_an_earlier_one_taught(
     assert "context.recalled" not in [frame["type"] for frame in await ended(bottega, off)]
 
 
-async def test_a_resumed_run_is_given_the_same_again_and_told_whole(
+async def test_a_resumed_run_gets_the_same_memory_and_has_a_whole_episode(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(
@@ -186,7 +186,7 @@ async def test_a_resumed_run_is_given_the_same_again_and_told_whole(
         await model.received(CALLS + 3)
     before = model.requests[-1]["messages"]
     async with running(configured, database_url) as bottega:
-        # What is found now is something else.
+        # A new search would find something else.
         await bottega.owner.execute("DELETE FROM episode_search")
     model.script(text("Done."))
     async with running(configured, database_url, worker=True) as bottega:
@@ -201,7 +201,7 @@ async def test_a_resumed_run_is_given_the_same_again_and_told_whole(
         assert trace == '["requirements"]'
 
 
-async def test_a_dag_is_remembered(bottega: Running, model: FakeModel) -> None:
+async def test_a_dag_leaves_an_episode(bottega: Running, model: FakeModel) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))
     body = {"mode": "dag", "graph": "g", "input": "x"}
     run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
@@ -210,7 +210,7 @@ async def test_a_dag_is_remembered(bottega: Running, model: FakeModel) -> None:
     assert (episode["task_type"], episode["outcome"]) == ("g", "SUCCESS")
 
 
-async def test_an_episode_that_cannot_be_stored_keeps_no_run_from_its_end(
+async def test_a_run_ends_although_its_episode_cannot_be_stored(
     bottega: Running, model: FakeModel
 ) -> None:
     await bottega.owner.execute("ALTER TABLE episodes ADD CONSTRAINT never CHECK (false)")

@@ -26,7 +26,7 @@ Guideline: do not call an agent before its prerequisites have been executed."""
 
 
 def content_of(fenced: str, source: str) -> str:
-    """What a shared-context message carries, its fence checked."""
+    """Return the content of a shared-context message, after checking its fence."""
     match = re.fullmatch(
         rf"Shared context from {source}:\n<(shared-context-[0-9a-f]+)>(.*)</\1>", fenced, re.DOTALL
     )
@@ -39,7 +39,7 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
     run_id = await start(bottega.client)
     frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
 
-    # Seen from the model's side of the socket: who was asked what, in which order.
+    # The model's side of the socket: the order of agents and requests.
     assert [asked_of(request) for request in model.requests] == [
         "coordinator",
         "requirements",
@@ -62,7 +62,7 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
         assert request["stream"] is True
         assert request["stream_options"] == {"include_usage": True}
 
-    # Seen from the subscriber's side: a log without gaps that ends once.
+    # The subscriber's side: a log without gaps that ends once.
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
     assert [frame["type"] for frame in frames if frame["type"].startswith("run.")] == [
         "run.queued",
@@ -77,7 +77,7 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
         ("implementer", "designer"),
     ]
 
-    # Seen by whoever asks later.
+    # The API's view afterwards.
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert run["status"] == "completed"
     assert run["usage"]["model_calls"] == CALLS
@@ -100,7 +100,7 @@ async def test_a_run_from_post_to_the_last_frame(bottega: Running, model: FakeMo
 
 
 def published(frames: list[dict[str, Any]]) -> dict[str, str]:
-    """What each agent published, found through the event that its publication refers to."""
+    """Return each agent's publication, found through the event that it refers to."""
     by_seq = {frame["seq"]: frame for frame in frames}
     return {
         frame["agent"]: by_seq[frame["data"]["answer_seq"]]["data"]["output"]

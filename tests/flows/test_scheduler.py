@@ -1,4 +1,4 @@
-"""Tasks that wait and run, as their rows and the workers' heartbeats tell it meanwhile."""
+"""Waiting and running tasks, as shown by their rows and the workers' heartbeats."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,13 +17,13 @@ PRIORITIES = (2, 7, 7)
 
 
 def dispatched(request: dict[str, Any]) -> list[str]:
-    """Ids of the tasks that the model was told of."""
+    """Return the ids of the dispatched tasks in a request."""
     told = [m["content"] for m in request["messages"] if m["role"] == "tool"]
     return [found["task_id"] for one in told if "task_id" in (found := from_json(one))]
 
 
 def team(*prompts: tuple[int, str], worker: Reply, last: Reply) -> Callable[[Any], Reply]:
-    """A model that dispatches a task for each (priority, prompt), and awaits them all."""
+    """Return a model that dispatches a task for each (priority, prompt), and awaits them all."""
 
     def decide(request: dict[str, Any]) -> Reply:
         if named(request) != "boss":
@@ -60,7 +60,7 @@ async def tasks(bottega: Running, run_id: str, **query: Any) -> dict[str, Any]:
 
 
 async def workers(bottega: Running, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What is told of the one worker, as soon as it is so."""
+    """Return the state of the one worker, once it is as expected."""
     while True:
         (worker,) = (await bottega.client.get("/v1/scheduler")).json()["workers"]
         if until(worker):
@@ -68,7 +68,7 @@ async def workers(bottega: Running, until: Callable[[dict[str, Any]], bool]) -> 
             return found
 
 
-async def test_tasks_that_wait_and_run_are_shown(bottega: Running, model: FakeModel) -> None:
+async def test_waiting_and_running_tasks_are_shown(bottega: Running, model: FakeModel) -> None:
     gate = asyncio.Event()
     wanted = [(priority, f"part {n}") for n, priority in enumerate(PRIORITIES)]
     model.decide = team(*wanted, worker=gated(gate, text("done")), last=text("all done"))
@@ -103,10 +103,8 @@ async def test_tasks_that_wait_and_run_are_shown(bottega: Running, model: FakeMo
     assert (idle["pool"]["busy"], idle["pool"]["queued"], idle["tenant"]["running"]) == (0, 0, 0)
 
 
-async def test_pages_of_tasks_are_in_the_order_they_were_asked_for(
-    bottega: Running, model: FakeModel
-) -> None:
-    """Which is not that in which they began: the last one mattered most."""
+async def test_pages_of_tasks_are_in_dispatch_order(bottega: Running, model: FakeModel) -> None:
+    """Check that it is not the order of starts: the last task had the highest priority."""
     wanted = [(priority, f"part {n}") for n, priority in enumerate((9, 5, 1))]
     model.decide = team(*wanted, worker=text("done"), last=text("all done"))
     run_id = await start(bottega, **LIMITS)
@@ -122,7 +120,7 @@ async def test_pages_of_tasks_are_in_the_order_they_were_asked_for(
         assert found == expected
 
 
-async def test_a_breaker_that_opened_is_shown(
+async def test_an_open_breaker_is_shown(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()

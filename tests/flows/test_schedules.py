@@ -1,4 +1,4 @@
-"""Runs that start by the clock: the database's, moved by moving what is due."""
+"""Scheduled runs; tests move due times rather than the database's clock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ HOURLY: dict[str, Any] = {
 
 @pytest.fixture
 async def api(settings: Settings, database_url: str, model: FakeModel) -> AsyncIterator[Running]:
-    """Without a worker: the test ticks."""
+    """A server without a worker: the test ticks."""
     configured = settings.model_copy(
         update={"openai_base_url": model.base_url, "egress_allow": ["10.0.0.0/8"]}
     )
@@ -47,7 +47,7 @@ async def ticking(service: Service) -> AsyncIterator[Ticker]:
 
 
 async def make_due(api: Running, ago: str = "0 s") -> None:
-    """Let all schedules have been due for so long, and say so."""
+    """Make all schedules overdue by so long, and send the notice."""
     await api.owner.execute("UPDATE schedules SET next_at = now() - $1::text::interval", ago)
     await api.owner.execute("SELECT pg_notify('bottega_schedules', '')")
 
@@ -58,7 +58,7 @@ async def schedule(client: httpx2.AsyncClient, name: str = "hourly") -> dict[str
 
 
 async def started(client: httpx2.AsyncClient, name: str = "hourly") -> dict[str, Any]:
-    """The schedule once it has started something, or tried to."""
+    """Return the schedule once it has started a run, or tried to."""
     while (found := await schedule(client, name))["last_at"] is None:
         pass
     return found
@@ -97,7 +97,7 @@ async def test_a_schedule_is_stored_listed_and_deleted(api: Running) -> None:
     assert change.status_code == 404
 
 
-async def test_the_same_key_creates_one(api: Running) -> None:
+async def test_a_repeated_key_creates_one_schedule(api: Running) -> None:
     key = {"idempotency-key": "k"}
     first = await api.client.post("/v1/schedules", json=HOURLY, headers=key)
     again = await api.client.post("/v1/schedules", json=HOURLY, headers=key)
@@ -121,7 +121,7 @@ async def test_the_same_key_creates_one(api: Running) -> None:
         ({"surprise": 1}, "/surprise"),
     ],
 )
-async def test_what_cannot_be_is_refused(
+async def test_invalid_schedules_are_refused(
     api: Running, change: dict[str, Any], pointer: str
 ) -> None:
     body = problem(await api.client.post("/v1/schedules", json=HOURLY | change), 422)
@@ -151,7 +151,7 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
     assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 12
 
 
-async def test_what_was_missed_is_one_start(api: Running) -> None:
+async def test_missed_times_cause_one_start(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
     await make_due(api, ago="10 days")
     async with ticking(api.service):
@@ -160,7 +160,7 @@ async def test_what_was_missed_is_one_start(api: Running) -> None:
     assert datetime.fromisoformat(found["next_at"]) > datetime.now(UTC)
 
 
-async def test_a_run_that_cannot_start_says_why_and_comes_next_time(api: Running) -> None:
+async def test_a_failed_start_is_shown_and_the_next_time_is_kept(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
     await api.client.delete("/v1/agents/a")
     async with ticking(api.service):
@@ -177,7 +177,7 @@ async def test_a_run_that_cannot_start_says_why_and_comes_next_time(api: Running
         assert [run["id"] for run in await runs_of(api.client)] == [found["last_run_id"]]
 
 
-async def test_one_that_broke_does_not_keep_others(api: Running) -> None:
+async def test_a_broken_schedule_delays_no_other(api: Running) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
     await api.client.post("/v1/schedules", json=HOURLY | {"name": "other"})
     await api.owner.execute("UPDATE schedules SET timezone = 'Gone/Gone' WHERE name = 'hourly'")
@@ -188,7 +188,7 @@ async def test_one_that_broke_does_not_keep_others(api: Running) -> None:
     assert (other["paused"], other["last_error"]) == (False, None)
 
 
-async def test_a_paused_one_waits_and_goes_on_with_its_next_time(api: Running) -> None:
+async def test_a_paused_schedule_continues_with_its_next_time(api: Running) -> None:
     client = api.client
     paused = (await client.post("/v1/schedules", json=HOURLY | {"paused": True})).json()
     assert (paused["paused"], paused["next_at"]) == (True, None)
@@ -205,7 +205,7 @@ async def test_a_paused_one_waits_and_goes_on_with_its_next_time(api: Running) -
     assert (again.status_code, again.json()["next_at"]) == (200, None)
 
 
-async def test_a_worker_starts_what_is_due_at_its_start(
+async def test_a_new_worker_starts_due_schedules(
     settings: Settings, database_url: str, model: FakeModel, api: Running
 ) -> None:
     await api.client.post("/v1/schedules", json=HOURLY)
@@ -243,7 +243,7 @@ async def test_a_webhook_s_secret_is_not_shown(settings: Settings, database_url:
 async def test_tenants_take_turns_when_many_schedules_are_due(
     api: Running, database_url: str
 ) -> None:
-    """Each of 20 has 10 due for an hour; the last one has a single one, due just now."""
+    """Make 10 of each of 20 due for an hour; the last tenant has a single one, due just now."""
     assert (await api.client.post("/v1/schedules", json=HOURLY)).status_code == 201
     tenants = await api.owner.fetch(
         "INSERT INTO tenants (name) SELECT 'tenant-' || n FROM generate_series(0, 20) n"

@@ -1,4 +1,4 @@
-"""Who may watch, and who may end what they watch: keys and tickets at the doors of streams."""
+"""Scopes of keys and tickets on streams: watching and cancelling."""
 
 import contextlib
 import re
@@ -49,7 +49,7 @@ def connect(server: Running, path: str, *protocols: str, **headers: str) -> webs
 
 
 async def refusal(server: Running, path: str, *protocols: str, **headers: str) -> tuple[int, str]:
-    """Status and code of the answer to a handshake."""
+    """Return the status and code of the answer to a handshake."""
     with pytest.raises(websockets.InvalidStatus) as refused:
         async with connect(server, path, *protocols, **headers):
             pass
@@ -68,7 +68,7 @@ async def ticket(held: Holder, server: Running, **body: Any) -> str:
 
 
 async def answer_to(socket: websockets.ClientConnection, frame: str) -> dict[str, Any]:
-    """What the server answers to a frame, past the events that are on the way."""
+    """Return the answer to a frame, skipping events already sent."""
     await socket.send(frame)
     while (received := from_json(await socket.recv())).get("run_id") or "seq" in received:
         pass
@@ -76,7 +76,7 @@ async def answer_to(socket: websockets.ClientConnection, frame: str) -> dict[str
     return answer
 
 
-async def test_a_websocket_without_a_good_key_is_refused_before_the_upgrade(
+async def test_a_websocket_without_a_valid_key_is_refused_before_the_upgrade(
     closed: Running, run: Growing, database_url: str
 ) -> None:
     path = f"{run.path}/ws"
@@ -91,7 +91,7 @@ async def test_a_websocket_without_a_good_key_is_refused_before_the_upgrade(
     assert await refusal(closed, "/docs-assets/swagger-ui.css") == (404, "not_found")
 
 
-async def test_an_event_stream_without_a_good_key_is_refused(
+async def test_an_event_stream_without_a_valid_key_is_refused(
     closed: Running, run: Growing, database_url: str
 ) -> None:
     foreign = await holder(database_url, "umbrella")
@@ -103,7 +103,7 @@ async def test_an_event_stream_without_a_good_key_is_refused(
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_who_may_only_read_may_watch_but_not_cancel(
+async def test_a_read_key_may_watch_but_not_cancel(
     closed: Running, run: Growing, reader: Holder, runner: Holder
 ) -> None:
     async with connect(closed, f"{run.path}/ws", **reader.headers) as socket:
@@ -118,7 +118,7 @@ async def test_who_may_only_read_may_watch_but_not_cancel(
 
 
 @pytest.mark.parametrize("scope", ["read", "run"])
-async def test_a_ticket_is_good_for_what_its_key_is_good_for(
+async def test_a_ticket_has_the_scope_of_its_key(
     closed: Running, run: Growing, reader: Holder, runner: Holder, scope: str, owner: asyncpg.Pool
 ) -> None:
     held = reader if scope == "read" else runner
@@ -167,7 +167,7 @@ async def test_a_ticket_opens_nothing_but_a_run_s_websocket(
         "DELETE FROM api_keys",
     ],
 )
-async def test_a_ticket_is_good_only_while_its_key_is(
+async def test_a_ticket_is_valid_only_while_its_key_is(
     closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool, statement: str
 ) -> None:
     good = await ticket(reader, closed)
@@ -191,7 +191,7 @@ async def test_a_stream_that_a_ticket_opened_ends_with_its_key(
     )
 
 
-async def test_a_ticket_of_the_time_without_keys_is_not_good_afterwards(
+async def test_a_ticket_without_a_key_is_invalid_once_keys_exist(
     settings: Settings, database_url: str
 ) -> None:
     async with running(settings, database_url) as server, growing(server) as run:

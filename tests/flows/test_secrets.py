@@ -1,4 +1,4 @@
-"""Secrets reach the server they are for, and nobody else: no model, no log, no event, no answer."""
+"""Secrets reach their own server only: no model, log, event or answer."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def http_tool(web: RawServer, name: str = "stock", secret: str | None = "KEY") -
 
 
 async def everything(database_url: str) -> str:
-    """All that is stored."""
+    """Return everything that is stored."""
     owner = await asyncpg.connect(database_url)
     tables = await owner.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
     rows = [await owner.fetch(f"SELECT t::text FROM {table[0]} t") for table in tables]
@@ -53,14 +53,14 @@ async def everything(database_url: str) -> str:
 
 
 async def shown(client: httpx2.AsyncClient, run_id: str) -> str:
-    """All that the API says of a run."""
+    """Return everything that the API shows of a run."""
     paths = ("", "/events?limit=200", "/tasks", "/messages")
     answers = [(await client.get(f"/v1/runs/{run_id}{path}")).text for path in paths]
     others = ("/v1/agents/clerk", "/openapi.json", "/v1/info", "/v1/audit")
     return str(answers + [(await client.get(path)).text for path in others])
 
 
-async def test_a_server_that_sends_a_secret_back_tells_nobody(
+async def test_a_secret_that_a_server_returns_is_redacted(
     database_url: str, model: FakeModel, web: RawServer
 ) -> None:
     variables = environment(
@@ -106,7 +106,7 @@ async def test_a_server_that_sends_a_secret_back_tells_nobody(
 @pytest.mark.parametrize(
     ("status", "code"), [(401, "model_unauthorized"), (400, "model_bad_request")]
 )
-async def test_a_model_s_server_that_quotes_its_key_tells_nobody(
+async def test_a_key_quoted_by_a_model_server_is_redacted(
     database_url: str, model: FakeModel, web: RawServer, status: int, code: str
 ) -> None:
     failure = http_error(status, message=f"Incorrect API key provided: {MODEL_KEY}.")
@@ -138,7 +138,7 @@ async def test_a_model_s_server_that_quotes_its_key_tells_nobody(
         assert hidden not in held + "".join(api.log)
 
 
-async def test_a_tenant_has_no_other_s_secret(
+async def test_a_tenant_cannot_use_another_s_secret(
     database_url: str, model: FakeModel, web: RawServer
 ) -> None:
     variables = environment(

@@ -22,15 +22,13 @@ async def memory(bottega: Running, session: str) -> dict[str, tuple[int, str]]:
     return {item["agent"]: (item["version"], item["content"]) for item in found["memory"]}
 
 
-async def test_a_later_run_starts_from_what_earlier_ones_published(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_a_later_run_sees_earlier_publications(bottega: Running, model: FakeModel) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))
     model.decide = says(a=text("first a"))
     first = await dag(bottega, "g", "s1")
     assert await memory(bottega, "s1") == {"a": (1, "first a"), "b": (1, "b's answer")}
 
-    # The reader alone, of the same session: it sees what the other run left.
+    # The reader alone, in the same session: it sees the other run's publications.
     answer = await bottega.client.post(
         "/v1/runs?wait=30",
         json={"agent": "b", "graph": "g", "input": "again", "session_id": "s1"},

@@ -1,4 +1,4 @@
-"""An embedder that hangs costs a run, or a search, only what its vector would have found."""
+"""An embedder that hangs costs a run or a search only the hits of its vector."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from tests.fake_model import FakeModel, gated, http_error, text
 from tests.service import running
 
 
-async def test_words_find_what_a_hanging_embedder_cannot(
+async def test_search_by_words_works_while_the_embedder_hangs(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     update = {"openai_base_url": model.base_url, "embedding_model": "vectors-1"}
@@ -25,7 +25,7 @@ async def test_words_find_what_a_hanging_embedder_cannot(
         events = (await client.get(f"/v1/runs/{run['id']}/events?limit=100")).json()["items"]
         assert "memory_unavailable" not in str(events)
         assert "context.recalled" in [event["type"] for event in events]
-        # Each of the first waits for the vector, three times at most; then none does.
+        # Three queries at most wait for the vector; then none does.
         for _ in range(3):
             found = await client.post("/v1/episodes/search", json={"query": "coffee machine"})
             assert found.json()["by_meaning"] is False

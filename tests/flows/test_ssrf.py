@@ -55,7 +55,9 @@ async def public(inside: RawServer) -> AsyncIterator[RawServer]:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
-    """A name service for ``.test``: each look-up is answered with the next, the last for ever."""
+    """Yield a name service for ``.test``: each look-up gets the next address, the last one
+    repeats.
+    """
     real, known = socket.getaddrinfo, {name: list(given) for name, given in NAMES.items()}
 
     def getaddrinfo(host: Any, port: Any, *rest: Any, **more: Any) -> list[Any]:
@@ -98,7 +100,7 @@ async def run_of(server: Running, agent: str = "clerk", **fields: Any) -> dict[s
 
 
 async def fetched(server: Running, model: FakeModel, urls: Sequence[str]) -> list[str]:
-    """What the model reads of each URL that it asks for."""
+    """Return the model's view of each URL that it fetches."""
     model.script(calls(*(("http_get", {"url": url}) for url in urls)), text("done"))
     await run_of(server)
     messages = model.requests[-1]["messages"]
@@ -124,7 +126,7 @@ async def test_no_spelling_of_an_address_inside_is_reached_by_a_tool(
     assert public.connections == 1
 
 
-async def test_without_the_guard_they_would_be_reached(
+async def test_without_the_guard_inside_addresses_are_reached(
     settings: Settings,
     database_url: str,
     model: FakeModel,
@@ -140,7 +142,7 @@ async def test_without_the_guard_they_would_be_reached(
 
 
 async def refused_or_failed(server: Running, url: str) -> str:
-    """Why a run's webhook was refused when it was asked for, or came to nothing."""
+    """Return the reason why a run's webhook was refused at creation, or failed."""
     new = {"agent": "clerk", "input": "x", "webhook_url": url}
     answer = await server.client.post("/v1/runs", json=new)
     if answer.status_code == 422:
@@ -150,7 +152,7 @@ async def refused_or_failed(server: Running, url: str) -> str:
     return str(webhook["error"])
 
 
-async def test_nor_by_a_webhook(
+async def test_no_spelling_of_an_address_inside_is_reached_by_a_webhook(
     settings: Settings,
     database_url: str,
     model: FakeModel,
@@ -168,7 +170,7 @@ async def test_nor_by_a_webhook(
     assert inside.connections == 0
 
 
-async def test_a_name_that_changes_between_check_and_use_leads_nowhere_else(
+async def test_dns_rebinding_is_prevented(
     settings: Settings,
     database_url: str,
     model: FakeModel,

@@ -15,7 +15,7 @@ from tests.pooler import ignoring
 
 
 async def refused(*arguments: str, **environment: str) -> str:
-    """The error of a ``bottega …`` command that must end by itself with status 1."""
+    """Return the error of a ``bottega …`` command that must end with status 1."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "bottega.cli", *arguments),
@@ -31,7 +31,7 @@ async def refused(*arguments: str, **environment: str) -> str:
 async def test_a_pooler_that_ignores_start_up_parameters_is_refused(
     database_url: str, arguments: tuple[str, ...]
 ) -> None:
-    """Else the service would run as the login, which row-level security may not bind."""
+    """Check it because the service would run as a login that no policy may bind."""
     login_only = ("user", "database").__contains__
     async with ignoring(database_url, lambda name: not login_only(name)) as url:
         error = await refused(*arguments, DATABASE_URL=url)
@@ -44,7 +44,7 @@ async def test_a_pooler_that_ignores_the_limits_of_tenants_is_refused(database_u
     assert "bottega.concurrent_runs" in error
 
 
-async def test_the_operator_s_commands_are_refused_there_too(database_url: str) -> None:
+async def test_the_operator_s_commands_are_refused_behind_such_a_pooler(database_url: str) -> None:
     async with ignoring(database_url, "role".__eq__) as url:
         with pytest.raises(Exception, match="instead of bottega_system"):
             await operator.list_keys(url)
@@ -53,7 +53,7 @@ async def test_the_operator_s_commands_are_refused_there_too(database_url: str) 
 async def test_a_later_session_without_its_start_up_parameters_is_not_used(
     database_url: str,
 ) -> None:
-    """The pools open sessions at any time, and the pooler may have come meanwhile."""
+    """Check it because the pools open sessions at any time, and a pooler may be new."""
     ignored = False
     async with (
         ignoring(database_url, lambda name: ignored and name == "role") as url,
@@ -71,7 +71,7 @@ async def test_a_later_session_without_its_start_up_parameters_is_not_used(
 async def test_a_tenant_s_transaction_acts_as_the_application_in_any_session(
     database_url: str,
 ) -> None:
-    """A pooler may move it to a session that acts as its login. Afterwards that one does again."""
+    """Check it for a session of a pooler's login, which returns to its login afterwards."""
     role = "SELECT current_user"
     login = "SET SESSION AUTHORIZATION DEFAULT; SET ROLE NONE"
     async with open_database(database_url, pool_size=1) as database:

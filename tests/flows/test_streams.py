@@ -16,7 +16,7 @@ NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 
 
 async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dict[str, Any]]:
-    """All stored events of a server-sent stream until the server ends it."""
+    """Return all stored events of a server-sent stream until the server ends it."""
     found: list[dict[str, Any]] = []
     accept = {"accept": "text/event-stream", **headers}
     async with client.stream("GET", path, headers=accept) as response:
@@ -37,7 +37,7 @@ async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dic
     return [event for event in found if is_stored(event)]
 
 
-async def test_sse_and_websocket_show_the_same_and_resume_anywhere(bottega: Running) -> None:
+async def test_sse_and_websocket_show_the_same_events_and_resume_anywhere(bottega: Running) -> None:
     await define(bottega.client)
     run_id = await start(bottega.client)
     path = f"/v1/runs/{run_id}"
@@ -138,7 +138,7 @@ async def test_a_subscriber_that_goes_away_leaves_nothing_behind(
         await asyncio.sleep(0)
 
 
-async def test_a_server_about_to_stop_tells_its_subscribers(
+async def test_a_stopping_server_informs_its_subscribers(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)

@@ -1,4 +1,4 @@
-"""Choosing what to see of a run, and signs of life while there is nothing to see."""
+"""Filters of streams, and signs of life of quiet streams."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ LISTED = ("llm.completed", "agent.started")
 
 @pytest.fixture
 async def quick(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker that sends heartbeats all the time."""
+    """An API without a worker, with frequent heartbeats on streams."""
     changed = settings.model_copy(update={"heartbeat_s": IMPATIENT_S})
     async with running(changed, database_url) as server:
         yield server
@@ -66,8 +66,8 @@ async def test_filters_choose_and_the_final_event_always_passes(
         assert page.json()["items"] == items
 
 
-async def test_depth_counts_as_tasks_do(bottega: Running) -> None:
-    """A chain of three: the run's own agent, its sub-agent, and that one's."""
+async def test_filters_by_depth_follow_the_depth_of_tasks(bottega: Running) -> None:
+    """Check a chain of three: the run's own agent, its sub-agent, and the sub-agent of that."""
     chain = ["one", "two", "three"]
     for name, below in zip(chain, [["two"], ["three"], []], strict=True):
         agent: dict[str, Any] = {
@@ -94,14 +94,14 @@ async def test_depth_counts_as_tasks_do(bottega: Running) -> None:
     "query", ["types=nonsense", "agents=Upper", "agents=", "types=", "depth=x", "after=-1"]
 )
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_filters_that_cannot_be_are_refused(quick: Running, query: str, accept: str) -> None:
+async def test_invalid_filters_are_refused(quick: Running, query: str, accept: str) -> None:
     path = f"/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/events?{query}"
     answer = await quick.client.get(path, headers={"accept": accept})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["parameter"] == query.split("=")[0]
 
 
-async def test_a_websocket_is_told_how_far_it_is_while_nothing_is_for_it(quick: Running) -> None:
+async def test_a_websocket_gets_its_position_while_all_is_filtered_out(quick: Running) -> None:
     async with growing(quick) as run:
         url = f"ws://127.0.0.1:{quick.port}{run.path}/ws?types=run.completed"
         async with websockets.connect(url) as socket:
@@ -116,7 +116,7 @@ async def test_a_websocket_is_told_how_far_it_is_while_nothing_is_for_it(quick: 
     assert rest[-1]["type"] == "run.completed"
 
 
-async def test_server_sent_events_move_the_place_without_an_event(quick: Running) -> None:
+async def test_server_sent_events_update_the_position_without_an_event(quick: Running) -> None:
     async with growing(quick) as run:
         await run.warn(5)
         headers = {"accept": "text/event-stream"}
@@ -131,7 +131,7 @@ async def test_server_sent_events_move_the_place_without_an_event(quick: Running
             assert f"id: {run.seq}" in [line async for line in lines]
 
 
-async def test_an_event_source_that_has_everything_is_told_not_to_come_back(
+async def test_a_finished_event_source_is_asked_not_to_reconnect(
     quick: Running,
 ) -> None:
     async with growing(quick) as run:
@@ -157,7 +157,7 @@ async def _until_stopped(client: httpx2.AsyncClient, path: str, server: Running)
     return lines
 
 
-async def test_a_server_that_fails_says_where_to_go_on(quick: Running) -> None:
+async def test_a_failing_server_names_the_position_to_resume(quick: Running) -> None:
     async with growing(quick) as run:
         async with websockets.connect(f"ws://127.0.0.1:{quick.port}{run.path}/ws") as socket:
             while from_json(await socket.recv())["seq"] != run.seq:
@@ -173,7 +173,7 @@ async def test_a_server_that_fails_says_where_to_go_on(quick: Running) -> None:
 
 
 async def suppressed(socket: Any) -> AsyncIterator[Any]:
-    """All messages, whatever the code that ends them."""
+    """Return all messages until the stream ends, with any code."""
     with contextlib.suppress(websockets.ConnectionClosed):
         async for message in socket:
             yield message

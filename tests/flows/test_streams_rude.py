@@ -1,4 +1,4 @@
-"""Clients of WebSockets that do not behave."""
+"""WebSocket clients that misbehave."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ async def test_a_handshake_that_cannot_be_read_is_answered(
 
 
 async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> None:
-    """Some while they are let in, some while they are sent to."""
+    """Disconnect some during the handshake, some while events are sent."""
     async with growing(bare) as run:
         request = f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode()
         with capture_logs() as logs:
@@ -66,7 +66,7 @@ JSON_PING = b'{"type":"ping"}'
 
 
 def masked(opcode: int, payload: bytes = b"") -> bytes:
-    """A client's frame, masked with zeros."""
+    """Return a client's frame, masked with zeros."""
     return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
 
 
@@ -88,7 +88,7 @@ PING, PONG, TEXT, BINARY = 0x9, 0xA, 0x1, 0x2
     ids=["ping", "full_ping", "pong", "json_ping", "empty", "array", "unknown", "binary"],
 )
 async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: bytes) -> None:
-    """Whatever frame it is; what follows is not read any more, and the run is not watched."""
+    """Check it for any frame; the rest is not read, and the run is not watched any more."""
     async with growing(bare) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
@@ -107,7 +107,7 @@ async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: byte
 
 
 async def test_a_cancel_frame_is_not_delayed_by_pings(bare: Running) -> None:
-    """It has its turn though the socket may not ping any more."""
+    """Check it on a socket that has used up its pings."""
     async with growing(bare) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
@@ -124,7 +124,7 @@ async def test_a_cancel_frame_is_not_delayed_by_pings(bare: Running) -> None:
 
 
 async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
-    """Empty ones count nothing towards its size."""
+    """Check it with empty pieces, which add nothing to the size."""
     async with growing(bare) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
@@ -137,7 +137,7 @@ async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
 
 @pytest.fixture
 async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker that waits for no request longer than a moment."""
+    """An API without a worker, with a very short request timeout."""
     short = settings.model_copy(update={"request_timeout_s": 0.3})
     async with running(short, database_url) as server:
         yield server
@@ -148,7 +148,7 @@ async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]
 async def test_a_socket_stays_open_longer_than_a_request_may_take(
     hasty: Running, busy: bool, kept_alive: bool
 ) -> None:
-    """Whether it opens its connection or follows a request on it, idle or with frames."""
+    """Check it for a first and a later request on a connection, idle or with frames."""
     async with growing(hasty) as run:
         connection = await asyncio.open_connection("127.0.0.1", hasty.port)
         reader, writer = connection
@@ -181,7 +181,7 @@ async def test_a_refused_upgrade_is_answered_and_closed(hasty: Running) -> None:
 async def test_an_upgrade_to_another_protocol_does_not_lift_the_request_timeout(
     hasty: Running,
 ) -> None:
-    """It is ignored, as RFC 9110 allows, so the connection stays one of HTTP."""
+    """Check that the upgrade is ignored, as RFC 9110 allows: the connection stays HTTP."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
     upgrade = HANDSHAKE.replace("Upgrade: websocket", "Upgrade: h2c")
     writer.write(f"GET /healthz HTTP/1.1\r\n{upgrade}\r\n".encode())
@@ -194,7 +194,7 @@ async def test_an_upgrade_to_another_protocol_does_not_lift_the_request_timeout(
 async def test_an_upgrade_behind_an_unfinished_answer_closes_the_connection(
     bare: Running,
 ) -> None:
-    """Two answers would mix, and the stream would not learn that its client left."""
+    """Check it because two answers would mix, and the stream would miss the disconnect."""
     async with growing(bare) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\n"
@@ -218,7 +218,7 @@ async def _request_timeout(server: Running) -> None:
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """What arrives until the connection ends, however it ends."""
+    """Read until the connection ends, in any way."""
     received = b""
     try:
         while piece := await reader.read(65_536):

@@ -1,4 +1,4 @@
-"""Readers that stop reading: they cost nothing, delay nobody, and come back for the rest."""
+"""Readers that stop reading: they cost nothing, delay no other, and can resume."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ from tests.team import define, start
 
 SLOW_S = 1.0
 ENOUGH = 3_000
-"""Events of about 1 KB: more than the kernels' buffers between both ends hold."""
+"""Number of events of about 1 KB that exceeds the kernel buffers of both ends."""
 
 
 @pytest.fixture
 async def strict(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker that has little patience with readers."""
+    """An API without a worker, with little patience for slow readers."""
     changed = settings.model_copy(update={"slow_reader_s": SLOW_S})
     async with running(changed, database_url) as server:
         yield server
 
 
 def narrow(port: int | None) -> socket.socket:
-    """A connection that takes in little before it is read."""
+    """Open a connection with a small receive buffer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
@@ -42,19 +42,19 @@ def narrow(port: int | None) -> socket.socket:
 
 
 def idle(port: int | None, path: str) -> Any:
-    """A WebSocket that reads a few frames, and no more until it is asked."""
+    """Open a WebSocket that reads a few frames, then only on request."""
     url = f"ws://127.0.0.1:{port}{path}"
     return websockets.connect(url, sock=narrow(port), max_queue=1, ping_interval=None)
 
 
 async def readers_are(count: int, server: Running, run: Growing) -> None:
-    """Wait until so many watch the run."""
+    """Wait until so many readers watch the run."""
     while server.service.tails.watched().get(run.run_id, 0) != count:
         await asyncio.sleep(0)
 
 
 async def to_the_end(slow: Any) -> list[dict[str, Any]]:
-    """What is still to be read, whatever the code that it is closed with."""
+    """Read the rest, until the connection is closed with any code."""
     received = []
     with contextlib.suppress(websockets.ConnectionClosed):
         async for message in slow:
@@ -106,7 +106,7 @@ async def test_server_sent_events_that_are_not_read_are_cut_off(strict: Running)
 
 @pytest.mark.parametrize("ending", ["keep-alive", "close"])
 async def test_an_answer_that_is_not_read_is_not_kept(strict: Running, ending: str) -> None:
-    """A page can have many megabytes, and a client many connections."""
+    """Check it because a page can have many megabytes, and a client many connections."""
     async with growing(strict) as run:
         await run.warn(200, 10_000)
         request = f"GET {run.path}/events?limit=200 HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -119,7 +119,7 @@ async def test_an_answer_that_is_not_read_is_not_kept(strict: Running, ending: s
 
 
 async def connections_are(count: int, server: Running) -> None:
-    """Wait until the server holds so many connections beside that of the test's client."""
+    """Wait until the server holds so many connections besides the test client's."""
     here = psutil.Process()
 
     def held() -> int:
@@ -131,7 +131,7 @@ async def connections_are(count: int, server: Running) -> None:
 
 
 async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url: str) -> None:
-    """40 MB of events pass by a reader that reads none of them, in a server of its own."""
+    """Send 40 MB of events past a reader that reads none, in a server of its own."""
     environment = {
         "DATABASE_URL": database_url,
         "OPENAI_BASE_URL": model_url,
@@ -163,5 +163,5 @@ async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url:
 
 @pytest.fixture
 def model_url() -> str:
-    """Nobody asks it anything."""
+    """An address that no test asks."""
     return "http://127.0.0.1:9/v1"

@@ -44,7 +44,7 @@ async def ended(bottega: Running, **body: Any) -> dict[str, Any]:
 async def test_a_plain_agent_runs_twice_with_default_settings(
     bottega: Running, model: StrictModel
 ) -> None:
-    """The second run is given what the first one taught."""
+    """Check two runs: the second one gets memory of the first."""
     agent = {"name": "one", "system_message": "You are one.", "tools": TOOLS}
     assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
     for _ in range(2):
@@ -93,7 +93,7 @@ async def test_after_a_crash_the_same_prompt_is_sent_again(
     database_url: str, model: StrictModel
 ) -> None:
     gate = asyncio.Event()
-    cut = CALLS + 6  # in the second run, with what the first one taught
+    cut = CALLS + 6  # in the second run, with memory of the first
 
     def decide(request: dict[str, Any]) -> Reply:
         answer = demo_decide(request)
@@ -146,7 +146,7 @@ async def test_a_team_on_a_server_that_wants_its_state_back_survives_a_restart(
         assert frames[-1]["type"] == "run.completed", model.refusals
         assert not model.refusals
         assert model.requests[3] == model.requests[2]
-        # It is the server's and ours: no client is shown it.
+        # It is internal: no client is shown it.
         for shown in (str(frames), str(page)):
             for field in ("thought_signature", "reasoning_content", "reasoning_details", "state'"):
                 assert field not in shown

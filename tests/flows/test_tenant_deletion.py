@@ -1,4 +1,4 @@
-"""Deleting a tenant removes its rows from every table there is, and nothing of others."""
+"""Deleting a tenant removes its rows from every table, and none of others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,14 +30,14 @@ async def service(
 
 
 async def client_for(server: Running, url: str, tenant: str) -> httpx2.AsyncClient:
-    """A client with an admin key of a tenant, which is made."""
+    """Create a tenant; return a client with an admin key of it."""
     _, key = await operator.create_key(url, tenant, name="test", scope="admin")
     headers = {"authorization": f"Bearer {key}"}
     return httpx2.AsyncClient(base_url=server.client.base_url, headers=headers, timeout=30)
 
 
 async def tenant_tables(owner: asyncpg.Connection) -> list[str]:
-    """Every table of the database's catalogue with a tenant's column."""
+    """Return every table of the catalogue with a tenant column."""
     rows = await owner.fetch(
         "SELECT a.attrelid::regclass::text AS name FROM pg_attribute a"
         " JOIN pg_class c ON c.oid = a.attrelid AND c.relkind IN ('r', 'p')"
@@ -47,7 +47,7 @@ async def tenant_tables(owner: asyncpg.Connection) -> list[str]:
 
 
 async def counts(url: str, tenant: str) -> dict[str, int]:
-    """How many rows each table holds of a tenant."""
+    """Count the rows of a tenant in each table."""
     owner = await asyncpg.connect(url)
     tenant_id = await owner.fetchval("SELECT id FROM tenants WHERE name = $1", tenant)
     found = {
@@ -59,7 +59,7 @@ async def counts(url: str, tenant: str) -> dict[str, int]:
 
 
 async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
-    """Leave something in every table."""
+    """Store something in every table."""
     await define_graph(client, "g", ("a", "b"))
     body = {"mode": "dag", "graph": "g", "input": f"of {tenant}", "session_id": "s"}
     run = (
@@ -79,7 +79,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "episode_feedback (tenant_id, run_id, by) SELECT tenant_id, run_id, 'x'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
-        # Which no worker takes meanwhile.
+        # No worker takes it meanwhile.
         (
             "episode_pending (tenant_id, episode_id, work, next_at)"
             " SELECT tenant_id, id, 'offload', now() + interval '1 day'"
@@ -123,7 +123,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         " FROM tenants WHERE name = $1",
         tenant,
     )
-    # Last: sweeping takes it away.
+    # Last, because a sweep deletes it.
     await owner.execute(
         "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"
         " SELECT tenant_id, id, 1, 1, 0, 'x' FROM runs WHERE id = $1",
@@ -134,7 +134,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     assert empty == [], "leave a row of the tenant's in these tables, too"
 
 
-async def test_nothing_of_it_is_left_in_any_table(
+async def test_no_table_keeps_rows_of_a_deleted_tenant(
     service: Running, model: FakeModel, database_url: str
 ) -> None:
     model.decide = lambda request: text("an answer")
@@ -147,7 +147,7 @@ async def test_nothing_of_it_is_left_in_any_table(
         before, others = await counts(database_url, "gone"), await counts(database_url, "kept")
         owner = await asyncpg.connect(database_url)
         tenant_id = str(await owner.fetchval("SELECT id FROM tenants WHERE name = 'gone'"))
-        await owner.execute("DELETE FROM live_text")  # which is swept, sooner or later
+        await owner.execute("DELETE FROM live_text")  # a sweep deletes it sooner or later
         await owner.close()
         others["live_text"] = before["live_text"] = 0
 
@@ -167,7 +167,7 @@ async def test_nothing_of_it_is_left_in_any_table(
         await operator.delete_tenant(database_url, "gone")
 
 
-async def test_its_runs_are_cut_off_and_its_watchers_told(
+async def test_runs_are_cut_off_and_subscribers_informed(
     service: Running, model: FakeModel, database_url: str
 ) -> None:
     model.decide = lambda request: gated(asyncio.Event(), text("never"))
@@ -189,7 +189,7 @@ async def test_its_runs_are_cut_off_and_its_watchers_told(
     assert [table for table, found in rows.items() if waiting["id"] in str(found)] == []
 
 
-async def test_it_goes_on_after_it_broke_off(
+async def test_an_interrupted_deletion_can_be_continued(
     service: Running, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.decide = lambda request: text("an answer")
@@ -213,7 +213,8 @@ async def test_it_goes_on_after_it_broke_off(
             await operator.delete_tenant(database_url, "gone")
         left = await counts(database_url, "gone")
         assert left["runs"] == 2
-        while (await gone.get("/v1/agents")).status_code != 401:  # it is closed all the same
+        # the tenant is closed all the same
+        while (await gone.get("/v1/agents")).status_code != 401:
             pass
     monkeypatch.setattr(erase, "_erase_runs", whole)
     removed = await operator.delete_tenant(database_url, "gone")
@@ -221,7 +222,7 @@ async def test_it_goes_on_after_it_broke_off(
     assert set((await counts(database_url, "gone")).values()) == {0}
 
 
-async def test_the_default_tenant_is_emptied_and_stays(
+async def test_the_default_tenant_is_emptied_but_kept(
     service: Running, model: FakeModel, database_url: str
 ) -> None:
     model.decide = lambda request: text("an answer")
@@ -237,11 +238,11 @@ async def test_the_default_tenant_is_emptied_and_stays(
         "waiting_runs": 1,
     }
     assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
-    # Nobody is let in without a key now, though there is none.
+    # A key is required now, though none exists.
     assert (await service.client.get("/v1/agents")).status_code == 401
 
 
-async def test_the_command_asks_first_and_knows_whom(database_url: str) -> None:
+async def test_the_command_asks_for_confirmation_and_names_the_tenant(database_url: str) -> None:
     for name, said in (("no-such", "no tenant"), ("Bad_Name", "lower-case")):
         status, errors = await asyncio.to_thread(
             command_line, "tenants", "delete", name, "--yes", DATABASE_URL=database_url
@@ -251,5 +252,5 @@ async def test_the_command_asks_first_and_knows_whom(database_url: str) -> None:
     status, errors = await asyncio.to_thread(
         command_line, "tenants", "delete", "default", DATABASE_URL=database_url
     )
-    assert status == 1  # nobody is there to answer
+    assert status == 1  # no terminal to answer
     assert "Permanently delete" in errors

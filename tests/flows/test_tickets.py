@@ -17,7 +17,7 @@ from tests.team import start
 
 @pytest.fixture
 async def ended(settings: Settings, database_url: str) -> Any:
-    """A server, and the path of a run that is over."""
+    """A server, and the path of a finished run."""
     async with running(settings, database_url) as server, growing(server) as run:
         await run.finish()
         yield server, run.path
@@ -31,7 +31,7 @@ async def ticket(client: httpx2.AsyncClient, **body: Any) -> str:
 
 
 async def opened(server: Running, path: str, *protocols: str) -> str | None:
-    """The subprotocol that the server chose, after all events came."""
+    """Return the subprotocol that the server chose, after all events came."""
     url = f"ws://127.0.0.1:{server.port}{path}/ws"
     async with websockets.connect(url, subprotocols=list(protocols) or None) as socket:  # type: ignore[arg-type]
         assert from_json([message async for message in socket][-1])["type"] == "run.completed"
@@ -56,7 +56,7 @@ async def test_a_ticket_opens_one_websocket_at_any_server(
         await refused(server, path, "bottega.v1", good)
 
 
-async def test_of_many_who_show_a_ticket_at_once_one_gets_in(ended: Any) -> None:
+async def test_a_ticket_used_concurrently_admits_one_client(ended: Any) -> None:
     server, path = ended
     good = f"ticket.{await ticket(server.client)}"
     tries = [opened(server, path, "bottega.v1", good) for _ in range(8)]
@@ -71,7 +71,7 @@ async def test_the_protocol_may_be_offered_without_a_ticket(ended: Any) -> None:
     assert await opened(server, path) is None
 
 
-async def test_tickets_that_are_not_good_are_refused(ended: Any) -> None:
+async def test_invalid_tickets_are_refused(ended: Any) -> None:
     server, path = ended
     other_run = await start(server.client)
     await refused(server, path, "bottega.v1", "ticket.unknown")
@@ -85,10 +85,10 @@ async def test_tickets_that_are_not_good_are_refused(ended: Any) -> None:
     await ticket(server.client)
     await pool.execute("UPDATE ws_tickets SET expires_at = now() - interval '1 s'")
     while await pool.fetchval("SELECT count(*) FROM ws_tickets"):
-        await queue.sweep(pool)  # the server's own may be at it
+        await queue.sweep(pool)  # the server's own sweep may hold the lock
 
 
-async def test_no_ticket_is_given_for_a_run_that_is_not_there(ended: Any) -> None:
+async def test_no_ticket_is_given_for_an_unknown_run(ended: Any) -> None:
     server, _ = ended
     nobody = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
     answer = await server.client.post("/v1/ws-tickets", json={"run_id": nobody})

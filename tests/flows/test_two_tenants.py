@@ -1,7 +1,7 @@
-"""Two tenants on one server: neither reaches what is the other's, by any route there is.
+"""Two tenants on one server: neither reaches the other's data by any route.
 
-The routes come from the OpenAPI document, so that a new one cannot be forgotten: one that has a
-parameter or a body of a kind not known here fails until it is.
+The routes come from the OpenAPI document, so that no new one is forgotten: one with an unknown kind
+of parameter or body fails until it is added here.
 """
 
 import re
@@ -43,7 +43,7 @@ CREATED = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A server with a tenant that has something of everything, and one that has nothing."""
+    """A server with a tenant that has data of every kind, and one that has none."""
 
     server: Running
     victim: Holder
@@ -59,7 +59,7 @@ class Stage:
 
     @property
     def values(self) -> dict[str, str]:
-        """What the path parameters of each route are, if they are the victim's."""
+        """Return the values of each route's path parameters for the victim's data."""
         return {
             "run_id": self.run_id,
             "task_id": self.task_id,
@@ -77,7 +77,7 @@ class Stage:
 
     @property
     def marks(self) -> list[str]:
-        """What no answer to the intruder may contain."""
+        """Return the texts that no answer to the intruder may contain."""
         return [
             self.run_id,
             self.task_id,
@@ -119,7 +119,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             pattern = (await mine.post("/v1/patterns", json=PATTERN)).json()
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             MERGED["ids"] = [each["id"] for each in added]
-            # What is done in the background is done, so that nothing else changes a row.
+            # Background work has ended, so that nothing else changes a row.
             while await server.owner.fetchval("SELECT count(*) FROM episode_pending"):
                 pass
             document = (await mine.get("/openapi.json")).json()
@@ -173,7 +173,7 @@ QUERIES = {
 
 
 def operations(stage: Stage) -> list[tuple[str, str, dict[str, Any]]]:
-    """Every operation that needs a key: its method, path and description."""
+    """Return every operation that needs a key: its method, path and description."""
     found = [
         (method.upper(), path, operation)
         for path, methods in stage.document["paths"].items()
@@ -185,20 +185,20 @@ def operations(stage: Stage) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def filled(path: str, values: dict[str, str]) -> str:
-    """The path with its parameters, each of which must be known."""
+    """Return the path with its parameters, each of which must be known."""
     prefix = "/".join(path.split("/")[:3])
     return re.sub(r"\{(\w+)\}", lambda m: values[prefix if m[1] == "name" else m[1]], path)
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any) -> Any:
-    """Send a request that would be carried out if all that it names were the client's."""
+    """Send a request that would succeed if its ids were the client's own."""
     name = operation["operationId"]
     body = BODIES[name] if "requestBody" in operation else None
     return await client.request(method, path, json=body, params=QUERIES.get(name))
 
 
 async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
-    """Of all rows of a tenant, in every table that has any."""
+    """Hash all rows of a tenant, by table."""
     tables = await owner.fetch("""
         SELECT DISTINCT table_name AS name FROM information_schema.columns
         WHERE column_name = 'tenant_id' AND table_schema = 'public'
@@ -216,7 +216,7 @@ async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
     }
 
 
-async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) -> None:
+async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> None:
     before = await fingerprint(stage.server.owner, stage.victim)
     tried = 0
     for method, path, operation in operations(stage):
@@ -225,7 +225,7 @@ async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) 
         forged = filled(path, {**stage.values, **{n: str(uuid4()) for n in IDS}})
         answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
         assert answer.status_code == 404, (method, path, answer.text)
-        # And it is told as one that nobody has.
+        # The answer equals that for an unknown id.
         unknown = await ask(stage.intruder, method, forged, operation)
         assert (unknown.status_code, unknown.json()["code"]) == (404, answer.json()["code"])
         tried += 1
@@ -236,15 +236,15 @@ async def test_what_is_another_tenant_s_is_not_there_by_any_route(stage: Stage) 
 IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id", "pattern_id")
 
 
-async def test_the_same_requests_work_for_whose_it_is(stage: Stage) -> None:
-    """Else the test above would show nothing."""
+async def test_the_same_requests_work_for_the_owner(stage: Stage) -> None:
+    """Check it because otherwise the test above would show nothing."""
     for method, path, operation in operations(stage):
         if "{" in path and method != "DELETE":
             answer = await ask(stage.owner, method, filled(path, stage.values), operation)
             assert answer.status_code < 300, (method, path, answer.text)
 
 
-async def test_nothing_else_shows_or_changes_what_is_another_tenant_s(stage: Stage) -> None:
+async def test_no_other_request_shows_or_changes_another_tenant_s_data(stage: Stage) -> None:
     before = await fingerprint(stage.server.owner, stage.victim)
     created = set()
     for method, path, operation in operations(stage):
@@ -265,7 +265,7 @@ async def test_nothing_else_shows_or_changes_what_is_another_tenant_s(stage: Sta
 
 
 async def test_cursors_do_not_lead_to_another_tenant(stage: Stage) -> None:
-    """Neither one that was given to the other, nor one made by hand."""
+    """Check cursors given to the other tenant and forged ones."""
     used = 0
     for method, path, operation in operations(stage):
         if method != "GET" or "{" in path or "cursor" not in str(operation):
@@ -285,7 +285,7 @@ async def test_cursors_do_not_lead_to_another_tenant(stage: Stage) -> None:
     assert used >= 2
 
 
-async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> None:
+async def test_names_in_a_body_refer_to_the_tenant_s_own_data(stage: Stage) -> None:
     for body, path, status in (
         (RUN, "/v1/runs", 422),
         ({"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}, "/v1/runs", 422),
@@ -294,7 +294,7 @@ async def test_what_a_body_names_is_looked_for_among_its_own(stage: Stage) -> No
     ):
         answer = await stage.intruder.post(path, json=body)
         assert answer.status_code == status, answer.text
-    # A key for a request is the tenant's own; so is a session's name.
+    # Idempotency keys and session names belong to one tenant.
     await stage.intruder.post("/v1/agents", json=AGENT)
     body = {"agent": "own", "input": "x", "session_id": SESSION}
     mine = await stage.intruder.post("/v1/runs", json=body, headers={"idempotency-key": "k"})

@@ -1,4 +1,4 @@
-"""A run is given no episode that has nothing to do with it, in any language."""
+"""Unrelated episodes are not given to a run, in any language."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.stores.test_words_that_tell import LANGUAGES
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_only_what_is_related_is_given(
+async def test_only_related_episodes_are_given(
     bottega: Running, model: FakeModel, language: str
 ) -> None:
     tasks, unrelated, related = LANGUAGES[language]

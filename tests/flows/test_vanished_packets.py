@@ -1,4 +1,4 @@
-"""Connections to the database whose packets vanish without a word; new ones are good."""
+"""Database connections whose packets vanish silently, while new connections work."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ LIVE_AGAIN_S = 20
 QUICK = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
 
 
-def test_the_defaults_are_live_again_in_time() -> None:
+def test_the_defaults_detect_it_in_time() -> None:
     assert Silence().longest_silence_s + 1 <= LIVE_AGAIN_S
 
 
@@ -36,10 +36,10 @@ async def quick(database_url: str) -> AsyncIterator[tuple[Proxy, Database]]:
         yield proxy, database
 
 
-async def test_a_service_is_live_again_and_takes_runs(
+async def test_a_service_recovers_and_accepts_runs(
     database_url: str, settings: Settings, model: FakeModel
 ) -> None:
-    """With its defaults, on the side of the API and on the worker's, each by its own proxy."""
+    """Check it with default settings, for the API and the worker, each behind its own proxy."""
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with (
         before(database_url) as (api_proxy, api_url),
@@ -86,8 +86,8 @@ async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None
                 assert await news.wait(5)
 
 
-async def test_half_dead_connections_of_both_doors_are_not_used_again(database_url: str) -> None:
-    """One that falls silent condemns the others: nobody else waits for an answer on them."""
+async def test_half_dead_connections_of_both_pools_are_not_used_again(database_url: str) -> None:
+    """Check that one silent connection condemns the others, so that no other caller waits."""
     async with quick(database_url) as (proxy, database):
         pool = [await database.pool.acquire() for _ in range(3)]
         for connection in pool:
@@ -107,7 +107,7 @@ async def test_half_dead_connections_of_both_doors_are_not_used_again(database_u
 async def test_a_statement_that_is_cancelled_in_time_keeps_its_connection(
     database_url: str,
 ) -> None:
-    """A server that is slow, and answers, is not silent."""
+    """Check it with a server that is slow but not silent."""
     async with open_database(database_url, pool_size=1, silence=QUICK) as database:
         before_it = await database.pool.fetchval("SELECT pg_backend_pid()")
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Webhook secrets of tenants' own: who can verify what, before, during and after a rotation."""
+"""Webhook secrets of tenants: verification before, during and after a rotation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ AGENT = {"name": "a", "system_message": "x"}
 
 @asynccontextmanager
 async def tenant_client(api: Running, url: str, name: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a tenant that has an agent ``a``."""
+    """Return a client of a tenant that has an agent ``a``."""
     async with (await holder(url, name)).client(api) as client:
         await client.post("/v1/agents", json=AGENT)
         yield client
@@ -40,7 +40,7 @@ async def rotated(client: httpx2.AsyncClient) -> str:
 
 
 async def cancelled(client: httpx2.AsyncClient, url: str) -> str:
-    """A run that ended before it began, and whose end is to be posted."""
+    """Create a run that is cancelled before its start, with a delivery due."""
     made = await client.post("/v1/runs", json={"agent": "a", "input": "x", "webhook_url": url})
     assert made.status_code == 202, made.text
     run_id: str = made.json()["id"]
@@ -49,7 +49,7 @@ async def cancelled(client: httpx2.AsyncClient, url: str) -> str:
 
 
 def verifies(receiver: RawServer, secret: str, number: int = -1) -> bool:
-    """Whether a delivery verifies with a secret."""
+    """Return true if a delivery verifies with a secret."""
     request = receiver.requests[number]
     try:
         Webhook(secret).verify(request.body, request.headers)
@@ -60,7 +60,7 @@ def verifies(receiver: RawServer, secret: str, number: int = -1) -> bool:
 
 @pytest.fixture
 async def closed(signing: Settings, database_url: str) -> AsyncIterator[Running]:
-    """A server that asks for keys, without a worker: the test delivers."""
+    """A server that requires keys, without a worker: the test delivers."""
     await holder(database_url, "acme")
     async with running(signing, database_url) as server:
         yield server
@@ -89,7 +89,7 @@ async def test_each_tenant_s_deliveries_verify_with_its_own_secret_only(
             assert [secret for secret in others if verifies(receiver, secret)] == []
 
 
-async def test_a_tenant_without_a_secret_is_told_to_make_one(
+async def test_a_tenant_without_a_secret_is_asked_to_create_one(
     closed: Running, acme: httpx2.AsyncClient
 ) -> None:
     run = {"agent": "a", "input": "x", "webhook_url": "http://127.0.0.1:1/"}
@@ -139,7 +139,7 @@ async def test_the_old_secret_signs_for_a_day_beside_the_new_one(
     assert (await acme.get(PATH)).json()["items"] == [newest]
 
 
-async def test_a_retry_is_signed_with_what_is_valid_when_it_is_sent(
+async def test_a_retry_is_signed_with_the_secrets_valid_at_sending(
     closed: Running, receiver: RawServer, acme: httpx2.AsyncClient
 ) -> None:
     old = await rotated(acme)
@@ -180,10 +180,10 @@ async def test_the_server_s_secret_is_the_default_tenant_s_first_one(
     assert len((await api.client.get(PATH)).json()["items"]) == 1
 
 
-async def test_what_was_ordered_without_a_secret_is_tried_again(
+async def test_a_delivery_without_a_secret_is_retried(
     closed: Running, receiver: RawServer, acme: httpx2.AsyncClient
 ) -> None:
-    """As by an earlier version, which signed with the server's."""
+    """Check it with a row of an earlier version, which signed with the server's secret."""
     await rotated(acme)
     run_id = await cancelled(acme, receiver.url())
     await closed.owner.execute("DELETE FROM webhook_secrets")

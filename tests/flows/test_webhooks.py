@@ -1,4 +1,4 @@
-"""Telling others that a run has ended, over real sockets."""
+"""Webhooks about ended runs, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def told(receiver: RawServer, number: int = 0) -> dict[str, Any]:
-    """A message that arrived, its signature verified."""
+    """Return a message that arrived, after verifying its signature."""
     request = receiver.requests[number]
     body: dict[str, Any] = Webhook(SECRET).verify(request.body, request.headers)
     return body
@@ -40,7 +40,7 @@ async def arrived(receiver: RawServer, count: int = 1) -> None:
 
 
 async def settled(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
-    """What became of a run's webhook."""
+    """Return the final state of a run's webhook."""
     while True:
         webhook: dict[str, Any] = (await client.get(f"/v1/runs/{run_id}")).json()["webhook"]
         if webhook["status"] != "pending":
@@ -74,7 +74,7 @@ async def worker(signing: Settings, database_url: str) -> AsyncIterator[Running]
 
 @pytest.fixture
 async def api(signing: Settings, database_url: str) -> AsyncIterator[Running]:
-    """Without a worker: the test delivers."""
+    """A server without a worker: the test delivers."""
     async with running(signing, database_url) as server:
         yield server
 
@@ -88,13 +88,13 @@ async def delivering(service: Service, **options: Any) -> AsyncIterator[Webhooks
 
 
 async def ended(client: httpx2.AsyncClient, url: str) -> str:
-    """A run that was cancelled before it began."""
+    """Create a run that is cancelled before its start."""
     run_id = await start(client, webhook_url=url)
     assert (await client.post(f"/v1/runs/{run_id}/cancel")).json()["status"] == "cancelled"
     return run_id
 
 
-async def test_a_completed_run_is_told_with_a_signature(
+async def test_a_completed_run_is_delivered_with_a_signature(
     worker: Running, receiver: RawServer
 ) -> None:
     await define(worker.client)
@@ -120,7 +120,7 @@ async def test_a_completed_run_is_told_with_a_signature(
     assert webhook["ended_at"] is not None
 
 
-async def test_so_are_failed_and_cancelled_ones(
+async def test_failed_and_cancelled_runs_are_delivered(
     worker: Running, receiver: RawServer, model: FakeModel
 ) -> None:
     await define(worker.client)
@@ -152,7 +152,7 @@ async def test_a_long_output_is_left_out(
 
 
 def scripted(receiver: RawServer, *answers: bytes) -> None:
-    """Let a receiver give these answers, one each."""
+    """Let a receiver give these answers in turn."""
     waiting = list(answers)
 
     async def reply(writer: asyncio.StreamWriter) -> None:
@@ -162,7 +162,7 @@ def scripted(receiver: RawServer, *answers: bytes) -> None:
     receiver.reply = reply
 
 
-async def test_what_fails_is_sent_again_under_the_same_id(
+async def test_a_failed_delivery_is_retried_under_the_same_id(
     api: Running, receiver: RawServer
 ) -> None:
     await define(api.client)
@@ -185,9 +185,7 @@ async def test_what_fails_is_sent_again_under_the_same_id(
     assert [told(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4
 
 
-async def test_it_waits_before_it_tries_again_and_gives_up_in_the_end(
-    api: Running, receiver: RawServer
-) -> None:
+async def test_retries_have_delays_and_a_limit(api: Running, receiver: RawServer) -> None:
     await define(api.client)
     receiver.reply = answer(status=503)
     run_id = await ended(api.client, receiver.url())
@@ -213,7 +211,9 @@ async def test_it_waits_before_it_tries_again_and_gives_up_in_the_end(
     assert len(receiver.requests) == 3
 
 
-async def test_a_receiver_that_is_gone_is_left_alone(api: Running, receiver: RawServer) -> None:
+async def test_a_receiver_that_answers_gone_gets_no_retry(
+    api: Running, receiver: RawServer
+) -> None:
     await define(api.client)
     receiver.reply = answer(status=410)
     run_id = await ended(api.client, receiver.url())
@@ -222,9 +222,7 @@ async def test_a_receiver_that_is_gone_is_left_alone(api: Running, receiver: Raw
     assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("failed", 1, 410)
 
 
-async def test_one_that_never_answers_is_given_up_in_time(
-    api: Running, receiver: RawServer
-) -> None:
+async def test_a_receiver_that_never_answers_times_out(api: Running, receiver: RawServer) -> None:
     await define(api.client)
     gate = asyncio.Event()
 
@@ -265,7 +263,7 @@ async def test_several_workers_send_each_once(api: Running, receiver: RawServer)
     assert sorted(request.headers["webhook-id"] for request in receiver.requests) == sorted(runs)
 
 
-async def test_a_few_go_out_at_a_time(api: Running, receiver: RawServer) -> None:
+async def test_concurrent_deliveries_are_bounded(api: Running, receiver: RawServer) -> None:
     await define(api.client)
     gate = asyncio.Event()
 
@@ -286,7 +284,7 @@ async def test_a_few_go_out_at_a_time(api: Running, receiver: RawServer) -> None
     assert len(receiver.requests) == 20
 
 
-async def test_a_try_that_outlived_its_lease_changes_nothing(
+async def test_an_attempt_that_outlived_its_lease_changes_nothing(
     api: Running, receiver: RawServer
 ) -> None:
     await define(api.client)
@@ -345,7 +343,7 @@ async def test_a_worker_killed_in_mid_delivery_is_replaced(
             "UPDATE webhooks w SET next_at = now() FROM webhooks old WHERE old.run_id = w.run_id "
             "RETURNING extract(epoch FROM old.next_at - now())::float"
         )
-        assert 15 < left < 61  # nobody else sends it while the victim might
+        assert 15 < left < 61  # no other worker sends it while the victim might
         gate.set()
         async with command("worker", **environment_):
             webhook = await settled(client, run_id)
@@ -354,7 +352,7 @@ async def test_a_worker_killed_in_mid_delivery_is_replaced(
     assert from_json(receiver.requests[0].body) == told(receiver, 1)
 
 
-def test_the_tries_take_about_a_day() -> None:
+def test_the_attempts_take_about_a_day() -> None:
     tries, waited = 0, 0.0
     while (what := outcome(500, None, tries := tries + 1, RETRIES_S)).status == "pending":
         waited += what.wait_s

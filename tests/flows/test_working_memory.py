@@ -1,4 +1,4 @@
-"""A run's working memory, as its log tells it."""
+"""A run's working memory, as read from its log."""
 
 import asyncio
 from typing import Any
@@ -75,7 +75,7 @@ async def test_the_agents_of_a_dag_are_its_intermediate_results(
     assert found["results"] == 3
 
 
-async def test_a_run_that_was_not_begun_and_one_that_is_not(
+async def test_working_memory_of_waiting_and_unknown_runs(
     settings: Settings, database_url: str
 ) -> None:
     async with running(settings, database_url) as bottega:
@@ -89,7 +89,7 @@ async def test_a_run_that_was_not_begun_and_one_that_is_not(
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
-async def test_of_a_long_run_only_the_newest_results_are_listed(
+async def test_only_the_newest_results_of_a_long_run_are_listed(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(
@@ -112,7 +112,7 @@ async def test_of_a_long_run_only_the_newest_results_are_listed(
     assert "(20 more can be recalled: m1 to m20)" in found["text"]["intermediate"]
 
 
-async def test_a_long_run_that_is_resumed_is_given_the_same_and_can_recall_its_beginning(
+async def test_a_resumed_long_run_gets_the_same_and_can_recall_its_beginning(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     settings = settings.model_copy(update={"openai_base_url": model.base_url, "drain_grace_s": 0.0})
@@ -144,12 +144,12 @@ async def test_a_long_run_that_is_resumed_is_given_the_same_and_can_recall_its_b
     assert prompts[0] is None
     assert found["prompt"] == prompts[-1]
     assert 0 < prompts[-1]["shrunk"] < 45
-    assert found["results"] == 45  # what was recalled is no new one
+    assert found["results"] == 45  # a recalled result is not a new one
     assert frames[-1]["type"] == "run.completed"
     assert not [f for f in frames if f["type"] == "warning"]
 
 
-async def test_without_memory_a_run_is_given_its_whole_history(
+async def test_without_memory_a_run_gets_its_whole_history(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "leaf")
@@ -164,7 +164,7 @@ async def test_without_memory_a_run_is_given_its_whole_history(
     assert (await known(bottega, run_id))["prompt"] is None
 
 
-async def test_what_earlier_runs_taught_is_a_section_of_it(
+async def test_working_memory_has_a_section_for_earlier_runs(
     bottega: Running, model: FakeModel
 ) -> None:
     await create(bottega, "root")
@@ -180,7 +180,7 @@ async def test_what_earlier_runs_taught_is_a_section_of_it(
     assert given in systems(model.requests[-1])[1]
 
 
-async def test_answers_of_a_tool_that_is_called_as_its_own_are_results_too(
+async def test_results_of_directly_called_tools_are_listed(
     bottega: Running, model: FakeModel
 ) -> None:
     mine = {"type": "http", "name": "recall_memory", "description": "-", "url": "http://a.test/"}
