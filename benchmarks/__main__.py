@@ -264,7 +264,7 @@ async def embedded_all(url: str, patience_s: float = 60) -> None:
     """Wait for the vectors of all episodes, to include their cost."""
     connection = await asyncpg.connect(url)
     ends = time.monotonic() + patience_s
-    while await connection.fetchval("SELECT EXISTS (SELECT FROM episode_pending)"):
+    while await connection.fetchval("SELECT EXISTS (SELECT FROM episode_work)"):
         if time.monotonic() > ends:
             print(f"  (after {patience_s:.0f} s there still are episodes without vectors)")
             break

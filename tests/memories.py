@@ -30,7 +30,7 @@ _TABLES = {
     "episode_state": "to_jsonb(t)",
     "episode_search": "to_jsonb(t)",
     "episode_vectors": "to_jsonb(t)",
-    "episode_pending": "to_jsonb(t) - 'next_at'",
+    "episode_work": "to_jsonb(t) - 'next_at'",
 }
 
 
@@ -105,7 +105,7 @@ async def embed(
                 *(row["id"], name, *texts),
             )
         await connection.execute(
-            "DELETE FROM episode_pending WHERE work = 'embed' AND episode_id = ANY ($1)", ids
+            "DELETE FROM episode_work WHERE work = 'embed' AND episode_id = ANY ($1)", ids
         )
 
 
@@ -129,7 +129,7 @@ async def searchable(owner: asyncpg.Pool) -> set[UUID]:
     """Read the episodes that a search can find; check that each has a vector."""
     found = {row["episode_id"] for row in await owner.fetch("SELECT * FROM episode_search")}
     vectors = {row["episode_id"] for row in await owner.fetch("SELECT * FROM episode_vectors")}
-    waiting = await owner.fetch("SELECT * FROM episode_pending WHERE work = 'embed'")
+    waiting = await owner.fetch("SELECT * FROM episode_work WHERE work = 'embed'")
     assert found == vectors | {row["episode_id"] for row in waiting}
     return found
 

@@ -39,7 +39,7 @@ AGED_DAYS = Ages().mature_days
 AGED_COSINE = 0.8
 TABLES = (
     "episodes", "episode_bodies", "episode_reflections", "episode_tags", "episode_state",
-    "episode_search", "episode_vectors", "episode_pending",
+    "episode_search", "episode_vectors", "episode_work",
 )  # fmt: skip
 
 

@@ -221,7 +221,7 @@ CREATE TABLE runs (
     claimed_by uuid,
     task_root uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
-    place integer,
+    slot integer,
     memory text NOT NULL DEFAULT 'off',
     principal text,
     user_id text,
@@ -236,8 +236,8 @@ CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
-    WHERE ended_at IS NULL AND place IS NULL;
-CREATE UNIQUE INDEX uq_runs_place ON runs (tenant_id, place) WHERE ended_at IS NULL;
+    WHERE ended_at IS NULL AND slot IS NULL;
+CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot) WHERE ended_at IS NULL;
 
 CREATE TABLE waiting_runs (
     tenant_id uuid NOT NULL,
@@ -538,21 +538,21 @@ CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
 -- Searches read only this vector: it stays in the row.
 ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
 
-CREATE TABLE episode_pending (
+CREATE TABLE episode_work (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
     work text NOT NULL,
     tries integer NOT NULL DEFAULT 0,
     next_at timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT pk_episode_pending PRIMARY KEY (tenant_id, episode_id, work),
-    CONSTRAINT fk_episode_pending_tenant_id_episode_id_episodes
+    CONSTRAINT pk_episode_work PRIMARY KEY (tenant_id, episode_id, work),
+    CONSTRAINT fk_episode_work_tenant_id_episode_id_episodes
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
-    CONSTRAINT ck_episode_pending_work CHECK (work IN ('embed', 'offload'))
+    CONSTRAINT ck_episode_work_work CHECK (work IN ('embed', 'offload'))
 );
-CREATE INDEX ix_episode_pending_due ON episode_pending (work, tenant_id, next_at, episode_id);
-CREATE INDEX ix_episode_pending_next ON episode_pending (next_at);
+CREATE INDEX ix_episode_work_due ON episode_work (work, tenant_id, next_at, episode_id);
+CREATE INDEX ix_episode_work_next ON episode_work (next_at);
 
-CREATE TABLE memory_indexes (
+CREATE TABLE tenant_memory (
     tenant_id uuid NOT NULL,
     embedder text,
     common text[] NOT NULL DEFAULT '{}',
@@ -561,22 +561,22 @@ CREATE TABLE memory_indexes (
     shares real[] NOT NULL DEFAULT '{}',
     leftovers boolean NOT NULL DEFAULT false,
     tended_at timestamptz,
-    CONSTRAINT pk_memory_indexes PRIMARY KEY (tenant_id),
-    CONSTRAINT fk_memory_indexes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+    CONSTRAINT pk_tenant_memory PRIMARY KEY (tenant_id),
+    CONSTRAINT fk_tenant_memory_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
-CREATE TABLE object_trash (
+CREATE TABLE deleted_objects (
     object_key text NOT NULL,
     at timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT pk_object_trash PRIMARY KEY (object_key)
+    CONSTRAINT pk_deleted_objects PRIMARY KEY (object_key)
 );
-CREATE INDEX ix_object_trash_at ON object_trash (at);
+CREATE INDEX ix_deleted_objects_at ON deleted_objects (at);
 
-CREATE TABLE index_care (
+CREATE TABLE index_maintenance (
     name text NOT NULL,
     changes bigint NOT NULL,
     at timestamptz NOT NULL,
-    CONSTRAINT pk_index_care PRIMARY KEY (name)
+    CONSTRAINT pk_index_maintenance PRIMARY KEY (name)
 );
 
 -- --- Patterns, learning and maintenance of memory ------------------------------------------------

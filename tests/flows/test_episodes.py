@@ -127,7 +127,7 @@ async def fill(bottega: Running) -> None:
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
         ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'tagged'",
-        "episode_pending (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
+        "episode_work (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
     ):
         await bottega.owner.execute(f"INSERT INTO {row} FROM episodes ON CONFLICT DO NOTHING")
@@ -150,7 +150,7 @@ async def test_deleting_a_session_deletes_its_episodes(
         f"public.{table}"
         for table in (
             *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
-            *("episode_search", "episode_vectors", "episode_tags", "episode_pending"),
+            *("episode_search", "episode_vectors", "episode_tags", "episode_work"),
             *("idempotency_keys", "run_events", "run_learning"),
         )
     }

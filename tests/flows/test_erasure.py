@@ -82,7 +82,7 @@ async def test_deleting_a_session_deletes_all_its_data(
     ids = [run["id"] for run in gone] + [again]
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
-    while await bottega.owner.fetchval("SELECT count(*) FROM episode_pending"):
+    while await bottega.owner.fetchval("SELECT count(*) FROM episode_work"):
         await asyncio.sleep(0)  # the background work has ended
     before = await every_row(database_url)
     others = await holding(database_url, kept["id"], alone["id"])

@@ -74,7 +74,7 @@ async def test_the_episode_of_a_run_is_embedded_as_soon_as_it_is_over(
         run_id = await start(server.client)
         await server.frames(f"/v1/runs/{run_id}/ws")
         await until(server, "SELECT count(*) = 1 FROM episode_vectors")
-        embedder = await server.owner.fetchval("SELECT embedder FROM memory_indexes")
+        embedder = await server.owner.fetchval("SELECT embedder FROM tenant_memory")
 
     assert embedder == "openai:vectors-1:768"
     assert model.embedded
@@ -90,7 +90,7 @@ async def test_queries_switch_to_another_embedder_without_a_stop(
 
     async with running(configured, database_url, worker=True) as server:
         assert {hit["episode"]["id"] for hit in await hits(server, "routing")} == ids
-        await until(server, "SELECT embedder = 'openai:vectors-1:768' FROM memory_indexes")
+        await until(server, "SELECT embedder = 'openai:vectors-1:768' FROM tenant_memory")
         assert {hit["episode"]["id"] for hit in await hits(server, "routing")} == ids
         await until(server, "SELECT count(*) = 0 FROM episode_vectors WHERE embedder = 'builtin-1'")
 

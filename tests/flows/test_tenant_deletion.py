@@ -81,14 +81,14 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
         # No worker takes it meanwhile.
         (
-            "episode_pending (tenant_id, episode_id, work, next_at)"
+            "episode_work (tenant_id, episode_id, work, next_at)"
             " SELECT tenant_id, id, 'offload', now() + interval '1 day'"
         ),
         (
             "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
         ),
-        "memory_indexes (tenant_id) SELECT tenant_id",
+        "tenant_memory (tenant_id) SELECT tenant_id",
         "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",
         (
             "patterns (tenant_id, id, name, category, document)"
@@ -119,7 +119,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
-        "SELECT beat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
+        "SELECT worker_heartbeat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
         " FROM tenants WHERE name = $1",
         tenant,
     )

@@ -120,7 +120,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             MERGED["ids"] = [each["id"] for each in added]
             # Background work has ended, so that nothing else changes a row.
-            while await server.owner.fetchval("SELECT count(*) FROM episode_pending"):
+            while await server.owner.fetchval("SELECT count(*) FROM episode_work"):
                 pass
             document = (await mine.get("/openapi.json")).json()
             ids = (run_id, tasks[0]["id"], episode["id"], report["id"], pattern["id"])
@@ -203,7 +203,7 @@ async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
         SELECT DISTINCT table_name AS name FROM information_schema.columns
         WHERE column_name = 'tenant_id' AND table_schema = 'public'
           -- what a worker says of itself, every two seconds, and when it looked after whom
-          AND table_name NOT IN ('worker_tenants', 'memory_indexes')
+          AND table_name NOT IN ('worker_tenants', 'tenant_memory')
     """)
     assert len(tables) > 15
     return {

@@ -21,7 +21,7 @@ SELECT sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fet
 FROM pg_class c WHERE c.relkind IN ('r', 'i')
   AND c.relnamespace IN ('public'::regnamespace, 'pgqueuer'::regnamespace)
 """
-WAITING = "SELECT count(*) FROM runs WHERE ended_at IS NULL AND place IS NULL AND tenant_id = $1"
+WAITING = "SELECT count(*) FROM runs WHERE ended_at IS NULL AND slot IS NULL AND tenant_id = $1"
 COUNTED = "SELECT coalesce(sum(runs), 0) FROM waiting_runs WHERE tenant_id = $1"
 
 
@@ -118,17 +118,17 @@ class Moves:
             await accept(connection, tenant, self.random.choice([1, 5, 9]), session)
 
     async def end(self, connection: asyncpg.Connection, tenant: UUID) -> None:
-        run_id = await self._some(connection, "place IS NOT NULL")
+        run_id = await self._some(connection, "slot IS NOT NULL")
         if run_id is not None:
             await end(connection, tenant, run_id)
 
     async def cancel(self, connection: asyncpg.Connection, tenant: UUID) -> None:
-        run_id = await self._some(connection, "place IS NULL")
+        run_id = await self._some(connection, "slot IS NULL")
         if run_id is not None:
             await connection.execute("SELECT cancel_run($1, $2)", tenant, run_id)
 
     async def hand_back(self, connection: asyncpg.Connection, tenant: UUID) -> None:
-        run_id = await self._some(connection, "place IS NOT NULL AND status = 'queued'")
+        run_id = await self._some(connection, "slot IS NOT NULL AND status = 'queued'")
         if run_id is not None:
             await connection.fetchval("SELECT claim_run($1, $2, 60)", tenant, run_id)
             await connection.execute("SELECT hand_back($1, $2, 1)", tenant, run_id)

@@ -247,7 +247,7 @@ async def test_long_tasks_are_compared_in_full(
         ("episode_search", "INSERT"),
         ("episode_vectors", "INSERT"),
         ("episode_bodies", "UPDATE"),
-        ("object_trash", "DELETE"),
+        ("deleted_objects", "DELETE"),
         ("episode_search", "DELETE"),
         ("episode_vectors", "DELETE"),
         ("episode_state", "UPDATE"),
@@ -554,5 +554,5 @@ async def test_no_object_of_another_tenant_can_be_made_trash(
     own, other = (new_key(tenant, uuid4(), "trace") for tenant in (DEFAULT_TENANT, uuid4()))
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.execute("SELECT claim_objects($1)", [own, other])
-    trash = await owner.fetch("SELECT object_key FROM object_trash")
+    trash = await owner.fetch("SELECT object_key FROM deleted_objects")
     assert [row["object_key"] for row in trash] == [own]

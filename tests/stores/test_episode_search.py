@@ -295,7 +295,7 @@ class TestCommonWords:
     async def test_common_words_are_found_by_sampling(self, mine: Episodes) -> None:
         await self.fill(mine)
         async with mine.acting() as connection:
-            row = await connection.fetchrow("SELECT * FROM memory_indexes")
+            row = await connection.fetchrow("SELECT * FROM tenant_memory")
         assert row is not None
         assert (row["common"], row["sampled_rows"]) == (["report", "week"], 3000)
         assert row["shares"] == pytest.approx([1.0, 0.1])

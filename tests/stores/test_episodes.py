@@ -339,7 +339,7 @@ async def test_a_forgotten_episode_disappears_at_once(
     rows = await owner.fetch("SELECT episode_id, state, deleted_at FROM episode_state")
     assert (gone, "deleted", NOW) in [tuple(row) for row in rows]
     assert await owner.fetchval("SELECT count(*) FROM episodes") == 2  # until it is purged
-    assert await owner.fetchval("SELECT count(*) FROM episode_pending") == 1
+    assert await owner.fetchval("SELECT count(*) FROM episode_work") == 1
 
 
 class Counted(HotEpisodes):

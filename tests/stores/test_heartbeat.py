@@ -73,7 +73,9 @@ async def test_a_worker_keeps_its_age_after_its_row_was_deleted(
     worker = uuid4()
     for age in (100, 102):
         await owner.execute("DELETE FROM workers")
-        await database.pool.execute("SELECT beat($1, $2, '{}', '{}', '{}')", worker, age)
+        await database.pool.execute(
+            "SELECT worker_heartbeat($1, $2, '{}', '{}', '{}')", worker, age
+        )
         found = await owner.fetchval("SELECT seen_at - started_at FROM workers")
         assert found.total_seconds() == age
 
@@ -136,7 +138,7 @@ async def test_a_worker_starts_although_its_first_heartbeat_fails(
 async def test_a_worker_without_recent_heartbeats_is_removed(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    beat = "SELECT beat($1, 0, '{}', $2, $3)"
+    beat = "SELECT worker_heartbeat($1, 0, '{}', $2, $3)"
     silent, lively = uuid4(), uuid4()
     await database.pool.execute(beat, silent, [DEFAULT_TENANT], ["{}"])
     for table in ("workers", "worker_tenants"):

@@ -92,17 +92,17 @@ async def embedded(owner: asyncpg.Pool, embedder: str, tenant: UUID = DEFAULT_TE
 
 
 async def waiting(owner: asyncpg.Pool) -> list[int]:
-    rows = await owner.fetch("SELECT episode_id FROM episode_pending WHERE work='embed' ORDER BY 1")
+    rows = await owner.fetch("SELECT episode_id FROM episode_work WHERE work='embed' ORDER BY 1")
     return [row[0].int for row in rows]
 
 
 async def of_queries(owner: asyncpg.Pool) -> str | None:
-    name: str | None = await owner.fetchval("SELECT embedder FROM memory_indexes")
+    name: str | None = await owner.fetchval("SELECT embedder FROM tenant_memory")
     return name
 
 
 async def leases_end(owner: asyncpg.Pool) -> None:
-    await owner.execute("UPDATE episode_pending SET next_at = now()")
+    await owner.execute("UPDATE episode_work SET next_at = now()")
 
 
 async def all_done(keeper: Keeper, owner: asyncpg.Pool) -> None:
@@ -168,7 +168,7 @@ async def test_a_dead_worker_s_episodes_are_taken_again_after_its_lease(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
     await store(database, [1])
-    taken = await database.pool.fetch("SELECT * FROM due_episode_work('embed', 120, 10, 10)")
+    taken = await database.pool.fetch("SELECT * FROM claim_due_episode_work('embed', 120, 10, 10)")
     assert len(taken) == 1
 
     worker = keeper(database, clock)
@@ -195,7 +195,7 @@ async def test_an_embedder_that_is_down_loses_nothing(
         await leases_end(owner)
         assert await worker.embed_due() == 2
         assert await waiting(owner) == [1, 2, 3]
-        assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_pending")} == {0}
+        assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_work")} == {0}
         clock.now += 2
         await leases_end(owner)
         await worker.embed_due()
@@ -261,7 +261,7 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
 
     assert await of_queries(owner) == "openai:vectors-1:768"
     assert await embedded(owner, old.name) == []
-    assert not await owner.fetchval("SELECT leftovers FROM memory_indexes")
+    assert not await owner.fetchval("SELECT leftovers FROM tenant_memory")
 
 
 async def test_a_process_with_a_stale_setting_uses_the_new_vectors_at_once(

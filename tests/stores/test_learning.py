@@ -298,7 +298,7 @@ async def test_another_worker_continues_after_one_died(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner)
-    await owner.execute("SELECT due_learning(300, 10, 10)")  # claimed by a worker that dies
+    await owner.execute("SELECT claim_due_learning(300, 10, 10)")  # claimed by a worker that dies
     learning = Learning(database.pool, cache)
     assert 0 < await learning.learn_due() <= 300
     assert await state(owner) == [("pending", 1, None)]

@@ -106,7 +106,7 @@ async def test_a_failing_object_store_changes_nothing(
 
 
 async def trash(owner: asyncpg.Pool) -> set[str]:
-    return {row["object_key"] for row in await owner.fetch("SELECT * FROM object_trash")}
+    return {row["object_key"] for row in await owner.fetch("SELECT * FROM deleted_objects")}
 
 
 @pytest.mark.parametrize("what", ["raise", "die"])
@@ -115,7 +115,7 @@ async def trash(owner: asyncpg.Pool) -> set[str]:
     [
         (100, "episode_state", "UPDATE"),
         (200, "episode_bodies", "UPDATE"),
-        (200, "object_trash", "DELETE"),
+        (200, "deleted_objects", "DELETE"),
         (200, "episode_state", "UPDATE"),
         (400, "episode_bodies", "UPDATE"),
         (400, "episode_state", "UPDATE"),
@@ -201,7 +201,7 @@ async def test_objects_with_an_expired_claim_are_not_used(
     class Slow(Folder):
         async def put(self, key: str, body: bytes) -> None:
             await super().put(key, body)
-            await owner.execute("DELETE FROM object_trash")
+            await owner.execute("DELETE FROM deleted_objects")
 
     with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
         await Lifecycle(database.pool, Slow(store.path)).archive_old(DEFAULT_TENANT, day(200))

@@ -327,7 +327,7 @@ async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
         for _ in range(4):
             await connection.execute("UPDATE episode_state SET at = at + interval '1 second'")
         await connection.execute("SELECT pg_stat_force_next_flush()")
-    await owner.execute("UPDATE index_care SET at = now() - interval '1 day'")
+    await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
     before = await filenodes(owner)
     again = await care.care()
     assert "pk_episode_state" in again["rebuilt"]
@@ -335,7 +335,7 @@ async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
     after = await filenodes(owner)
     assert {name for name in before if before[name] != after[name]} == set(again["rebuilt"])
 
-    await owner.execute("UPDATE index_care SET at = now() - interval '1 day'")
+    await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
     assert (await care.care())["rebuilt"] == []
 
 

@@ -79,7 +79,7 @@ async def test_webhooks_of_many_tenants_leave_room_for_one_more(
     for _ in range(150):
         room = 16 - len(sending)
         busy = [name for name, number in Counter(sending).items() if number > 4]
-        due = "SELECT tenant_id FROM due_webhooks(60, $1, $2, $3)"
+        due = "SELECT tenant_id FROM claim_due_webhooks(60, $1, $2, $3)"
         sending += [row[0] for row in await database.pool.fetch(due, room, min(room, 4), busy)]
         if names[-1] in sending:
             break

@@ -267,7 +267,7 @@ PLACES = {
     "validation": ("patterns", "UPDATE", "NEW.state = 'VALIDATED' AND OLD.state = 'CANDIDATE'"),
     "reviewing": ("patterns", "UPDATE", "NEW.state = 'DEPRECATED' AND OLD.state = 'IN_REVIEW'"),
     "merging": ("patterns", "UPDATE", "NEW.reason LIKE 'merged into%'"),
-    "indices": ("index_care", "INSERT", "true"),
+    "indices": ("index_maintenance", "INSERT", "true"),
     "report": ("memory_jobs", "UPDATE", "NEW.status = 'done'"),
     "between": ("memory_jobs", "UPDATE", "NEW.stage = 3 AND OLD.stage = 2"),
 }

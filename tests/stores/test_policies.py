@@ -24,7 +24,7 @@ from tests.tenants import holder
 NEVER_FILLED = {  # by a run that is over
     *("live_text", "worker_tenants", "waiting_runs", "token_slices"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
-    *("episode_state", "episode_search", "episode_vectors", "episode_pending", "memory_indexes"),
+    *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }
 TABLES = """
@@ -115,7 +115,7 @@ async def test_functions_across_tenants_are_closed_to_other_roles(owner: asyncpg
         """,
         APP_ROLE,
     )
-    assert {"sweep", "due_webhooks", "due_schedules"} <= {row["name"] for row in rows}
+    assert {"sweep", "claim_due_webhooks", "due_schedules"} <= {row["name"] for row in rows}
     for row in rows:
         # Only a table's owner may create or drop its indexes; those functions read nothing.
         of_owner = row["name"] in ("ensure_vector_index", "drop_broken_indexes")
@@ -212,7 +212,7 @@ async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) ->
     assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
     assert await pool.fetchval("SELECT claim_run($1, $2, 1.0)", other, run_id) is None
     assert await pool.fetch("SELECT * FROM read_log($1, $2, 0, 10, 1000)", other, run_id) == []
-    assert await pool.fetch("SELECT * FROM look_at_run($1, $2)", other, run_id) == []
+    assert await pool.fetch("SELECT * FROM run_cursor($1, $2)", other, run_id) == []
     assert await pool.fetch("SELECT renew_leases($1, $2, $3, 1.0)", [other], [run_id], [1]) == []
 
 
@@ -269,7 +269,7 @@ async def test_a_run_and_its_log_are_found_by_their_keys(
     run_id = await filled.owner.fetchval("SELECT id FROM runs WHERE last_seq > 20 LIMIT 1")
     for query, index in (
         ("SELECT * FROM read_log($1, $2, 3, 500, 100000)", "pk_run_events"),
-        ("SELECT * FROM look_at_run($1, $2)", "pk_runs"),
+        ("SELECT * FROM run_cursor($1, $2)", "pk_runs"),
     ):
         asked = (query, DEFAULT_TENANT, run_id)
         assert index in await used(filled.owner, database_url, *asked)

@@ -136,7 +136,7 @@ async def test_slots_are_filled_by_priority_then_by_age(
         while run_id := await take(connection):
             order.append(runs.index(run_id))
             held = await connection.fetchval(
-                "SELECT count(*) FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
+                "SELECT count(*) FROM runs WHERE slot IS NOT NULL AND ended_at IS NULL"
             )
             assert held <= 2
             await end(connection, DEFAULT_TENANT, run_id)
@@ -228,8 +228,8 @@ async def test_slots_are_never_given_twice(database_url: str, owner: asyncpg.Poo
         await queue.sweep(database.pool)
         await queue.sweep(database.pool)
     rows = await owner.fetch(
-        "SELECT place, (SELECT count(*) FROM pgqueuer.pgqueuer WHERE dedupe_key = r.id::text) AS n"
-        " FROM runs r ORDER BY place"
+        "SELECT slot, (SELECT count(*) FROM pgqueuer.pgqueuer WHERE dedupe_key = r.id::text) AS n"
+        " FROM runs r ORDER BY slot"
     )
     assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 6)] + [(None, 0)] * 35
 
@@ -238,7 +238,7 @@ async def test_a_changed_limit_takes_effect_as_runs_end(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     async def held() -> int:
-        query = "SELECT count(*) FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
+        query = "SELECT count(*) FROM runs WHERE slot IS NOT NULL AND ended_at IS NULL"
         count: int = await owner.fetchval(query)
         return count
 
@@ -254,8 +254,8 @@ async def test_a_changed_limit_takes_effect_as_runs_end(
         for expected in (4, 3, 2, 1, 1, 1, 1, 1, 0):
             async with acting_as(database.pool, DEFAULT_TENANT) as connection:
                 run_id = await connection.fetchval(
-                    "SELECT id FROM runs WHERE place IS NOT NULL AND ended_at IS NULL"
-                    " ORDER BY place DESC LIMIT 1"
+                    "SELECT id FROM runs WHERE slot IS NOT NULL AND ended_at IS NULL"
+                    " ORDER BY slot DESC LIMIT 1"
                 )
                 await end(connection, DEFAULT_TENANT, run_id)
             assert await held() == expected
@@ -275,11 +275,11 @@ async def test_a_much_higher_limit_is_filled_in_parts(
     async with open_database(database_url, limits={"concurrent_runs": 10_000}) as database:
         for _ in range(3):
             await queue.sweep(database.pool)
-            held.append(await owner.fetchval("SELECT count(place) FROM runs"))
+            held.append(await owner.fetchval("SELECT count(slot) FROM runs"))
     assert held == [101, 201, 250]
 
 
-@pytest.mark.parametrize("lost", ["a row of the engine", "a place that was not handed on"])
+@pytest.mark.parametrize("lost", ["a row of the engine", "a slot that was not assigned"])
 async def test_the_sweep_repairs_lost_turns(
     database_url: str, owner: asyncpg.Pool, lost: str
 ) -> None:
@@ -291,10 +291,10 @@ async def test_the_sweep_repairs_lost_turns(
             await owner.execute("DELETE FROM pgqueuer.pgqueuer")
         else:
             await owner.execute("DELETE FROM run_events")
-            await owner.execute("DELETE FROM runs WHERE place = 1")
+            await owner.execute("DELETE FROM runs WHERE slot = 1")
             await owner.execute("DELETE FROM pgqueuer.pgqueuer")
         await queue.sweep(database.pool)
     queued = await owner.fetch("SELECT dedupe_key FROM pgqueuer.pgqueuer")
-    placed = await owner.fetch("SELECT id::text FROM runs WHERE place IS NOT NULL")
+    placed = await owner.fetch("SELECT id::text FROM runs WHERE slot IS NOT NULL")
     assert sorted(row[0] for row in queued) == sorted(row[0] for row in placed)
     assert len(queued) == 2

@@ -71,12 +71,12 @@ async def keys(owner: asyncpg.Pool) -> list[str]:
 
 
 async def waiting(owner: asyncpg.Pool) -> int:
-    count: int = await owner.fetchval("SELECT count(*) FROM episode_pending WHERE work = 'offload'")
+    count: int = await owner.fetchval("SELECT count(*) FROM episode_work WHERE work = 'offload'")
     return count
 
 
 async def trash_is_due(owner: asyncpg.Pool) -> None:
-    await owner.execute("UPDATE object_trash SET at = now() - interval '1 hour'")
+    await owner.execute("UPDATE deleted_objects SET at = now() - interval '1 hour'")
 
 
 def files(root: Path) -> list[Path]:
@@ -110,7 +110,7 @@ async def test_long_bodies_move_whole_and_short_episodes_stay(
     assert await waiting(owner) == 0
     rest = await owner.fetch("SELECT episode_id FROM episode_bodies WHERE content IS NOT NULL")
     assert [row[0].int for row in rest] == [2]
-    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 0
+    assert await owner.fetchval("SELECT count(*) FROM deleted_objects") == 0
 
 
 async def test_a_store_that_is_down_leaves_bodies_where_they_are(
@@ -130,7 +130,7 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
 
     unblock(root)
     clock.now += 1
-    await owner.execute("UPDATE episode_pending SET next_at = now()")
+    await owner.execute("UPDATE episode_work SET next_at = now()")
     assert await upkeep.offload_due() == 0
     assert len(await keys(owner)) == 2
 
@@ -186,11 +186,11 @@ async def test_erasure_deletes_objects(
     await trash_is_due(owner)
     block(root)
     assert await upkeep.empty_trash() == 1  # the store is down
-    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 2
+    assert await owner.fetchval("SELECT count(*) FROM deleted_objects") == 2
     unblock(root)
     clock.now += 1
     assert await upkeep.empty_trash() == 0
-    assert await owner.fetchval("SELECT count(*) FROM object_trash") == 0
+    assert await owner.fetchval("SELECT count(*) FROM deleted_objects") == 0
     assert {UUID(path.parent.name).int for path in files(root)} == {2}
 
 
@@ -200,12 +200,12 @@ async def test_words_are_counted_at_intervals(
     await store(database, *range(1, 6))
     assert await upkeep.sample_words() == float("inf")  # before any episode has vectors
     await owner.execute(
-        "INSERT INTO memory_indexes (tenant_id, embedder) VALUES ($1, 'x')", DEFAULT_TENANT
+        "INSERT INTO tenant_memory (tenant_id, embedder) VALUES ($1, 'x')", DEFAULT_TENANT
     )
     assert await upkeep.sample_words() == 1
     assert await upkeep.sample_words() == float("inf")  # not again for an hour
 
-    row = await owner.fetchrow("SELECT common, sampled_rows FROM memory_indexes")
+    row = await owner.fetchrow("SELECT common, sampled_rows FROM tenant_memory")
     assert row is not None
     assert set(row["common"]) >= {"reset", "rout"}  # stems of words
     assert row["sampled_rows"] == 5

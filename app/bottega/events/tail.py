@@ -29,7 +29,7 @@ _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _RETRY_S = 0.2
 
-LOOK = "SELECT last_seq, over FROM look_at_run($1, $2)"
+LOOK = "SELECT last_seq, over FROM run_cursor($1, $2)"
 _READ = "SELECT * FROM read_log($1, $2, $3, $4, $5)"
 _READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 

@@ -45,7 +45,7 @@ JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_
 LEFT JOIN episode_vectors v
     ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id AND v.embedder = (
         SELECT f.embedder FROM episode_vectors f
-        LEFT JOIN memory_indexes m ON m.tenant_id = $1 AND m.embedder = f.embedder
+        LEFT JOIN tenant_memory m ON m.tenant_id = $1 AND m.embedder = f.embedder
         WHERE f.tenant_id = $1 AND f.episode_id = $5
         ORDER BY m.embedder IS NULL, f.embedder LIMIT 1)
 WHERE s.tenant_id = $1 AND s.task_key = $2 AND s.state = 'mature'

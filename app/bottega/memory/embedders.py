@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _BELIEVED_S = 5.0
 _KNOWN = 10_000
 
-_OF_QUERIES = "SELECT embedder FROM memory_indexes WHERE tenant_id = $1"
+_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 
 
 class Embedders:

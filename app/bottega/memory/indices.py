@@ -33,7 +33,7 @@ SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
        s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before
 FROM pg_stat_user_tables s
 JOIN pg_class c ON c.oid = s.relid
-LEFT JOIN index_care i ON i.name = s.relname
+LEFT JOIN index_maintenance i ON i.name = s.relname
 WHERE s.schemaname = 'public' AND has_table_privilege(s.relid, 'MAINTAIN')
   AND (i.at IS NULL OR i.at < $1)
 ORDER BY s.relname
@@ -43,7 +43,7 @@ SELECT indexrelid::regclass::text AS name FROM pg_index
 WHERE indrelid = $1::text::regclass AND indisvalid ORDER BY 1
 """
 _DONE = """
-INSERT INTO index_care (name, changes, at) VALUES ($1, $2, $3)
+INSERT INTO index_maintenance (name, changes, at) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE SET changes = excluded.changes, at = excluded.at
 """
 

@@ -45,13 +45,13 @@ _OF_THE_TEXT = frozenset(
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, episode_id, tries FROM due_episode_work('embed', $1, $2, $3)"
+_CLAIM = "SELECT tenant_id, episode_id, tries FROM claim_due_episode_work('embed', $1, $2, $3)"
 _NEXT = "SELECT next_episode_work_s('embed')"
 _READ = """
 SELECT e.id, e.summary, i.embedder
 FROM episode_search s
 JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
-LEFT JOIN memory_indexes i ON i.tenant_id = s.tenant_id
+LEFT JOIN tenant_memory i ON i.tenant_id = s.tenant_id
 WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
 """
 # Skips episodes no longer searched; the row lock makes changes of them wait.
@@ -64,14 +64,14 @@ FROM episode_search WHERE tenant_id = $1 AND episode_id = $2 FOR SHARE
 ON CONFLICT DO NOTHING
 """
 _DONE = """
-DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
+DELETE FROM episode_work WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 """
 _FIRST = """
-INSERT INTO memory_indexes AS i (tenant_id, embedder) VALUES ($1, $2)
+INSERT INTO tenant_memory AS i (tenant_id, embedder) VALUES ($1, $2)
 ON CONFLICT (tenant_id) DO UPDATE SET embedder = excluded.embedder WHERE i.embedder IS NULL
 """
 _POSTPONE = """
-UPDATE episode_pending SET next_at = now() + make_interval(secs => $3), tries = tries - $4
+UPDATE episode_work SET next_at = now() + make_interval(secs => $3), tries = tries - $4
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 """
 
@@ -79,9 +79,9 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 
 _PAGE = 256
 _OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
-_STATE = "SELECT embedder, leftovers FROM memory_indexes WHERE tenant_id = $1"
+_STATE = "SELECT embedder, leftovers FROM tenant_memory WHERE tenant_id = $1"
 _WAITING = """
-SELECT count(*) FROM (SELECT FROM episode_pending WHERE tenant_id = $1 AND work = 'embed'
+SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
 """
 _LACKING = """
@@ -92,22 +92,22 @@ WHERE s.tenant_id = $1 AND s.episode_id > $4 AND NOT EXISTS (
 ORDER BY s.episode_id LIMIT $3
 """
 _ORDER = """
-INSERT INTO episode_pending (tenant_id, episode_id, work)
+INSERT INTO episode_work (tenant_id, episode_id, work)
 SELECT $1, id, 'embed' FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING
 """
 _CHANGE_OVER = """
-UPDATE memory_indexes i SET embedder = $2, leftovers = true
+UPDATE tenant_memory i SET embedder = $2, leftovers = true
 WHERE i.tenant_id = $1 AND NOT EXISTS (
     SELECT FROM episode_search s WHERE s.tenant_id = $1 AND NOT EXISTS (
         SELECT FROM episode_vectors v
         WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
     AND NOT EXISTS (
-        SELECT FROM episode_pending p
+        SELECT FROM episode_work p
         WHERE p.tenant_id = $1 AND p.episode_id = s.episode_id AND p.work = 'embed'
           AND p.tries >= $3))
 RETURNING true
 """
-_LEFT_OVER = "UPDATE memory_indexes SET leftovers = $2 WHERE tenant_id = $1 AND leftovers <> $2"
+_LEFT_OVER = "UPDATE tenant_memory SET leftovers = $2 WHERE tenant_id = $1 AND leftovers <> $2"
 _CLEAR = """
 DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
     SELECT episode_id, embedder FROM episode_vectors

@@ -33,7 +33,7 @@ _HAND_BACK_S = 2.0
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, id FROM due_memory_jobs($1, 1)"
+_CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, 1)"
 _NEXT = "SELECT next_memory_job_s()"
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 

@@ -51,7 +51,7 @@ _OF_RUN = sorted(OF_RUN)
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, run_id, episode_id, tries FROM due_learning($1, $2, $3)"
+_CLAIM = "SELECT tenant_id, run_id, episode_id, tries FROM claim_due_learning($1, $2, $3)"
 _NEXT = "SELECT next_learning_s()"
 _TRACES = """
 SELECT episode_id, content FROM episode_bodies

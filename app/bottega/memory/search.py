@@ -51,7 +51,7 @@ WITH span AS (
     GROUP BY lexeme, size.rows HAVING count(*) >= greatest(2, size.rows / 500)
     ORDER BY share DESC, lexeme LIMIT 2000
 )
-INSERT INTO memory_indexes (tenant_id, common, shares, sampled_rows, sampled_at)
+INSERT INTO tenant_memory (tenant_id, common, shares, sampled_rows, sampled_at)
 SELECT $1, coalesce((SELECT array_agg(lexeme) FROM word), '{}'),
        coalesce((SELECT array_agg(share) FROM word), '{}'), span.rows, now() FROM span
 ON CONFLICT (tenant_id) DO UPDATE SET
@@ -147,7 +147,7 @@ async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int
     too many. Repeat it after each growth by a fifth.
 
     Returns:
-        number of the tenant's episodes, as stored in ``memory_indexes.sampled_rows``.
+        number of the tenant's episodes, as stored in ``tenant_memory.sampled_rows``.
     """
     count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
     return count

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 # A turn expires after this interval, even if its worker died.
 _TAKE_TURN = """
-INSERT INTO memory_indexes AS m (tenant_id, tended_at) VALUES ($1, $2)
+INSERT INTO tenant_memory AS m (tenant_id, tended_at) VALUES ($1, $2)
 ON CONFLICT (tenant_id) DO UPDATE SET tended_at = excluded.tended_at
 WHERE m.tended_at IS NULL OR m.tended_at < $3
 RETURNING true

@@ -27,19 +27,19 @@ _SAMPLE_OLDER_S = 3600.0
 
 log = structlog.get_logger(__name__)
 
-_TRASH_DUE = "SELECT due_trash($1) AS key"
-_CLAIM = "SELECT tenant_id, episode_id FROM due_episode_work('offload', $1, $2, $3)"
+_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
+_CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
 _NEXT = "SELECT next_episode_work_s('offload')"
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _DONE = """
-DELETE FROM episode_pending WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
+DELETE FROM episode_work WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
 """
 _POSTPONE = """
-UPDATE episode_pending SET next_at = now() + make_interval(secs => $3)
+UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
 """
 _TAKE_SAMPLE = """
-UPDATE memory_indexes SET sampled_at = now()
+UPDATE tenant_memory SET sampled_at = now()
 WHERE tenant_id = $1 AND (sampled_at IS NULL OR sampled_at < now() - make_interval(secs => $2))
 RETURNING true
 """
@@ -116,7 +116,7 @@ class Upkeep:
             await self._objects.delete(keys)
         except UnavailableError as error:
             return self._rest(error)
-        await self._pool.execute("SELECT forget_trash($1)", keys)
+        await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
 
     async def sample_words(self) -> float:

@@ -25,8 +25,8 @@ GONE_AFTER = timedelta(seconds=30)
 """A worker without a heartbeat for so long is not listed; the sweep deletes its rows."""
 _PATIENCE_S = 10.0
 _MOST = 1000
-_BEAT = "SELECT beat($1, $2, $3, $4, $5)"
-_LEAVE = "SELECT leave($1)"
+_HEARTBEAT = "SELECT worker_heartbeat($1, $2, $3, $4, $5)"
+_LEFT = "SELECT worker_left($1)"
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE seen_at > now() - $1::interval)"
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ async def heartbeats(
             states = [to_json(state).decode() for state in now.tenants.values()]
             about = (to_json(now.pool).decode(), list(now.tenants), states)
             async with asyncio.timeout(_PATIENCE_S):
-                await pool.execute(_BEAT, worker_id, monotonic() - began, *about)
+                await pool.execute(_HEARTBEAT, worker_id, monotonic() - began, *about)
         except Exception as error:
             if not is_transient(error):
                 log.exception("heartbeat.failed")
@@ -77,7 +77,7 @@ async def heartbeats(
         yield
     with contextlib.suppress(Exception):  # otherwise it counts as gone a little later
         async with asyncio.timeout(1.0):
-            await pool.execute(_LEAVE, worker_id)
+            await pool.execute(_LEFT, worker_id)
 
 
 async def any_alive(pool: asyncpg.Pool) -> bool:

@@ -64,7 +64,7 @@ def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
 
 def lot_of(claim: Mapping[str, Any]) -> Lot:
     """Return the inputs of a claimed run's random assignment."""
-    return Lot(UUID(claim["salt"]), UUID(claim["drawn_as"]), claim["memory"] == "full")
+    return Lot(UUID(claim["salt"]), UUID(claim["assigned_as"]), claim["memory"] == "full")
 
 
 async def use_memory(

@@ -40,7 +40,7 @@ _GONE = 410
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, run_id, tries, at FROM due_webhooks($1, $2, $3, $4)"
+_CLAIM = "SELECT tenant_id, run_id, tries, at FROM claim_due_webhooks($1, $2, $3, $4)"
 _NEXT = "SELECT next_webhook_s($1)"
 _TO = """
 SELECT w.url, t.name AS tenant FROM webhooks w JOIN tenants t ON t.id = w.tenant_id

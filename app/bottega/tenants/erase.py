@@ -97,7 +97,7 @@ async def erase_session(
     while not over:
         async with database.begin(tenant_id) as tx:
             page, spent = await _erase_runs(tx, tenant_id, runs.c.session_id == session_id)
-            await tx.execute(select(func.fill_places(tenant_id)))
+            await tx.execute(select(func.assign_slots(tenant_id)))
             over = await _erase_memory(tx, tenant_id, session_id, page)
             if page:
                 details = {"removed": page}

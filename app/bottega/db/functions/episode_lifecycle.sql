@@ -6,7 +6,7 @@
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    INSERT INTO object_trash (object_key, at)
+    INSERT INTO deleted_objects (object_key, at)
     SELECT key, now() + interval '1 hour' FROM unnest(p_keys) AS key
     WHERE starts_with(key, current_setting('bottega.tenant')::uuid || '/')
 $$;
@@ -30,12 +30,12 @@ BEGIN
         RETURNING b.object_key
     )
     SELECT coalesce(array_agg(object_key), '{}') INTO v_keys FROM moved;
-    DELETE FROM object_trash WHERE object_key = ANY (v_keys) AND at > now();
+    DELETE FROM deleted_objects WHERE object_key = ANY (v_keys) AND at > now();
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count <> cardinality(v_keys) THEN
         RAISE EXCEPTION 'objects that were claimed too long ago are trash by now';
     END IF;
-    DELETE FROM episode_pending p
+    DELETE FROM episode_work p
     WHERE p.tenant_id = v_tenant AND p.episode_id = ANY (p_ids) AND p.work = 'offload'
       AND NOT EXISTS (SELECT FROM episode_bodies b WHERE b.tenant_id = v_tenant
                       AND b.episode_id = p.episode_id AND b.content IS NOT NULL);
@@ -43,31 +43,31 @@ END $$;
 
 -- Trigger on episode_bodies. When rows are deleted, register their objects for deletion.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION trash_objects() RETURNS trigger
+CREATE OR REPLACE FUNCTION note_deleted_objects() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    INSERT INTO object_trash (object_key)
+    INSERT INTO deleted_objects (object_key)
     SELECT object_key FROM gone WHERE object_key IS NOT NULL ON CONFLICT DO NOTHING;
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER trash_objects AFTER DELETE ON episode_bodies REFERENCING OLD TABLE AS gone
-FOR EACH STATEMENT EXECUTE FUNCTION trash_objects();
+CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON episode_bodies
+REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
 
 -- Called by workers. Return keys of objects to delete: after 5 minutes, since a transaction that
 -- names one of them may be about to commit.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_trash(p_most integer) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION due_deleted_objects(p_most integer) RETURNS SETOF text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT object_key FROM object_trash WHERE at <= now() - interval '5 minutes'
+    SELECT object_key FROM deleted_objects WHERE at <= now() - interval '5 minutes'
     ORDER BY at LIMIT p_most
 $$;
 
 -- Called by workers. Remove the keys of objects that were deleted.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION forget_trash(p_keys text[]) RETURNS void
+CREATE OR REPLACE FUNCTION forget_deleted_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    DELETE FROM object_trash WHERE object_key = ANY (p_keys) AND at <= now()
+    DELETE FROM deleted_objects WHERE object_key = ANY (p_keys) AND at <= now()
 $$;
 
 -- Remove episodes from search.
@@ -75,7 +75,7 @@ CREATE OR REPLACE FUNCTION unsearch_episodes(p_tenant uuid, p_ids uuid[]) RETURN
 LANGUAGE sql AS $$
     DELETE FROM episode_search WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids);
     DELETE FROM episode_vectors WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids);
-    DELETE FROM episode_pending
+    DELETE FROM episode_work
     WHERE tenant_id = p_tenant AND episode_id = ANY (p_ids) AND work = 'embed';
 $$;
 
@@ -178,7 +178,7 @@ BEGIN
     GROUP BY v.embedder, x.at, x.outcome, x.domain, x.task_type, x.session_id, x.user_id, x.agent
     HAVING count(*) = v_count;
     IF FOUND THEN
-        DELETE FROM episode_pending
+        DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
     PERFORM move_bodies(p_ids, p_moved);
@@ -231,7 +231,7 @@ BEGIN
     LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
     ON CONFLICT DO NOTHING;
-    INSERT INTO episode_pending (tenant_id, episode_id, work)
+    INSERT INTO episode_work (tenant_id, episode_id, work)
     SELECT v_tenant, id, 'embed' FROM unnest(v_ids) AS id ON CONFLICT DO NOTHING;
     DELETE FROM episode_bodies WHERE tenant_id = v_tenant AND episode_id = ANY (p_gone);
     DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_gone);

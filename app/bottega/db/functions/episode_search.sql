@@ -74,9 +74,9 @@ CREATE OR REPLACE FUNCTION episode_word_shares(p_tenant uuid, p_words text[]) RE
 ) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_index memory_indexes;
+    v_index tenant_memory;
 BEGIN
-    SELECT * INTO v_index FROM memory_indexes i
+    SELECT * INTO v_index FROM tenant_memory i
     WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
     IF FOUND THEN
         RETURN QUERY

@@ -71,9 +71,9 @@ BEGIN
         VALUES (p_tenant, e.id, e.at, e.outcome, e.domain, e.task_type, e.session_id, e.user_id,
                 e.agent, e.failure_signature, coalesce(e.trust, 1), coalesce(e.instances, 1),
                 episode_terms(p_tenant, e.summary));
-        INSERT INTO episode_pending (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
+        INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
-    INSERT INTO episode_pending (tenant_id, episode_id, work)
+    INSERT INTO episode_work (tenant_id, episode_id, work)
     SELECT DISTINCT p_tenant, e.id, 'offload' FROM jsonb_each(nullif(e.bodies, 'null')) AS b
     WHERE octet_length(b.value::text) > v_inline;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
@@ -217,8 +217,8 @@ BEGIN
         WHERE tenant_id = v_tenant AND id = ANY (p_ids) AND kind = 'consolidated') gone
     HAVING count(*) > 0;
     FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
-        'episode_state', 'episode_search', 'episode_vectors', 'episode_pending', 'pattern_sources', 'run_learning',
-        'episodes']
+        'episode_state', 'episode_search', 'episode_vectors', 'episode_work', 'pattern_sources',
+        'run_learning', 'episodes']
     LOOP
         EXECUTE format(
             'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,

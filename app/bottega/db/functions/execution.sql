@@ -82,7 +82,7 @@ BEGIN
             WHERE u.tenant_id = r.tenant_id
               AND u.day = (now() AT TIME ZONE 'UTC')::date), 0),
         'mode', r.mode, 'memory', r.memory,
-        'drawn_as', CASE WHEN r.retry_of IS NULL THEN r.id
+        'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
             ELSE first_try(r.tenant_id, r.id) END,
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
         'principal', r.principal,
@@ -123,7 +123,7 @@ CREATE OR REPLACE FUNCTION append_step(
 DECLARE
     v_count integer := cardinality(p_types);
     v_session text;
-    v_place integer;
+    v_slot integer;
     v_now timestamptz;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
@@ -142,7 +142,7 @@ BEGIN
             attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
         WHERE tenant_id = p_tenant AND id = p_run
           AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
-        RETURNING session_id, place INTO v_session, v_place;
+        RETURNING session_id, slot INTO v_session, v_slot;
     END IF;
     IF NOT FOUND THEN
         PERFORM FROM run_events WHERE tenant_id = p_tenant AND run_id = p_run
@@ -206,10 +206,11 @@ BEGIN
     END IF;
     IF p_outcome IS NOT NULL THEN
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
-        WHERE tenant_id = p_tenant AND run_id = p_run AND status IN ('queued', 'running', 'streaming');
+        WHERE tenant_id = p_tenant AND run_id = p_run
+          AND status IN ('queued', 'running', 'streaming');
         DELETE FROM pgqueuer.pgqueuer
         WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
-        PERFORM fill_place(p_tenant, v_place);
+        PERFORM assign_slot(p_tenant, v_slot);
         -- A later attempt may not know the tokens of earlier ones: the log does.
         PERFORM count_tokens(p_tenant, CASE p_attempt
             WHEN 1 THEN (p_outcome ->> 'tokens')::bigint

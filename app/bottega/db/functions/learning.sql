@@ -3,7 +3,7 @@
 
 -- Called by workers. Lease due runs to learn from, in turns between tenants, at most p_each of one.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_learning(
+CREATE OR REPLACE FUNCTION claim_due_learning(
     p_lease_s double precision, p_most integer, p_each integer
 ) RETURNS TABLE (tenant_id uuid, run_id uuid, episode_id uuid, tries integer)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -43,7 +43,7 @@ $$;
 
 -- Called by workers. Lease due maintenance jobs, including those whose worker is gone.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_memory_jobs(p_lease_s double precision, p_most integer)
+CREATE OR REPLACE FUNCTION claim_due_memory_jobs(p_lease_s double precision, p_most integer)
 RETURNS TABLE (tenant_id uuid, id uuid)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WITH held AS (

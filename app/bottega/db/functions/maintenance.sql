@@ -2,15 +2,15 @@
 
 -- Called by workers. Lease due work on episodes, in turns between tenants, at most p_each of one.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_episode_work(
+CREATE OR REPLACE FUNCTION claim_due_episode_work(
     p_work text, p_lease_s double precision, p_most integer, p_each integer
 ) RETURNS TABLE (tenant_id uuid, episode_id uuid, tries integer)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WITH RECURSIVE tenant AS (
-        (SELECT p.tenant_id FROM episode_pending p WHERE p.work = p_work
+        (SELECT p.tenant_id FROM episode_work p WHERE p.work = p_work
          ORDER BY p.tenant_id LIMIT 1)
         UNION ALL
-        SELECT (SELECT p.tenant_id FROM episode_pending p
+        SELECT (SELECT p.tenant_id FROM episode_work p
                 WHERE p.work = p_work AND p.tenant_id > t.tenant_id
                 ORDER BY p.tenant_id LIMIT 1)
         FROM tenant t WHERE t.tenant_id IS NOT NULL
@@ -18,16 +18,16 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         SELECT c.*, row_number() OVER (
             PARTITION BY c.tenant_id ORDER BY c.next_at, c.episode_id) AS turn
         FROM tenant t CROSS JOIN LATERAL (
-            SELECT p.tenant_id, p.episode_id, p.next_at FROM episode_pending p
+            SELECT p.tenant_id, p.episode_id, p.next_at FROM episode_work p
             WHERE p.work = p_work AND p.tenant_id = t.tenant_id AND p.next_at <= now()
             ORDER BY p.next_at, p.episode_id LIMIT p_each) c
     ), held AS (
         SELECT p.tenant_id, p.episode_id
-        FROM candidate c JOIN episode_pending p USING (tenant_id, episode_id)
+        FROM candidate c JOIN episode_work p USING (tenant_id, episode_id)
         WHERE p.work = p_work AND p.next_at <= now()
         ORDER BY c.turn, c.next_at LIMIT p_most FOR UPDATE OF p SKIP LOCKED
     )
-    UPDATE episode_pending p
+    UPDATE episode_work p
     SET next_at = clock_timestamp() + make_interval(secs => p_lease_s), tries = p.tries + 1
     FROM held h
     WHERE p.tenant_id = h.tenant_id AND p.episode_id = h.episode_id AND p.work = p_work
@@ -39,7 +39,7 @@ $$;
 CREATE OR REPLACE FUNCTION next_episode_work_s(p_work text) RETURNS double precision
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT extract(epoch FROM min(next_at) - clock_timestamp())
-    FROM episode_pending WHERE work = p_work
+    FROM episode_work WHERE work = p_work
 $$;
 
 -- Called by workers. Return tenants whose vectors are, in part or in whole, from another embedder.
@@ -47,7 +47,7 @@ $$;
 CREATE OR REPLACE FUNCTION tenants_of_other_embedders(p_embedder text, p_most integer)
 RETURNS SETOF uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT tenant_id FROM memory_indexes WHERE embedder <> p_embedder OR leftovers
+    SELECT tenant_id FROM tenant_memory WHERE embedder <> p_embedder OR leftovers
     ORDER BY tenant_id LIMIT p_most
 $$;
 
@@ -56,7 +56,7 @@ $$;
 CREATE OR REPLACE FUNCTION tenants_to_sample(p_older_s double precision, p_most integer)
 RETURNS SETOF uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT tenant_id FROM memory_indexes
+    SELECT tenant_id FROM tenant_memory
     WHERE sampled_at IS NULL OR sampled_at < now() - make_interval(secs => p_older_s)
     ORDER BY sampled_at NULLS FIRST LIMIT p_most
 $$;
@@ -66,7 +66,7 @@ $$;
 CREATE OR REPLACE FUNCTION untended_tenants(p_before timestamptz, p_limit integer)
 RETURNS SETOF uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT t.id FROM tenants t LEFT JOIN memory_indexes m ON m.tenant_id = t.id
+    SELECT t.id FROM tenants t LEFT JOIN tenant_memory m ON m.tenant_id = t.id
     WHERE (m.tended_at IS NULL OR m.tended_at < p_before)
       AND EXISTS (SELECT FROM episode_state s WHERE s.tenant_id = t.id)
     ORDER BY m.tended_at NULLS FIRST, t.id LIMIT p_limit

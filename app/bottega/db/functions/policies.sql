@@ -68,17 +68,17 @@ REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflection
 REVOKE DELETE ON waiting_runs FROM bottega_app;
 
 -- Tables of no single tenant.
-REVOKE ALL ON alembic_version, sql_files, first_key, workers, object_trash, index_care
+REVOKE ALL ON alembic_version, sql_files, first_key, workers, deleted_objects, index_maintenance
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 GRANT SELECT, INSERT ON first_key TO bottega_system;
 GRANT SELECT ON workers TO bottega_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON workers, object_trash TO bottega_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
 
 -- Analyse and rebuild the indexes of memory.
 GRANT MAINTAIN ON
     episodes, episode_bodies, episode_reflections, episode_feedback, episode_tags, episode_state,
-    episode_search, episode_vectors, episode_pending, memory_indexes, object_trash,
+    episode_search, episode_vectors, episode_work, tenant_memory, deleted_objects,
     patterns, pattern_sources, pattern_applications, run_learning, memory_jobs
     TO bottega_maintenance;
-GRANT SELECT, INSERT, UPDATE ON index_care TO bottega_maintenance;
+GRANT SELECT, INSERT, UPDATE ON index_maintenance TO bottega_maintenance;

@@ -1,35 +1,35 @@
--- Which run goes to a worker next. A tenant's runs hold at most bottega.concurrent_runs places
--- (numbers); only those have a row in the queue. The others wait, and get a place that becomes
+-- Which run goes to a worker next. A tenant's runs hold at most bottega.concurrent_runs slots
+-- (numbers); only those have a row in the queue. The others wait, and get a slot that becomes
 -- free.
 
--- Called when a run is accepted and by the sweep. Return a free place of a tenant, or NULL. Its
+-- Called when a run is accepted and by the sweep. Return a free slot of a tenant, or NULL. Its
 -- lock is held until the transaction ends, so that two transactions never get the same. No plan may
 -- rely on statistics: the tables grow by thousands of rows within seconds.
-CREATE OR REPLACE FUNCTION free_place(p_tenant uuid) RETURNS integer LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION free_slot(p_tenant uuid) RETURNS integer LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_place integer;
+    v_slot integer;
 BEGIN
-    FOR v_place IN
+    FOR v_slot IN
         SELECT s.number FROM generate_series(1, bottega_limit('concurrent_runs', 100)) AS s(number)
         LEFT JOIN LATERAL (
-            SELECT r.place FROM runs r
-            WHERE r.tenant_id = p_tenant AND r.ended_at IS NULL AND r.place = s.number
+            SELECT r.slot FROM runs r
+            WHERE r.tenant_id = p_tenant AND r.ended_at IS NULL AND r.slot = s.number
             LIMIT 1) held ON true
-        WHERE held.place IS NULL
+        WHERE held.slot IS NULL
     LOOP
-        IF pg_try_advisory_xact_lock(hashtextextended(p_tenant::text, v_place)) THEN
+        IF pg_try_advisory_xact_lock(hashtextextended(p_tenant::text, v_slot)) THEN
             PERFORM FROM runs r WHERE r.tenant_id = p_tenant
-                AND r.ended_at IS NULL AND r.place = v_place;
+                AND r.ended_at IS NULL AND r.slot = v_slot;
             IF NOT FOUND THEN
-                RETURN v_place;
+                RETURN v_slot;
             END IF;
         END IF;
     END LOOP;
     RETURN NULL;
 END $$;
 
--- Queue a run that holds a place so that tenants take turns: it comes after the tenant's own queued
+-- Queue a run that holds a slot so that tenants take turns: it comes after the tenant's own queued
 -- runs, and after those of other tenants with an earlier turn. The queue's priority is minus the
 -- turn. Within a tenant a higher priority goes first: lower ones move back by one turn.
 CREATE OR REPLACE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
@@ -46,9 +46,9 @@ BEGIN
         INTO v_turn, v_lesser
         FROM (
             SELECT id, priority FROM runs
-            WHERE tenant_id = p_tenant AND ended_at IS NULL AND place IS NOT NULL
+            WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NOT NULL
               AND status = 'queued' AND attempt = 0 AND id <> p_run
-            ORDER BY place OFFSET 0) r
+            ORDER BY slot OFFSET 0) r
         CROSS JOIN LATERAL (
             SELECT e.priority, e.status FROM pgqueuer.pgqueuer e
             WHERE e.dedupe_key = r.id::text AND e.status IN ('queued', 'picked') LIMIT 1) q
@@ -77,21 +77,21 @@ BEGIN
     ON CONFLICT DO NOTHING;
 END $$;
 
--- Called when a run ends. Give its place to the tenant's waiting run with the highest priority,
--- then the oldest. Return whether there was one. A place above a lowered limit is not given away
+-- Called when a run ends. Give its slot to the tenant's waiting run with the highest priority,
+-- then the oldest. Return whether there was one. A slot above a lowered limit is not given away
 -- again.
-CREATE OR REPLACE FUNCTION fill_place(p_tenant uuid, p_place integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION assign_slot(p_tenant uuid, p_slot integer) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     v_run uuid;
     v_priority integer;
 BEGIN
-    IF p_place IS NULL OR p_place > bottega_limit('concurrent_runs', 100) THEN
+    IF p_slot IS NULL OR p_slot > bottega_limit('concurrent_runs', 100) THEN
         RETURN false;
     END IF;
-    UPDATE runs SET place = p_place WHERE tenant_id = p_tenant AND id = (
+    UPDATE runs SET slot = p_slot WHERE tenant_id = p_tenant AND id = (
         SELECT id FROM runs
-        WHERE tenant_id = p_tenant AND ended_at IS NULL AND place IS NULL
+        WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NULL
         ORDER BY priority DESC, id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING id, priority INTO v_run, v_priority;
     IF NOT FOUND THEN
@@ -101,18 +101,18 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called by the sweep. Fill a tenant's free places, at most 100; return the count.
-CREATE OR REPLACE FUNCTION fill_places(p_tenant uuid) RETURNS integer LANGUAGE plpgsql AS $$
+-- Called by the sweep. Fill a tenant's free slots, at most 100; return the count.
+CREATE OR REPLACE FUNCTION assign_slots(p_tenant uuid) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_filled integer := 0;
 BEGIN
-    WHILE v_filled < 100 AND fill_place(p_tenant, free_place(p_tenant)) LOOP
+    WHILE v_filled < 100 AND assign_slot(p_tenant, free_slot(p_tenant)) LOOP
         v_filled := v_filled + 1;
     END LOOP;
     RETURN v_filled;
 END $$;
 
--- Trigger on runs. Count a tenant's waiting runs (unfinished, without a place) as a sum of parts.
+-- Trigger on runs. Count a tenant's waiting runs (unfinished, without a slot) as a sum of parts.
 -- Each transaction changes a part that no other one has locked, or adds one, so none waits for
 -- another.
 CREATE OR REPLACE FUNCTION count_waiting_run() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -125,7 +125,7 @@ BEGIN
         v_tenant := OLD.tenant_id;
     ELSE
         v_tenant := NEW.tenant_id;
-        IF NEW.ended_at IS NULL AND NEW.place IS NULL THEN
+        IF NEW.ended_at IS NULL AND NEW.slot IS NULL THEN
             v_change := 1;
         END IF;
     END IF;
@@ -140,17 +140,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A run that has a place from the start fires none of these.
+-- A run that has a slot from the start fires none of these.
 CREATE OR REPLACE TRIGGER count_waiting_run_in AFTER INSERT ON runs FOR EACH ROW
-WHEN (NEW.ended_at IS NULL AND NEW.place IS NULL) EXECUTE FUNCTION count_waiting_run();
+WHEN (NEW.ended_at IS NULL AND NEW.slot IS NULL) EXECUTE FUNCTION count_waiting_run();
 
-CREATE OR REPLACE TRIGGER count_waiting_run_change AFTER UPDATE OF ended_at, place ON runs
-FOR EACH ROW WHEN ((OLD.ended_at IS NULL AND OLD.place IS NULL)
-      <> (NEW.ended_at IS NULL AND NEW.place IS NULL))
+CREATE OR REPLACE TRIGGER count_waiting_run_change AFTER UPDATE OF ended_at, slot ON runs
+FOR EACH ROW WHEN ((OLD.ended_at IS NULL AND OLD.slot IS NULL)
+      <> (NEW.ended_at IS NULL AND NEW.slot IS NULL))
 EXECUTE FUNCTION count_waiting_run();
 
 CREATE OR REPLACE TRIGGER count_waiting_run_out AFTER DELETE ON runs FOR EACH ROW
-WHEN (OLD.ended_at IS NULL AND OLD.place IS NULL) EXECUTE FUNCTION count_waiting_run();
+WHEN (OLD.ended_at IS NULL AND OLD.slot IS NULL) EXECUTE FUNCTION count_waiting_run();
 
 -- Called by the sweep. End runs that waited longer than their time limit, and those whose deadline
 -- passed 60 s ago without a worker ending them; at most a page of them.
@@ -179,7 +179,7 @@ BEGIN
 END $$;
 
 -- Called by each worker every few seconds; one at a time does it, the others get NULL. End expired
--- runs, queue runs without a queue row, fill free places, and delete expired keys, tickets, live
+-- runs, queue runs without a queue row, fill free slots, and delete expired keys, tickets, live
 -- text and workers, each at most a page. Return the count of runs that had lost their queue row.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep() RETURNS bigint
@@ -212,7 +212,7 @@ BEGIN
     DELETE FROM pgqueuer.pgqueuer_log WHERE created < now() - interval '1 hour';
     WITH lost AS (
         SELECT r.tenant_id, r.id, r.priority FROM runs r
-        WHERE r.ended_at IS NULL AND r.place IS NOT NULL
+        WHERE r.ended_at IS NULL AND r.slot IS NOT NULL
           AND (r.status = 'queued' OR r.leased_until < now())
           AND NOT EXISTS (SELECT FROM pgqueuer.pgqueuer q
                           WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
@@ -220,16 +220,16 @@ BEGIN
     SELECT count(enqueue_run(tenant_id, id, priority)::text) INTO v_found FROM lost;
     FOR v_tenant IN
         WITH RECURSIVE waiting(tenant_id) AS (
-            (SELECT tenant_id FROM runs WHERE ended_at IS NULL AND place IS NULL
+            (SELECT tenant_id FROM runs WHERE ended_at IS NULL AND slot IS NULL
              ORDER BY tenant_id LIMIT 1)
             UNION ALL
             SELECT (SELECT r.tenant_id FROM runs r
-                    WHERE r.ended_at IS NULL AND r.place IS NULL AND r.tenant_id > w.tenant_id
+                    WHERE r.ended_at IS NULL AND r.slot IS NULL AND r.tenant_id > w.tenant_id
                     ORDER BY r.tenant_id LIMIT 1)
             FROM waiting w WHERE w.tenant_id IS NOT NULL)
         SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
     LOOP
-        v_filled := v_filled + fill_places(v_tenant);
+        v_filled := v_filled + assign_slots(v_tenant);
         EXIT WHEN v_filled >= 500;
     END LOOP;
     RETURN v_found;

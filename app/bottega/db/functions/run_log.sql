@@ -45,7 +45,7 @@ BEGIN
 END $$;
 
 -- Called by streams. Return the seq of a run's last event, and whether the run is over.
-CREATE OR REPLACE FUNCTION look_at_run(p_tenant uuid, p_run uuid)
+CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
 RETURNS TABLE (last_seq bigint, over boolean) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);

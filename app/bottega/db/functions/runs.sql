@@ -1,7 +1,7 @@
 -- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
 
 -- Called when a run is submitted. Store the run with what it carries over from the run it retries,
--- and queue it if its tenant has a free place; otherwise it waits. Return the row as JSON, or
+-- and queue it if its tenant has a free slot; otherwise it waits. Return the row as JSON, or
 -- {"refused": reason} (a limit, or the session belongs to another user).
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb, p_publications jsonb
@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION accept_run(
 DECLARE
     r runs%ROWTYPE;
     v_carried integer := jsonb_array_length(p_carried);
-    v_place integer;
+    v_slot integer;
     v_refusal jsonb := refuse_run(p_tenant);
     v_user text := p_new ->> 'user';
     v_of_session text;
@@ -17,7 +17,7 @@ BEGIN
     IF v_refusal IS NOT NULL THEN
         RETURN v_refusal;
     END IF;
-    v_place := free_place(p_tenant);
+    v_slot := free_slot(p_tenant);
     IF p_new ->> 'session_id' IS NOT NULL THEN
         -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
         LOOP
@@ -34,11 +34,11 @@ BEGIN
     END IF;
     INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, webhook_url,
-                      metadata, place, memory, principal, retry_of, task_root, last_seq,
+                      metadata, slot, memory, principal, retry_of, task_root, last_seq,
                       carried_seq)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.webhook_url,
-           n.metadata, v_place, coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
+           n.metadata, v_slot, coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
@@ -69,10 +69,10 @@ BEGIN
         FROM jsonb_to_recordset(p_publications) AS p(
             agent text, version integer, task_id uuid, answer_seq bigint, content text);
     END IF;
-    IF v_place IS NOT NULL THEN
+    IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
     END IF;
-    RETURN to_jsonb(r) - '{pinned,session_base,place,principal}'::text[];
+    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal}'::text[];
 END $$;
 
 -- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
@@ -164,7 +164,7 @@ BEGIN
 END $$;
 
 -- Called by cancel_run, claim_run, hand_back and expire_queued. End a run that no worker executes:
--- its tasks, its episode, its final event and its queue row; then give its place to the next run.
+-- its tasks, its episode, its final event and its queue row; then give its slot to the next run.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -248,7 +248,7 @@ BEGIN
     DELETE FROM pgqueuer.pgqueuer
     WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
     PERFORM pg_notify('bottega_events', p_run::text);
-    PERFORM fill_place(p_tenant, r.place);
+    PERFORM assign_slot(p_tenant, r.slot);
     IF r.attempt > 0 THEN
         PERFORM count_tokens(p_tenant, spent_tokens(p_tenant, p_run));
     END IF;
@@ -259,9 +259,9 @@ CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql 
     SELECT jsonb_build_object(
         'id', md5('episode ' || r.id)::uuid, 'run_id', r.id, 'session_id', r.session_id,
         'user_id', r.user_id, 'agent', r.agent, 'at', r.ended_at, 'trust', 3,
-        'domain', said_of_run('domain', r.metadata, q.agent),
+        'domain', metadata_text('domain', r.metadata, q.agent),
         'task_type',
-            coalesce(said_of_run('task_type', r.metadata, q.agent), r.agent, r.graph),
+            coalesce(metadata_text('task_type', r.metadata, q.agent), r.agent, r.graph),
         'tags', (
             SELECT coalesce(jsonb_agg(left(btrim(tag #>> '{}'), 64)), '[]') FROM (
                 SELECT tag FROM jsonb_array_elements(CASE jsonb_typeof(r.metadata -> 'tags')
@@ -293,7 +293,7 @@ CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql 
 $$;
 
 -- Called by unclaimed_episode. Return a text value from the first of several metadata that has it.
-CREATE OR REPLACE FUNCTION said_of_run(p_name text, VARIADIC p_metadata jsonb[]) RETURNS text
+CREATE OR REPLACE FUNCTION metadata_text(p_name text, VARIADIC p_metadata jsonb[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT left(btrim(m ->> p_name), 64) FROM unnest(p_metadata) WITH ORDINALITY AS u(m, n)
     WHERE jsonb_typeof(m -> p_name) = 'string' AND btrim(m ->> p_name) <> '' ORDER BY n LIMIT 1

@@ -12,8 +12,8 @@ CREATE OR REPLACE TRIGGER order_webhook AFTER UPDATE OF status ON runs FOR EACH 
 WHEN (NEW.webhook_url IS NOT NULL AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL)
 EXECUTE FUNCTION order_webhook();
 
--- Called by due_webhooks and next_webhook_s. Return the tenants with webhooks to send, at the cost
--- of one index step for each.
+-- Called by claim_due_webhooks and next_webhook_s. Return the tenants with webhooks to send, at the
+-- cost of one index step for each.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION webhook_tenants() RETURNS SETOF uuid
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -31,9 +31,9 @@ $$;
 -- and none of the tenants in p_busy, so that slow receivers delay no other tenant. Tenants come in
 -- random order. Return also the number of tries so far.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_webhooks(p_lease_s double precision, p_most integer, p_each integer,
-                             p_busy uuid[])
-RETURNS TABLE (tenant_id uuid, run_id uuid, tries integer, at timestamptz)
+CREATE OR REPLACE FUNCTION claim_due_webhooks(
+    p_lease_s double precision, p_most integer, p_each integer, p_busy uuid[]
+) RETURNS TABLE (tenant_id uuid, run_id uuid, tries integer, at timestamptz)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     UPDATE webhooks w SET tries = w.tries + 1, next_at = now() + make_interval(secs => p_lease_s)
     FROM (

@@ -3,7 +3,7 @@
 -- Called by each worker's heartbeat. Store that the worker is alive and how busy it is, in total
 -- and for each tenant. Tenants that no longer exist are skipped.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION beat(
+CREATE OR REPLACE FUNCTION worker_heartbeat(
     p_worker uuid, p_age_s double precision, p_pool jsonb, p_tenants uuid[], p_states jsonb[]
 ) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     INSERT INTO workers (id, started_at, seen_at, pool)
@@ -19,7 +19,7 @@ $$;
 
 -- Called by a worker that stops. Remove its rows.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION leave(p_worker uuid) RETURNS void
+CREATE OR REPLACE FUNCTION worker_left(p_worker uuid) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     DELETE FROM worker_tenants WHERE worker_id = p_worker;
     DELETE FROM workers WHERE id = p_worker;

@@ -253,8 +253,8 @@ episode_vectors = Table(
 )
 
 # Pending background work.
-episode_pending = Table(
-    "episode_pending",
+episode_work = Table(
+    "episode_work",
     metadata,
     Column("tenant_id", Uuid, primary_key=True),
     Column("episode_id", Uuid, primary_key=True),
@@ -264,14 +264,14 @@ episode_pending = Table(
     _of_episode(),
     CheckConstraint("work IN ('embed', 'offload')", name="work"),
 )
-Index("ix_episode_pending_next", episode_pending.c.next_at)
+Index("ix_episode_work_next", episode_work.c.next_at)
 Index(
-    "ix_episode_pending_due",
-    *(episode_pending.c[name] for name in ("work", "tenant_id", "next_at", "episode_id")),
+    "ix_episode_work_due",
+    *(episode_work.c[name] for name in ("work", "tenant_id", "next_at", "episode_id")),
 )
 
-memory_indexes = Table(
-    "memory_indexes",
+tenant_memory = Table(
+    "tenant_memory",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
     # The embedder of queries.
@@ -289,10 +289,10 @@ memory_indexes = Table(
 )
 
 # Objects without references. Without a tenant, since they may outlive it.
-object_trash = Table(
-    "object_trash",
+deleted_objects = Table(
+    "deleted_objects",
     metadata,
     Column("object_key", Text, primary_key=True),
     Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
-Index("ix_object_trash_at", object_trash.c.at)
+Index("ix_deleted_objects_at", deleted_objects.c.at)

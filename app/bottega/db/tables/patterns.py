@@ -208,8 +208,8 @@ Index(
 )
 
 # Maintenance of a table's indexes, which all tenants share.
-index_care = Table(
-    "index_care",
+index_maintenance = Table(
+    "index_maintenance",
     metadata,
     Column("name", Text, primary_key=True),
     # Number of the table's changed rows at the last rebuild.

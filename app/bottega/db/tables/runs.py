@@ -75,16 +75,16 @@ runs = Table(
     Column("deadline", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
     # The tenant's slot that it holds until it ends; null: it waits for one.
-    Column("place", Integer),
+    Column("slot", Integer),
     CheckConstraint(f"status IN ({_STATUSES})", name="status"),
     CheckConstraint("memory IN ('off', 'read', 'full')", name="memory"),
 )
 
 # Only unfinished runs: the number of finished ones must not slow the sweep.
 Index(
-    "uq_runs_place",
+    "uq_runs_slot",
     runs.c.tenant_id,
-    runs.c.place,
+    runs.c.slot,
     unique=True,
     postgresql_where=text("ended_at IS NULL"),
 )
@@ -93,7 +93,7 @@ Index(
     runs.c.tenant_id,
     runs.c.priority.desc(),
     runs.c.id,
-    postgresql_where=text("ended_at IS NULL AND place IS NULL"),
+    postgresql_where=text("ended_at IS NULL AND slot IS NULL"),
 )
 
 # Only runs of sessions; most have none.
