@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 APP = sorted((ROOT / "app").rglob("*.py"))
+MIGRATIONS = sorted((ROOT / "migrations").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -49,6 +50,12 @@ def test_the_clock_is_read_in_one_place() -> None:
 def test_only_the_api_knows_http_errors() -> None:
     allowed = ("app/bottega/api/middleware.py", "app/bottega/llm/demo_model/server.py")
     assert not places(APP, "HTTPException", but=allowed)
+
+
+def test_the_driver_below_sqlalchemy_is_reached_in_one_place() -> None:
+    names = re.compile(r"\b(get_raw_connection|driver_connection|dbapi_connection)\b")
+    found = [path for path in (*APP, *MIGRATIONS) if names.search(path.read_text())]
+    assert found == [ROOT / "app/bottega/db/driver.py"]
 
 
 def test_nothing_commits_by_hand() -> None:

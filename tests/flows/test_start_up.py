@@ -5,10 +5,10 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 
-import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.db.driver import driver_of
 from bottega.db.engine import APP_ROLE, acting_as, open_database
 from bottega.tenants import operator
 from tests.pooler import ignoring
@@ -82,9 +82,7 @@ async def test_a_tenant_s_transaction_acts_as_the_application_in_any_session(
         assert await database.pool.fetchval(role) == "postgres"
 
         async with database.engine.connect() as session:
-            raw = await session.get_raw_connection()
-            driver: asyncpg.Connection = raw.driver_connection
-            await driver.execute(login)
+            await (await driver_of(session)).execute(login)
         async with database.begin(DEFAULT_TENANT) as tx:
             assert (await tx.exec_driver_sql(role)).scalar() == APP_ROLE
         async with database.engine.connect() as session:

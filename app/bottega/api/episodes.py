@@ -31,6 +31,7 @@ from bottega.api.schemas.episodes import (
 from bottega.api.schemas.feedback import OutcomeName
 from bottega.api.schemas.runs import SessionName
 from bottega.container import Service
+from bottega.db.driver import driver_of
 from bottega.db.pages import Part
 from bottega.errors import InvalidInputError
 from bottega.memory import episode as memory
@@ -187,7 +188,7 @@ async def create(
         raise InvalidInputError("this is in the future: say when it ended", pointer="/at")
     episode = imported(body.model_dump(), principal=actor, now=now)
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
 
         async def store() -> dict[str, Any]:
             user = await user_of(tx, tenant, body.session_id, body.user)
@@ -264,7 +265,7 @@ async def get(
 )
 async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: EpisodeId) -> None:
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
         if await service.memory.mark_deleted(tenant, episode_id, on=driver):
             await erase.forget_answers(tx, tenant, [episode_id], Counter())
             await audit.note(tx, tenant, actor, "episode.delete", str(episode_id))

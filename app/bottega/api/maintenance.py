@@ -10,6 +10,7 @@ from bottega.api.errors import headers, problems
 from bottega.api.pages import LINK, PageQuery
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.maintenance import MaintenanceJob, MemoryReport
+from bottega.db.driver import driver_of
 from bottega.memory import jobs
 from bottega.tenants import audit
 
@@ -33,7 +34,7 @@ ReportId = Annotated[UUID, Path(description="The report's id.")]
     responses={**problems(409), 202: headers(Location="Path of its report.")},
 )
 async def maintain(tx: Transaction, tenant: AdminTenant, actor: Actor, response: Response) -> Any:
-    driver = (await tx.get_raw_connection()).driver_connection
+    driver = await driver_of(tx)
     job_id, new = await jobs.order(driver, tenant)
     if new:
         await audit.note(tx, tenant, actor, "memory.maintain", str(job_id))
@@ -57,7 +58,7 @@ async def list_(
     response: Response,
 ) -> Any:
     found = await jobs.page(
-        (await tx.get_raw_connection()).driver_connection,
+        await driver_of(tx),
         tenant,
         after=query.place(UUID),
         descending=query.descending,
@@ -75,5 +76,5 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: Tenant, report_id: ReportId) -> Any:
-    driver = (await tx.get_raw_connection()).driver_connection
+    driver = await driver_of(tx)
     return await jobs.get(driver, tenant, report_id)

@@ -13,6 +13,7 @@ from bottega.api.errors import headers, problems
 from bottega.api.idempotency import OnceDep
 from bottega.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning
 from bottega.container import Service
+from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.memory.context import Lesson, Memory, Outcome
 from bottega.memory.episode import Episode
@@ -138,7 +139,7 @@ async def learn(
     ]
     outcomes = [Outcome(**each.model_dump()) for each in body.outcomes]
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
 
         async def taught() -> dict[str, Any]:
             known: Episode | UUID | None = body.episode_id

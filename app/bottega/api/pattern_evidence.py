@@ -17,6 +17,7 @@ from bottega.api.schemas.patterns_shown import (
     PatternsPruned,
     Validation,
 )
+from bottega.db.driver import driver_of
 from bottega.errors import ConflictError, InvalidInputError
 from bottega.memory import pattern as memory
 from bottega.memory.pattern import Application, Arm, Baseline
@@ -53,7 +54,7 @@ async def record(
     if body.at is not None and body.at > now + CLOCK_SKEW:
         raise InvalidInputError("this is in the future: say when it was", pointer="/at")
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
 
         async def count() -> Any:
             found = await service.patterns.get_many(tenant, [pattern_id], on=driver)
@@ -133,7 +134,7 @@ async def deprecate(
     response: Response,
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
         given_up = await service.patterns.deprecate(
             tenant, pattern_id, body.reason, body.replaced_by, on=driver
         )
@@ -167,7 +168,7 @@ async def merge(
     response: Response,
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
 
         async def make_one() -> Any:
             one = await service.patterns.merge(tenant, set(body.ids), on=driver)

@@ -21,6 +21,7 @@ from bottega.api.schemas.patterns import (
     StateName,
 )
 from bottega.api.schemas.patterns_shown import Pattern, PatternsFound, SimilarPatterns
+from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.memory import goals
 from bottega.memory import pattern as memory
@@ -92,7 +93,7 @@ async def create(
     told = _written(body.model_dump(mode="json"))
     told |= {"category": Category(body.category), "origin": {"principal": actor}}
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
 
         async def add() -> Any:
             new = memory.Pattern(**told, trust=GIVEN_BY_HAND)
@@ -230,7 +231,7 @@ async def change(
     given = body.model_dump(mode="json", exclude_none=True, exclude={"version"})
     asked = if_match_version(if_match)
     async with service.database.begin(tenant) as tx:
-        driver = (await tx.get_raw_connection()).driver_connection
+        driver = await driver_of(tx)
         now = (await service.patterns.get_many(tenant, [pattern_id], on=driver))[pattern_id]
         version = asked if asked is not None else body.version
         if version is None and if_match is None:

@@ -1,9 +1,29 @@
-"""The database driver below SQLAlchemy, for statements that SQLAlchemy cannot send."""
+"""The database driver below SQLAlchemy: the only place that reaches for it."""
 
+from typing import Any
+
+import asyncpg
 from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.sessions import Session
+
+
+async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
+    """Return the driver's connection, to run statements in SQLAlchemy's transaction.
+
+    The transaction must have begun through SQLAlchemy, as in ``Database.begin``.
+    """
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def session_of(adapter: Any) -> Session:
+    """Return the session of a pooled connection, as SQLAlchemy gives it to its events."""
+    session: Session = adapter.driver_connection
+    return session
 
 
 def run_script(connection: Connection, sql: str) -> None:
     """Run several statements without parameters, in the transaction that has begun."""
-    proxied = connection.connection.dbapi_connection
-    proxied.run_async(lambda driver: driver.execute(sql))  # type: ignore[union-attr]
+    adapter: Any = connection.connection.dbapi_connection
+    adapter.run_async(lambda driver: driver.execute(sql))

@@ -20,6 +20,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from bottega.db.driver import session_of
 from bottega.db.sessions import SERVER_OPTIONS, Session, Silence, Trust
 from bottega.errors import InvalidInputError, UnavailableError
 
@@ -290,7 +291,7 @@ async def _keep_state(connection: asyncpg.Connection) -> None:
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
     """Let the pool replace a closed or possibly silent connection, without a round trip."""
-    session: Session = connection.driver_connection
+    session = session_of(connection)
     if session.distrusted:
         session.terminate()
     if session.is_closed():

@@ -10,6 +10,7 @@ import asyncpg
 
 import bottega
 from bottega.db import sql_files
+from bottega.db.driver import run_script
 from bottega.db.engine import connect, normalise_url
 from bottega.errors import UnavailableError
 
@@ -83,8 +84,6 @@ def replace_changed(connection: "Connection") -> None:
     """Apply the SQL files that are not in the database as they are here."""
     stored = {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
     if changed := _differing(stored):
-        from bottega.db.driver import run_script
-
         run_script(connection, sql_files.script(changed))
         connection.exec_driver_sql("DELETE FROM sql_files")
         stored = dict(sql_files.hashes())
