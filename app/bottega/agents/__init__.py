@@ -35,13 +35,13 @@ from bottega.errors import (
     NoProviderError,
     UnknownAgentError,
 )
-from bottega.graph.drawing import draw_svg
 from bottega.graph.shared_memory import (
     MemoryItem,
     PropagationPolicy,
     Publication,
     SharedMemoryGraph,
 )
+from bottega.graph.svg import draw_svg
 
 __all__ = [
     "AgentEvent",

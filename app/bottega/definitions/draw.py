@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from bottega.definitions.graphs import to_graph
-from bottega.graph.drawing import draw_svg
 from bottega.graph.publication import Publication
 from bottega.graph.shared_memory import SharedMemoryGraph
+from bottega.graph.svg import draw_svg
 
 _DRAW = {
     "svg": draw_svg,
