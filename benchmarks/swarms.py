@@ -18,9 +18,9 @@ from typing import Any
 import openai
 
 from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolCall, Usage, tool
-from bottega.agents.current import CurrentCall, current_call
 from bottega.agents.messages import ToolMessage, ToolResult
 from bottega.agents.provider import LLMProvider
+from bottega.agents.query import CurrentCall, current_call
 from bottega.llm.demo_process import demo_model
 from bottega.llm.openai_provider import OpenAIProvider
 from bottega.subagents.children import ANONYMOUS, DEFAULT_INSTRUCTIONS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bottega.agents import BaseAgent
-from bottega.agents.current import next_query
+from bottega.agents.query import next_query
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from tests.domain.subagents import (

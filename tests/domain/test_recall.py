@@ -9,7 +9,7 @@ import pytest
 
 from bottega.agents import BaseAgent, HumanMessage, Query, SharedMemoryGraph, SystemMessage, tool
 from bottega.agents.recall import Recall, Recalled, nearest
-from bottega.agents.sharing import inject_shared_memory, shared_message
+from bottega.agents.shared_memory import inject_shared_memory, shared_message
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.memory.embeddings import BuiltinEmbedder, Vectors
 from tests.domain.scripted import Notes, agent, call, let_others_run, model_of, texts

@@ -16,7 +16,7 @@ from bottega.agents import (
     SystemMessage,
     tool,
 )
-from bottega.agents.sharing import fence
+from bottega.agents.shared_memory import fence
 from tests.domain.scripted import Notes, agent, ask, call, human, model_of, texts
 from tests.domain.test_graph import Clock
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 
 from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
-from bottega.agents.recording import Invoke
+from bottega.agents.query import Invoke
 from bottega.errors import FencedError, SubagentCircuitOpenError
 from bottega.subagents.children import ANONYMOUS
 from bottega.subagents.swarm import Swarm, TaskOfQuery

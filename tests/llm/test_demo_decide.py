@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from bottega.agents.awareness import awareness_message
-from bottega.agents.base import BaseAgent
-from bottega.agents.sharing import shared_message
+from bottega.agents.agent import BaseAgent
+from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import utcnow
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph

@@ -13,9 +13,8 @@ from bottega.agents import (
     SharedMemoryGraph,
     ToolCall,
 )
-from bottega.agents.current import CurrentCall, current_call
-from bottega.agents.recording import Query
-from bottega.agents.sharing import inject_shared_memory
+from bottega.agents.query import CurrentCall, Query, current_call
+from bottega.agents.shared_memory import inject_shared_memory
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError
 from bottega.tools.builtin import BUILTIN, ToolDeps, builtin_tool

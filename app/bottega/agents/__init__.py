@@ -3,7 +3,7 @@
 Independent of HTTP, SQL and settings.
 """
 
-from bottega.agents.base import BaseAgent
+from bottega.agents.agent import BaseAgent
 from bottega.agents.factory import AgentFactory
 from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
 from bottega.agents.messages import (
@@ -22,8 +22,8 @@ from bottega.agents.messages import (
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.prompting import PromptMemory
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
+from bottega.agents.query import Query, Recorder
 from bottega.agents.recall import Embedder, Recall
-from bottega.agents.recording import Query, Recorder
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, tool
 from bottega.errors import (

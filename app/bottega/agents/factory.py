@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Self
 
-from bottega.agents.awareness import awareness_message
-from bottega.agents.base import BaseAgent
+from bottega.agents.agent import BaseAgent
+from bottega.agents.shared_memory import awareness_message
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.errors import CycleError, InvalidInputError, UnknownAgentError
 from bottega.graph.shared_memory import SharedMemoryGraph

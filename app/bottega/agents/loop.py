@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bottega.agents.calls import answer_calls
 from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
-from bottega.agents.events import QueryFailed, fire
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
-from bottega.agents.hooks import AgentEvent, HookDecision, Outcome
+from bottega.agents.hooks import AgentEvent, HookDecision, Outcome, QueryFailed, fire
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -23,13 +21,14 @@ from bottega.agents.messages import (
 )
 from bottega.agents.policy import unmet
 from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
-from bottega.agents.recording import Query
-from bottega.agents.sharing import inject_shared_memory, publish_answer
+from bottega.agents.query import Query
+from bottega.agents.shared_memory import inject_shared_memory, publish_answer
+from bottega.agents.tool_calls import answer_calls
 from bottega.agents.tools import ToolBase
 from bottega.errors import BottegaError, ErrorKind, ModelError
 
 if TYPE_CHECKING:
-    from bottega.agents.base import BaseAgent
+    from bottega.agents.agent import BaseAgent
 
 logger = logging.getLogger(__name__)
 

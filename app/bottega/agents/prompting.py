@@ -11,7 +11,7 @@ from bottega.agents.messages import StandardMessage
 from bottega.agents.provider import ToolSchema
 
 if TYPE_CHECKING:
-    from bottega.agents.recording import Query
+    from bottega.agents.query import Query
     from bottega.agents.tools import ToolBase
 
 

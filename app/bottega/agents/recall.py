@@ -8,8 +8,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Protocol
 
 from bottega.agents.messages import SHARED_MEMORY, HumanMessage, StandardMessage, SystemMessage
-from bottega.agents.recording import Query
-from bottega.agents.sharing import AWARENESS, shared_message
+from bottega.agents.query import Query
+from bottega.agents.shared_memory import AWARENESS, shared_message
 from bottega.errors import InvalidInputError
 from bottega.graph.shared_memory import MemoryItem
 

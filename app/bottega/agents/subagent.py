@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bottega.agents.current import CurrentCall, current_call, next_query
 from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall, ToolResult, ToolStatus
-from bottega.agents.recording import Query
+from bottega.agents.query import CurrentCall, Query, current_call, next_query
 from bottega.agents.tools import ToolBase, error_result, explain
 
 if TYPE_CHECKING:
-    from bottega.agents.base import BaseAgent
+    from bottega.agents.agent import BaseAgent
 
 MAX_DEPTH = 3
 """Limit of nested sub-agents below the root."""

@@ -18,7 +18,7 @@ from bottega.agents.threads import run_in_thread
 from bottega.errors import shortened
 
 if TYPE_CHECKING:
-    from bottega.agents.base import BaseAgent
+    from bottega.agents.agent import BaseAgent
 
 DEFAULT_TIMEOUT_S = 60.0
 

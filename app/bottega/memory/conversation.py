@@ -16,7 +16,7 @@ from bottega.agents.messages import (
     ToolStatus,
 )
 from bottega.agents.provider import ToolSchema
-from bottega.agents.sharing import AWARENESS
+from bottega.agents.shared_memory import AWARENESS
 from bottega.graph.rendering import as_text
 from bottega.memory.summaries import TokenCounter, summary_of
 

@@ -16,8 +16,8 @@ from bottega.agents.messages import (
     ToolResult,
 )
 from bottega.agents.provider import ToolSchema
-from bottega.agents.recording import Query
-from bottega.agents.sharing import fence
+from bottega.agents.query import Query
+from bottega.agents.shared_memory import fence
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.graph.rendering import as_text, message_lines
 from bottega.memory.archive import MEMORY_LIMIT, RECENT

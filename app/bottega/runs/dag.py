@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
-from bottega.agents.current import next_query
 from bottega.agents.history import QueryInput
+from bottega.agents.query import next_query
 from bottega.events.types import RunStatus
 from bottega.runs.recorder import JournalRecorder
 from bottega.runs.tasks import CANCELLED

@@ -12,7 +12,7 @@ from uuid import UUID
 import structlog
 from pydantic_core import from_json, to_json
 
-from bottega.agents.base import BaseAgent
+from bottega.agents.agent import BaseAgent
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import EventType
 from bottega.memory.episode import Episode, EpisodeFilter, Outcome

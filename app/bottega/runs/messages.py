@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage, ToolResult
-from bottega.agents.recording import task_id_at
+from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, Part, fetch_page
 from bottega.db.tables import run_events, tasks

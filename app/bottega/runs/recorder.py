@@ -10,7 +10,6 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.agents.current import current_call
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -20,7 +19,7 @@ from bottega.agents.messages import (
     ToolStatus,
 )
 from bottega.agents.provider import FailedTry, OnDelta
-from bottega.agents.recording import Invoke, Query, Recorder
+from bottega.agents.query import Invoke, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic

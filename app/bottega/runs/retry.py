@@ -9,7 +9,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.endings import ending_of
-from bottega.agents.recording import task_id_at
+from bottega.agents.query import task_id_at
 from bottega.db.tables import runs
 from bottega.errors import ConflictError
 from bottega.events import log

@@ -12,8 +12,8 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json
 
-from bottega.agents.current import current_call
 from bottega.agents.messages import AgentUsage
+from bottega.agents.query import current_call
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.types import Event, EventType

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 from uuid import UUID
 
-from bottega.agents.base import BaseAgent
+from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
-from bottega.agents.recording import Path, Query, task_id_at
+from bottega.agents.query import Path, Query, task_id_at
 from bottega.events.types import EventType, RunStatus
 from bottega.runs.journal import Journal
 

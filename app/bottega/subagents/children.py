@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from bottega.agents.base import BaseAgent
-from bottega.agents.current import next_query
+from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AssistantResponse
-from bottega.agents.recording import Query
+from bottega.agents.query import Query, next_query
 from bottega.agents.subagent import fresh_copy
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import DispatchParams, Outcome, SubagentHandle

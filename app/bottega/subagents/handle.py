@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
-from bottega.agents.recording import Path
+from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.ledger import Account

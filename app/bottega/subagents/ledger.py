@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from bottega.agents.messages import AssistantMessage
-from bottega.agents.recording import Query
+from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError
 
 MAX_OUTPUT = 4096

@@ -9,9 +9,8 @@ from typing import Any
 from uuid import UUID, uuid4
 from weakref import WeakSet
 
-from bottega.agents.current import current_call
 from bottega.agents.messages import Usage
-from bottega.agents.recording import Path, Query, task_id_at
+from bottega.agents.query import Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError, ModelError
 from bottega.subagents.file_tools import file_tools
@@ -317,7 +316,7 @@ class QueryScope:
             )
 
     async def close(self, error: BaseException | None = None) -> None:
-        """See :class:`bottega.agents.recording.Scope`.
+        """See :class:`bottega.agents.query.Scope`.
 
         Raises:
             Exception: ``broken`` of the swarm, if the query itself ended without an error.

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bottega.agents.awareness import awareness_message
-from bottega.agents.base import BaseAgent
-from bottega.agents.current import CurrentCall, current_call
+from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.query import CurrentCall, current_call
+from bottega.agents.shared_memory import awareness_message
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
 from bottega.subagents.children import ANONYMOUS, Child

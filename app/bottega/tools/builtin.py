@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bottega.agents.current import current_call
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.sharing import shared_message
+from bottega.agents.query import current_call
+from bottega.agents.shared_memory import shared_message
 from bottega.agents.tools import FunctionTool, ToolBase, error_result
 from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, UnavailableError

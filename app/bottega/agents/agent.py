@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from bottega.agents.current import take_next_query
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages
 from bottega.agents.hooks import AgentEvent, Hook
@@ -13,8 +12,8 @@ from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessa
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.prompting import PromptMemory
 from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
+from bottega.agents.query import Query, Recorder, take_next_query
 from bottega.agents.recall import Recall
-from bottega.agents.recording import Query, Recorder
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.errors import CycleError, InvalidInputError

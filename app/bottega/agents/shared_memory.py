@@ -1,12 +1,12 @@
 """Shared memory in an agent's query: insertion into the history, and publication."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from unicodedata import normalize
 
 from bottega.agents.messages import SHARED_MEMORY, StandardMessage, SystemMessage
-from bottega.agents.recording import Query
-from bottega.graph.shared_memory import MemoryItem
+from bottega.agents.query import Query
+from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 
 AWARENESS = "orchestrator_awareness"
 
@@ -127,3 +127,28 @@ def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
         if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):
             place = index + 1
     return place
+
+
+def awareness_message(
+    graph: SharedMemoryGraph, tool_names: Mapping[str, str]
+) -> SystemMessage | None:
+    """Render the sub-agents' dependencies; ``None`` if there are none.
+
+    Args:
+        tool_names: tool name by the sub-agent's name in the graph.
+    """
+    edges = graph.get_edges_for_nodes(tool_names)
+    if not edges:
+        return None
+    order = graph.get_topological_order(tool_names)
+    lines = [
+        "You are coordinating sub-agents with dependencies.",
+        "",
+        "Dependency order (call upstream before downstream):",
+        *(f"  {tool_names[source]} -> {tool_names[target]}" for source, target in edges),
+        "",
+        f"Recommended execution order: {', '.join(tool_names[name] for name in order)}",
+        "",
+        "Guideline: do not call an agent before its prerequisites have been executed.",
+    ]
+    return SystemMessage(content="\n".join(lines), metadata={AWARENESS: True})

@@ -6,6 +6,7 @@ writes events, and replays model and tool calls of a run that is resumed after a
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +25,7 @@ from bottega.agents.provider import FailedTry, OnDelta
 from bottega.graph.shared_memory import MemoryItem, Publication
 
 if TYPE_CHECKING:
-    from bottega.agents.base import BaseAgent
+    from bottega.agents.agent import BaseAgent
     from bottega.agents.tools import ToolBase
 
 
@@ -185,3 +186,32 @@ class Recorder:
 
     def warning(self, query: Query, code: str, message: str) -> None:
         """Record a warning for users; it does not fail the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentCall:
+    """A tool call that is being executed.
+
+    Attributes:
+        query: the query that made the call.
+        index: index among the calls of the message.
+        id: the call's id from the model.
+    """
+
+    query: Query
+    index: int
+    id: str = ""
+
+
+current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
+
+next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
+"""The query that a sub-agent wrapper is about to start."""
+
+
+def take_next_query(agent: object) -> Query | None:
+    """Return the query prepared for ``agent``; ``None`` if there is none or it has started."""
+    query = next_query.get()
+    if query is None or query.agent is not agent or query.messages:
+        return None
+    return query
