@@ -7,8 +7,8 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
+from bottega.subagents.budget import Account
 from bottega.subagents.handle import DispatchParams, Outcome, Parent, SubagentHandle
-from bottega.subagents.ledger import Account
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.subagents.limits import SchedulerOptions
-from bottega.subagents.pool import resized
+from bottega.subagents.limits import SchedulerOptions, resized
 
 OPTIONS = SchedulerOptions(min_workers=2, max_workers=20)
 shares = st.floats(0, 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.agents import AssistantMessage, Usage
 from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
-from bottega.subagents.ledger import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserved
+from bottega.subagents.budget import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserved
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm

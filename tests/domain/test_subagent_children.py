@@ -17,7 +17,7 @@ from bottega.agents import (
     ToolStatus,
 )
 from bottega.errors import CycleError, InvalidInputError
-from bottega.subagents.children import DEFAULT_INSTRUCTIONS, EMPTY
+from bottega.subagents.child import DEFAULT_INSTRUCTIONS, EMPTY
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import Skip
 from bottega.subagents.prompt_guard import PromptGuard

@@ -7,7 +7,7 @@ import pytest
 from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
 from bottega.agents.query import Invoke
 from bottega.errors import FencedError, SubagentCircuitOpenError
-from bottega.subagents.children import ANONYMOUS
+from bottega.subagents.child import ANONYMOUS
 from bottega.subagents.swarm import Swarm, TaskOfQuery
 from tests.domain.scripted import call
 from tests.domain.subagents import (

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from bottega.errors import IllegalTransition, SubagentRefusedError
-from bottega.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle
+from bottega.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle, needed
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.waiting import needed
 from tests.domain.subagents import Heard, by_hand, id_of, is_empty, passed, put, settled, timers
 from tests.domain.virtual import VirtualLoop
 

@@ -1,7 +1,7 @@
 """The expected input tokens of a model call."""
 
 from bottega.agents import AssistantMessage, BaseAgent, HumanMessage, Query, Recorder
-from bottega.subagents.ledger import estimate
+from bottega.subagents.budget import estimate
 from tests.domain.scripted import call
 
 

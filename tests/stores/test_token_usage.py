@@ -12,7 +12,7 @@ from bottega.errors import BudgetExhaustedError
 from bottega.events import log
 from bottega.runs import queue
 from bottega.runs.day_budget import DayAccount
-from bottega.subagents.ledger import reserved
+from bottega.subagents.budget import reserved
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {

@@ -15,7 +15,7 @@ import structlog
 
 from bottega.clock import monotonic
 from bottega.events import log
-from bottega.subagents.ledger import Account
+from bottega.subagents.budget import Account
 
 logger = structlog.get_logger(__name__)
 

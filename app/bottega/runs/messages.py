@@ -21,7 +21,7 @@ from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
 from bottega.events.types import EventType
 from bottega.runs import read
-from bottega.subagents.children import first_message
+from bottega.subagents.child import first_message
 
 _TOLD = (
     EventType.LLM_COMPLETED,

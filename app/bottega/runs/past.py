@@ -18,7 +18,7 @@ from bottega.agents.messages import (
 from bottega.events.types import Event, EventType
 from bottega.graph.shared_memory import Publication
 from bottega.runs.fold import answer_of, usage_of
-from bottega.subagents.children import ANONYMOUS, first_message
+from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, Outcome, Past
 from bottega.subagents.states import SubagentStatus
 

@@ -32,7 +32,7 @@ from bottega.runs.giving import Failure
 from bottega.runs.journal import Journal
 from bottega.runs.live_text import LiveText, Speech
 from bottega.runs.tasks import CANCELLED, Tasks, name_of
-from bottega.subagents.ledger import Account, estimate, reserved
+from bottega.subagents.budget import Account, estimate, reserved
 
 if TYPE_CHECKING:
     from bottega.runs.memory import Lessons

@@ -2,16 +2,16 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.ledger import Account
+from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import Entry
 from bottega.subagents.states import SubagentStatus
@@ -257,3 +257,50 @@ class Waiter:
         self.missing -= 1
         if self.missing <= 0 and not self.future.done():
             self.future.set_result(None)
+
+
+Mode = Literal["all", "any", "quorum"]
+
+
+def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
+    """Return the number of tasks that must end, out of ``tasks``."""
+    if mode == "quorum":
+        return min(tasks, tasks if quorum is None else quorum)
+    return tasks if mode == "all" else min(1, tasks)
+
+
+def missing(
+    handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
+) -> int:
+    """Return the number of tasks that must still end for a wait to be over; 0 or less: none.
+
+    Args:
+        gone: number of further awaited tasks that have ended and were collected.
+    """
+    over = gone + sum(handle.status.is_final for handle in handles)
+    return needed(mode, quorum, len(handles) + gone) - over
+
+
+async def wait_for(handles: Sequence[SubagentHandle], count: int, timeout: float) -> bool:
+    """Wait until ``count`` more of the tasks have ended; return false on timeout.
+
+    The tasks go on after a timeout.
+    """
+    if count <= 0:
+        return True
+    under_way = [handle for handle in handles if not handle.status.is_final]
+    waiter = Waiter(asyncio.get_running_loop().create_future(), count)
+    for handle in under_way:
+        handle.waiters = handle.waiters or set()
+        handle.waiters.add(waiter)
+    try:
+        async with asyncio.timeout(timeout):
+            await waiter.future
+        return True
+    except TimeoutError:
+        return waiter.missing <= 0
+    finally:
+        for handle in under_way:
+            if handle.waiters is not None:
+                handle.waiters.discard(waiter)
+                handle.waiters = handle.waiters or None

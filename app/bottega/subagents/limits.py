@@ -1,6 +1,7 @@
 """Limits of asynchronous sub-agents. Pure values."""
 
 from dataclasses import dataclass, fields, replace
+from math import ceil, floor
 from typing import Self
 
 
@@ -69,3 +70,21 @@ class SchedulerOptions:
     failure_threshold: int = 5
     monitor_window: float = 60.0
     reset_timeout: float = 30.0
+
+
+_GROWTH = 1.5
+_SHRINKAGE = 0.75
+
+
+def resized(size: int, busy: int, options: SchedulerOptions) -> int:
+    """Return the new size of a pool of ``size`` slots (at least 1), of which ``busy`` are held.
+
+    The pool grows by half above the upper threshold and shrinks by a quarter below the lower one.
+    Exactly at a threshold it stays.
+    """
+    share = busy / size
+    if share > options.scale_up_threshold:
+        return min(options.max_workers, ceil(size * _GROWTH))
+    if share < options.scale_down_threshold:
+        return max(options.min_workers, floor(size * _SHRINKAGE))
+    return size

@@ -7,17 +7,24 @@ from uuid import UUID
 
 from bottega.errors import SubagentRefusedError
 from bottega.subagents.breaker import BreakerKey, kind_of
-from bottega.subagents.circuits import breaker_keys
-from bottega.subagents.collecting import Collector
-from bottega.subagents.counts import Counts
-from bottega.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle
-from bottega.subagents.ledger import Account
+from bottega.subagents.breaker_set import breaker_keys
+from bottega.subagents.budget import Account
+from bottega.subagents.collector import Collector
+from bottega.subagents.handle import (
+    DispatchParams,
+    Mode,
+    Outcome,
+    Parent,
+    Past,
+    SubagentHandle,
+    missing,
+    wait_for,
+)
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.quotas import check_dispatch
+from bottega.subagents.quotas import Counts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus, check_move
 from bottega.subagents.telemetry import NoTelemetry, Telemetry
-from bottega.subagents.waiting import Mode, missing, wait_for
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"

@@ -12,10 +12,9 @@ from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.circuits import Circuits
+from bottega.subagents.breaker_set import Circuits
 from bottega.subagents.handle import Outcome, Parent, SubagentHandle
-from bottega.subagents.limits import SchedulerOptions
-from bottega.subagents.pool import resized
+from bottega.subagents.limits import SchedulerOptions, resized
 from bottega.subagents.queue import WAKE, Entry, TakeQueue
 from bottega.subagents.states import SubagentStatus
 

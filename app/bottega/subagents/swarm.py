@@ -13,16 +13,15 @@ from bottega.agents.messages import Usage
 from bottega.agents.query import Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError, ModelError
+from bottega.subagents.budget import Account, estimate, reserved
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
-from bottega.subagents.handle import Listener, Parent, Past, SubagentHandle
-from bottega.subagents.ledger import Account, estimate, reserved
+from bottega.subagents.handle import Listener, Mode, Parent, Past, SubagentHandle, missing
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import SharedContext, Workspace
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.waiting import Mode, missing
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.

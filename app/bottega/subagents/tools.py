@@ -11,9 +11,9 @@ from bottega.agents.query import CurrentCall, current_call
 from bottega.agents.shared_memory import awareness_message
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
-from bottega.subagents.children import ANONYMOUS, Child
+from bottega.subagents.child import ANONYMOUS, Child, as_id, find, report
 from bottega.subagents.file_tools import file_tools
-from bottega.subagents.handle import DispatchParams, SubagentHandle
+from bottega.subagents.handle import DispatchParams, Mode, SubagentHandle
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
     DispatchRequest,
@@ -23,10 +23,8 @@ from bottega.subagents.plugins import (
     checked_metadata,
 )
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.reports import as_id, find, report
 from bottega.subagents.shared_context import Workspace
 from bottega.subagents.swarm import DispatchingTool, QueryScope, context_of, scope_of
-from bottega.subagents.waiting import Mode
 
 TaskIds = Annotated[
     list[Annotated[str, Field(max_length=100)]],
