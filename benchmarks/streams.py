@@ -32,8 +32,8 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
 from bottega.demo.scenarios import SOFTWARE
 from bottega.events import log
-from bottega.events.feed import Notifier, background
 from bottega.events.types import EventType
+from bottega.events.wakeups import Notifier, background
 from bottega.llm.demo_process import demo_model
 
 EVENTS = 10_000

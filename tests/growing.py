@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events import log
-from bottega.events.feed import Notifier, background
+from bottega.events.wakeups import Notifier, background
 from tests.service import Running
 from tests.team import define, start
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
-from bottega.events.feed import TEXT, Feed, Notifier, background
-from bottega.events.tails import Tails
+from bottega.events.stream import Tails
+from bottega.events.wakeups import TEXT, Feed, Notifier, background
 from bottega.memory.episodic import EpisodicMemory
 from bottega.memory.patterns import PatternCache
 from bottega.remembering import Remembering, builtin, keeping, open_remembering

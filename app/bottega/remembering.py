@@ -17,7 +17,7 @@ import structlog
 from bottega.clock import utcnow
 from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.memory.embedders import Embedders
 from bottega.memory.episodic import EpisodicMemory
 from bottega.memory.hot import HotEpisodes

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from bottega.container import Service
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.runs.alarms import heed
 from bottega.runs.schedules import Limits, Ticker
 from bottega.settings import Settings

@@ -11,7 +11,7 @@ from benchmarks.chaos.proxy import Proxy
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
 from bottega.db.sessions import Silence
-from bottega.events.feed import Feed, Notifier, background
+from bottega.events.wakeups import Feed, Notifier, background
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.flows.test_faults import before

@@ -12,7 +12,7 @@ from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
 from bottega.container import Service
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.runs.alarms import heed
 from bottega.runs.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.db.engine import Database
 from bottega.errors import UnavailableError
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.tenants import keyring
 from bottega.tenants.keyring import BELIEVED_S, Keyring
 from tests.tenants import Holder, holder

@@ -7,7 +7,7 @@ import asyncpg
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.runs.journal import Journal
 from bottega.runs.live_text import LiveText, Speech
 

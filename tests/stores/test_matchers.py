@@ -13,7 +13,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
-from bottega.events.feed import background
+from bottega.events.wakeups import background
 from bottega.memory import pattern_rows
 from bottega.memory.matchers import BELIEVED_S, HOT, Matchers
 from bottega.memory.pattern import Category, Content, ContentKind, Pattern, PatternState

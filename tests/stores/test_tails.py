@@ -9,10 +9,9 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, Database
-from bottega.events.feed import Feed, background
 from bottega.events.frames import Filter, Frame
-from bottega.events.tail import RING_EVENTS, Subscriber
-from bottega.events.tails import Tails
+from bottega.events.stream import RING_EVENTS, Subscriber, Tails
+from bottega.events.wakeups import Feed, background
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running

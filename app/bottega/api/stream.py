@@ -23,7 +23,7 @@ from bottega.db.pages import Part
 from bottega.errors import UnauthenticatedError
 from bottega.events import log
 from bottega.events.frames import Frame
-from bottega.events.tail import Sight, Subscriber
+from bottega.events.stream import Sight, Subscriber
 from bottega.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])

@@ -21,7 +21,7 @@ from bottega.api.watch import WatchQuery
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.log import is_transient
-from bottega.events.tail import Sight, Subscriber, Tail
+from bottega.events.stream import Sight, Subscriber, Tail
 from bottega.runs.control import request_cancel, request_task_cancel
 
 log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ from theine_core import TlfuCore, spread
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.db.sessions import Session
-from bottega.events.feed import Connect, keep_connected
+from bottega.events.wakeups import Connect, keep_connected
 from bottega.memory import pattern_rows
 from bottega.memory.pattern import Pattern
 

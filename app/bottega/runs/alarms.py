@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from bottega.db.sessions import Session
-from bottega.events.feed import Connect, keep_connected
 from bottega.events.log import is_transient
+from bottega.events.wakeups import Connect, keep_connected
 
 _AGAIN_S = 1.0
 _LEAST_S = 0.05  # due rows that cannot be claimed are another worker's

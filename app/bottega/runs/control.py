@@ -10,7 +10,7 @@ from sqlalchemy import text
 from bottega.db.engine import Database
 from bottega.db.sessions import Session
 from bottega.errors import NotFoundError
-from bottega.events.feed import Connect, keep_connected
+from bottega.events.wakeups import Connect, keep_connected
 from bottega.tenants import audit
 
 CHANNEL = "bottega_cancel"

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import monotonic
 from bottega.db.tables import worker_tenants, workers
-from bottega.events.feed import background
 from bottega.events.log import is_transient
+from bottega.events.wakeups import background
 
 EVERY_S = 2.0
 GONE_AFTER = timedelta(seconds=30)

@@ -24,8 +24,8 @@ from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
 from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pydantic_core import from_json
 
-from bottega.events.feed import Connect, background
 from bottega.events.log import is_transient
+from bottega.events.wakeups import Connect, background
 
 ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"

@@ -22,8 +22,8 @@ import structlog
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.sessions import Session
 from bottega.errors import UnavailableError
-from bottega.events.feed import Connect, keep_connected
 from bottega.events.log import is_transient
+from bottega.events.wakeups import Connect, keep_connected
 from bottega.tenants.keys import Key, hashed
 
 CHANNEL = "bottega_keys"
