@@ -139,7 +139,7 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
     """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
-    from bottega.llm.analyst import ANALYST_PATIENCE_S, ModelAnalyst
+    from bottega.llm.structured_output import ANALYST_PATIENCE_S, ModelAnalyst
 
     patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
     provider = providers(settings.model_api).for_model(settings.memory_model, patience_s)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bottega.errors import ModelError
-from bottega.llm.analyst import ModelAnalyst
 from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.structured_output import ModelAnalyst
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 
 

@@ -12,8 +12,8 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.llm.analyst import ModelAnalyst
 from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.structured_output import ModelAnalyst
 from bottega.memory import feedback, jobs
 from bottega.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
 from bottega.memory.learnt import learnt

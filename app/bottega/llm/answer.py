@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
-from bottega.llm.failures import Reporter
+from bottega.llm.errors import Reporter
 from bottega.llm.wire import encode_json, without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -10,7 +10,7 @@ from typing import Any
 from bottega.agents.messages import StandardMessage
 from bottega.agents.provider import ToolSchema
 from bottega.llm.answer import AnswerBuilder
-from bottega.llm.failures import Reporter
+from bottega.llm.errors import Reporter
 from bottega.llm.turns import Piece, arranged
 
 

@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import delay_s
-from bottega.llm.door import NETWORK_ERRORS, Door
+from bottega.llm.client import NETWORK_ERRORS, Door
 
 Vectors = NDArray[np.float32]
 

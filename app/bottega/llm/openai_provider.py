@@ -20,9 +20,9 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.answer import AnswerBuilder
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.chat import chat_completions
+from bottega.llm.client import NETWORK_ERRORS, Door
 from bottega.llm.dialect import Dialect, NewDialect
-from bottega.llm.door import NETWORK_ERRORS, Door
-from bottega.llm.failures import STREAM_BROKEN
+from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.responses import responses
 from bottega.llm.sse import SSESplitter
 from bottega.llm.usage import with_usage

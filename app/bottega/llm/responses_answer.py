@@ -7,7 +7,7 @@ from typing import Any
 
 from bottega.agents.messages import ToolCall
 from bottega.llm.answer import AnswerBuilder, PartialCall
-from bottega.llm.failures import Reporter
+from bottega.llm.errors import Reporter
 from bottega.llm.opaque import state_of
 
 _REASONS = {"max_output_tokens": "length", None: "incomplete"}

@@ -17,7 +17,7 @@ import httpx2
 from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient, Omit, OpenAIError
 
 from bottega.errors import InvalidInputError
-from bottega.llm.failures import Reporter
+from bottega.llm.errors import Reporter
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""
