@@ -19,7 +19,7 @@ from bottega.memory.patterns import PatternCache
 from bottega.remembering import Remembering, builtin, keeping, open_remembering
 from bottega.runs import queue
 from bottega.settings import Settings, redactor, secrets
-from bottega.tenants.keyring import Keyring
+from bottega.tenants.key_cache import Keyring
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects

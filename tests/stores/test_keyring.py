@@ -9,8 +9,8 @@ import pytest
 from bottega.db.engine import Database
 from bottega.errors import UnavailableError
 from bottega.events.wakeups import background
-from bottega.tenants import keyring
-from bottega.tenants.keyring import BELIEVED_S, Keyring
+from bottega.tenants import key_cache
+from bottega.tenants.key_cache import BELIEVED_S, Keyring
 from tests.tenants import Holder, holder
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
@@ -193,7 +193,7 @@ async def test_unknown_keys_delay_no_valid_key(
 async def test_too_many_unknown_keys_are_refused(
     ring: Keyring, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "_STRANGERS_WAITING", 5)
+    monkeypatch.setattr(key_cache, "_STRANGERS_WAITING", 5)
     strangers = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
     done, waiting = await asyncio.wait(strangers, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
@@ -207,7 +207,7 @@ async def test_too_many_unknown_keys_are_refused(
 async def test_a_refused_key_is_cached(
     ring: Keyring, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "_MOST_KEYS", 100)
+    monkeypatch.setattr(key_cache, "_MOST_KEYS", 100)
     for n in range(300):
         assert await ring.find(f"{UNKNOWN}{n}") is None
     assert len(ring._refused) == 100

@@ -14,7 +14,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
 from bottega.events.log import is_transient
 from bottega.tenants import keys
-from bottega.tenants.keyring import Identity, Keyring
+from bottega.tenants.key_cache import Identity, Keyring
 
 SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
