@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from bottega.memory.matching import Matcher, brute_force
-from bottega.memory.pattern import (
+from bottega.memory.patterns.matcher import Matcher, brute_force
+from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
     Condition,

@@ -23,9 +23,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import PatternState
-from bottega.memory.validation import Evidence, Tally, Verdict, following, judged, worse
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.pattern import PatternState
+from bottega.memory.patterns.validation import Evidence, Tally, Verdict, following, judged, worse
 
 OPTIONS = LearningOptions()
 NIGHTS = 200

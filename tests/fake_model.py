@@ -26,7 +26,7 @@ from bottega.llm.demo_model.conversation import Answer, Call
 from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
-from bottega.memory.embeddings import BuiltinEmbedder
+from bottega.memory.text.embeddings import BuiltinEmbedder
 
 _HANG_UP = "fake_model.hang_up"
 

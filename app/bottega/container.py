@@ -14,8 +14,8 @@ from bottega.db.migrate import require_current
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.events.stream import Tails
 from bottega.events.wakeups import TEXT, Feed, Notifier, background
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.patterns import PatternCache
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.patterns.cache import PatternCache
 from bottega.remembering import Remembering, builtin, keeping, open_remembering
 from bottega.runs import queue
 from bottega.settings import Settings, redactor, secrets
@@ -27,7 +27,7 @@ with hardly any cycles, and collections took a third of the CPU."""
 
 if TYPE_CHECKING:
     from bottega.llm.openai_provider import OpenAIProvider
-    from bottega.memory.reflecting import Analyst
+    from bottega.memory.learning.reflection import Analyst
     from bottega.runs.build import Workshop
     from bottega.runs.giving import Taught
     from bottega.runs.subagents import Bench

@@ -18,22 +18,22 @@ from bottega.clock import utcnow
 from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.wakeups import background
-from bottega.memory.embedders import Embedders
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.hot import HotEpisodes
-from bottega.memory.matchers import Matchers
-from bottega.memory.objects import Objects
-from bottega.memory.patterns import PatternCache
-from bottega.memory.rows import CHANNEL
+from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.objects import Objects
+from bottega.memory.episodes.rows import CHANNEL
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher_cache import Matchers
 from bottega.runs.queue import Execute
 from bottega.settings import Settings
 
 if TYPE_CHECKING:
     from bottega.llm.openai_embedder import OpenAIEmbedder
-    from bottega.memory.embeddings import BuiltinEmbedder, Embedder
-    from bottega.memory.maintenance import Maintenance
-    from bottega.memory.redis_level import RedisLevel
-    from bottega.memory.reflecting import Analyst
+    from bottega.memory.episodes.redis_cache import RedisLevel
+    from bottega.memory.learning.maintenance import Maintenance
+    from bottega.memory.learning.reflection import Analyst
+    from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
 
 _NO_KEY = "none"
 _HOSTED = "openai:"
@@ -117,17 +117,17 @@ async def keeping(
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
     """
-    from bottega.memory import keeper
-    from bottega.memory.reflection import Learning
-    from bottega.memory.upkeep import Upkeep
+    from bottega.memory.episodes import embedding_worker
+    from bottega.memory.episodes.maintenance import Upkeep
+    from bottega.memory.learning.reflection_worker import Learning
     from bottega.runs.alarms import Alarm, heed
 
-    vectors = keeper.Keeper(database.pool, parts.embedders)
+    vectors = embedding_worker.Keeper(database.pool, parts.embedders)
     upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
     learning = Learning(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
     stored = [
-        Alarm(CHANNEL, each, poll_s=keeper.POLL_S)
+        Alarm(CHANNEL, each, poll_s=embedding_worker.POLL_S)
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
     ]
     ordered = Alarm(CHANNEL, maintenance.work, poll_s=60.0)
@@ -154,21 +154,21 @@ async def keeping(
 
 
 def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
-    from bottega.memory import indices
-    from bottega.memory.discovery import Discovery
-    from bottega.memory.maintenance import Maintenance, Nights
-    from bottega.memory.pipeline import Pipeline
-    from bottega.memory.reports import Reports
+    from bottega.memory.learning import indexes
+    from bottega.memory.learning.discovery import Discovery
+    from bottega.memory.learning.maintenance import Maintenance, Nights
+    from bottega.memory.learning.pipeline import Pipeline
+    from bottega.memory.learning.reports import Reports
     from bottega.runs.cron import next_tick, previous_tick
 
     cron = settings.memory_cron
-    as_maintenance = functools.partial(connect, database.url, role=indices.ROLE, longest_s=None)
+    as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
     pipeline = Pipeline(
         database.pool,
         parts.memory,
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
-        indices.Indices(as_maintenance),
+        indexes.Indices(as_maintenance),
         Reports(database.pool, parts.hot),
     )
     nights = Nights(
@@ -181,7 +181,7 @@ def _maintenance(settings: Settings, database: Database, parts: Remembering) -> 
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
     """Return this process's built-in embedder, loaded (with numpy) at first use."""
-    from bottega.memory.embeddings import BuiltinEmbedder
+    from bottega.memory.text.embeddings import BuiltinEmbedder
 
     return BuiltinEmbedder()
 
@@ -216,6 +216,6 @@ def _folder(settings: Settings) -> Path:
 def _redis(settings: Settings) -> "RedisLevel | None":
     if settings.redis_url is None:
         return None
-    from bottega.memory.redis_level import RedisLevel
+    from bottega.memory.episodes.redis_cache import RedisLevel
 
     return RedisLevel(settings.redis_url.get_secret_value())

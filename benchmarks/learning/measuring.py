@@ -17,8 +17,8 @@ from benchmarks.learning.running import (
     play,
 )
 from benchmarks.learning.world import START, World, world
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import (
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.pattern import (
     Application,
     Arm,
     Baseline,

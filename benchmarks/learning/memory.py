@@ -13,14 +13,16 @@ from uuid import UUID
 import numpy as np
 
 from benchmarks.learning.world import START
-from bottega.memory.embeddings import DIMENSION, BuiltinEmbedder, Vectors
-from bottega.memory.episode import Episode, Outcome
-from bottega.memory.episodic import Hit
-from bottega.memory.matching import Match, Matcher
-from bottega.memory.mining import mine
-from bottega.memory.observing import Observed, observed
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import (
+from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score
+from bottega.memory.episodes.store import Hit
+from bottega.memory.learning.call_trace import Observed, observed
+from bottega.memory.learning.mining import mine
+from bottega.memory.learning.reflection import applications_of
+from bottega.memory.patterns.evidence import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.patterns.matcher import Match, Matcher
+from bottega.memory.patterns.pattern import (
     APPLIED,
     OF_RUN,
     ON_FAILURE,
@@ -31,11 +33,9 @@ from bottega.memory.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.memory.refining import narrowed, narrowing, of_low_value, started_over
-from bottega.memory.reflecting import applications_of
-from bottega.memory.scoring import Candidate, ScoringOptions, score
-from bottega.memory.validation import Tally
-from bottega.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.patterns.refinement import narrowed, narrowing, of_low_value, started_over
+from bottega.memory.patterns.validation import Tally
+from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder, Vectors
 from bottega.runs.fold import EPISODE
 
 AT_START = frozenset(Category) - ON_FAILURE

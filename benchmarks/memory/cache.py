@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.memory.stage import TENANT
-from bottega.memory.episode import Episode, Outcome, Summary
-from bottega.memory.hot import CAPACITY, HotEpisodes
+from bottega.memory.episodes.cache import CAPACITY, HotEpisodes
+from bottega.memory.episodes.episode import Episode, Outcome, Summary
 
 
 def shares(episodes: int, exponent: float) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.embeddings import DIMENSION, Vectors, words
+from bottega.memory.text.embeddings import DIMENSION, Vectors, words
 
 About = Mapping[str, tuple[str | None, str | None]]
 

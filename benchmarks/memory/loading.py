@@ -17,8 +17,8 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory import stage
 from benchmarks.memory.clusters import Halves
 from benchmarks.memory.corpus import Corpus, corpus
-from bottega.memory import search
-from bottega.memory.embeddings import DIMENSION, BuiltinEmbedder
+from bottega.memory.episodes import search
+from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder
 
 EMBEDDER = "clusters-1"
 SESSIONS = 100

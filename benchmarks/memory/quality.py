@@ -17,12 +17,12 @@ from benchmarks.memory.corpus import CLASSES, Corpus, Query, corpus
 from benchmarks.memory.embedders import Buckets, Noise, Understanding
 from benchmarks.memory.measures import Measured, interval, measured
 from bottega.db.engine import acting_as
-from bottega.memory import search
-from bottega.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
-from bottega.memory.episode import EpisodeFilter, Outcome
-from bottega.memory.scope import EVERYTHING
-from bottega.memory.scoring import Candidate, Normalisation, ScoringOptions, score
-from bottega.memory.stages import Ages, Stage
+from bottega.memory.episodes import search
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.lifecycle import Ages, Stage
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scoring import Candidate, Normalisation, ScoringOptions, score
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 
 AGED_BEFORE = Ages().begins(Stage.AGED, stage.NOW)
 Retrieved = list[tuple[Query, list[Candidate]]]

@@ -27,13 +27,13 @@ from benchmarks.memory.corpus import Corpus, corpus
 from benchmarks.memory.loading import Many
 from benchmarks.memory.measures import recall_of_exact
 from bottega.db.engine import Database, acting_as
-from bottega.memory import search
-from bottega.memory.embedders import Embedders
-from bottega.memory.embeddings import DIMENSION, Vectors
-from bottega.memory.episode import EpisodeFilter, Outcome
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.scope import EVERYTHING
-from bottega.memory.stages import Ages
+from bottega.memory.episodes import search
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.text.embeddings import DIMENSION, Vectors
 
 AGED_DAYS = Ages().mature_days
 AGED_COSINE = 0.8

@@ -16,9 +16,9 @@ from benchmarks.memory.corpus import Told
 from bottega.db import embedded, migrate
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
-from bottega.memory import search
-from bottega.memory.embeddings import Embedder
-from bottega.memory.signature import failure_signature
+from bottega.memory.episodes import search
+from bottega.memory.text.embeddings import Embedder
+from bottega.memory.text.signature import failure_signature
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 TENANT = DEFAULT_TENANT

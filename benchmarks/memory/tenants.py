@@ -22,10 +22,10 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
 from bottega.db.engine import APP_ROLE
-from bottega.memory import search
-from bottega.memory.embeddings import DIMENSION
-from bottega.memory.episode import EpisodeFilter
-from bottega.memory.scope import EVERYTHING
+from bottega.memory.episodes import search
+from bottega.memory.episodes.episode import EpisodeFilter
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.text.embeddings import DIMENSION
 
 EMBEDDER = "clusters-1"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -11,9 +11,10 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
-from bottega.memory.context import Memory, Outcome
-from bottega.memory.matchers import Matchers
-from bottega.memory.pattern import (
+from bottega.memory.learning.context import Memory, Outcome
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
     Arm,
@@ -22,7 +23,6 @@ from bottega.memory.pattern import (
     ContentKind,
     Pattern,
 )
-from bottega.memory.patterns import PatternCache
 from tests.api.test_bad_input import problem
 from tests.memories import day, told
 from tests.service import Running

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from bottega.memory.pattern import (
+from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
     Content,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from bottega.errors import InvalidInputError
-from bottega.memory.conditions import MAX_TESTS, check, check_applicability, holds
-from bottega.memory.pattern import Applicability
+from bottega.memory.patterns.conditions import MAX_TESTS, check, check_applicability, holds
+from bottega.memory.patterns.pattern import Applicability
 from tests.domain.patterns import CONDITIONS, FEATURES
 
 

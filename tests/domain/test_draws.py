@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.drawing import arm_of, drawn
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import Arm, PatternState
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.assignment import arm_of, drawn
+from bottega.memory.patterns.pattern import Arm, PatternState
 
 OPTIONS = LearningOptions()
 SALT, PATTERN = UUID(int=7), UUID(int=8)

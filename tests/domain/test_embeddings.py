@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.memory.embeddings import MAX_CHARACTERS, BuiltinEmbedder, Embedder, Vectors, stem
+from bottega.memory.text.embeddings import MAX_CHARACTERS, BuiltinEmbedder, Embedder, Vectors, stem
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)  # lone surrogates as well
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.events.types import EventType
-from bottega.memory.following import MOST, Following
-from bottega.memory.pattern import Arm
+from bottega.memory.patterns.adherence import MOST, Following
+from bottega.memory.patterns.pattern import Arm
 
 ONE, TASK = UUID(int=1), UUID(int=2)
 BASELINE = {"name": "unknown", "rate": 0.5, "n": 0}

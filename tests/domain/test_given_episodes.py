@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from bottega.memory.episode import Episode, Outcome, Summary
-from bottega.memory.episodic import Hit
-from bottega.memory.scoring import Parts
+from bottega.memory.episodes.episode import Episode, Outcome, Summary
+from bottega.memory.episodes.scoring import Parts
+from bottega.memory.episodes.store import Hit
 from bottega.runs.giving import told
 from bottega.runs.memory import may_help
 

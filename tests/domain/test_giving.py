@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.matching import Match
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import (
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.matcher import Match
+from bottega.memory.patterns.pattern import (
     Arm,
     Category,
     Content,

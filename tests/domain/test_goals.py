@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.goals import LONGEST_ITEM, MOST, analyse
+from bottega.memory.patterns.task_analysis import LONGEST_ITEM, MOST, analyse
 
 TASK = """Prepare the monthly report for the board. You must not use figures of April.
 - Fetch the sales with sql_query

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.likeness import Candidate, groups, said, task_key
-from bottega.memory.merging import Closeness
+from bottega.memory.episodes.consolidation import Closeness
+from bottega.memory.episodes.similarity import Candidate, groups, said, task_key
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.patterns import SHAPES
-from bottega.memory.conditions import holds
-from bottega.memory.matching import Match, Matcher, applies, brute_force, score
-from bottega.memory.pattern import (
+from bottega.memory.patterns.conditions import holds
+from bottega.memory.patterns.matcher import Match, Matcher, applies, brute_force, score
+from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
     Content,

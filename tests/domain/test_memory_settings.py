@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bottega.memory.options import MemoryOptions
+from bottega.memory.episodes.options import MemoryOptions
 from bottega.settings import Settings
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.memory.sections import Part
-from bottega.memory.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
-from bottega.memory.working import WorkingMemory
+from bottega.memory.working.sections import Part
+from bottega.memory.working.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
+from bottega.memory.working.working_memory import WorkingMemory
 
 
 def call(name: str, **arguments: Any) -> ToolCall:

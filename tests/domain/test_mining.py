@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.memory.doings import does, done
-from bottega.memory.episode import Episode, Outcome, State, StorageState, Summary
-from bottega.memory.finding import is_within
-from bottega.memory.mining import MiningOptions, mine
-from bottega.memory.observing import Call, Observed, observed
-from bottega.memory.pattern import Category, Pattern
-from bottega.memory.signature import failure_signature
+from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
+from bottega.memory.learning.call_trace import Call, Observed, observed
+from bottega.memory.learning.findings import does, done, is_within
+from bottega.memory.learning.mining import MiningOptions, mine
+from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.text.signature import failure_signature
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 NO_ANSWER = failure_signature("tool_error", "no answer in 3 s", "fetch")

@@ -1,6 +1,6 @@
 """Privacy of texts in patterns: only texts of several owners may appear."""
 
-from bottega.memory.owners import Told, owner_of, public_features
+from bottega.memory.patterns.owners import Told, owner_of, public_features
 
 
 def test_owner_of_an_episode() -> None:

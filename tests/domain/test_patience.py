@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bottega.errors import ModelError, UnavailableError
-from bottega.memory.embeddings import Vectors
-from bottega.memory.patience import Patience
+from bottega.memory.episodes.embedders import Patience
+from bottega.memory.text.embeddings import Vectors
 
 
 class Server:

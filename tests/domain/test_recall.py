@@ -11,7 +11,7 @@ from bottega.agents import BaseAgent, HumanMessage, Query, SharedMemoryGraph, Sy
 from bottega.agents.recall import Recall, Recalled, nearest
 from bottega.agents.shared_memory import inject_shared_memory, shared_message
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.memory.embeddings import BuiltinEmbedder, Vectors
+from bottega.memory.text.embeddings import BuiltinEmbedder, Vectors
 from tests.domain.scripted import Notes, agent, call, let_others_run, model_of, texts
 from tests.domain.test_graph import Clock, graph_of
 

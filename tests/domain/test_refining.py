@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.conditions import check, holds
-from bottega.memory.matching import applies
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import (
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.conditions import check, holds
+from bottega.memory.patterns.matcher import applies
+from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
     Content,
@@ -25,7 +25,7 @@ from bottega.memory.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.memory.refining import (
+from bottega.memory.patterns.refinement import (
     generalised,
     likeness,
     mergeable,
@@ -35,7 +35,7 @@ from bottega.memory.refining import (
     of_low_value,
     started_over,
 )
-from bottega.memory.validation import Tally
+from bottega.memory.patterns.validation import Tally
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

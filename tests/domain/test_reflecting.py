@@ -6,10 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from bottega.memory.episode import Episode, Outcome, State, StorageState
-from bottega.memory.goals import analyse, refined
-from bottega.memory.pattern import Arm, Baseline
-from bottega.memory.reflecting import (
+from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState
+from bottega.memory.learning.reflection import (
     LONGEST,
     MOST,
     applications_of,
@@ -17,6 +15,8 @@ from bottega.memory.reflecting import (
     reflect,
     with_insights,
 )
+from bottega.memory.patterns.pattern import Arm, Baseline
+from bottega.memory.patterns.task_analysis import analyse, refined
 from tests.domain.test_mining import NO_ANSWER, stored
 
 GIVEN = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.scoring import Candidate, Normalisation, Parts, ScoringOptions, score
+from bottega.memory.episodes.scoring import Candidate, Normalisation, Parts, ScoringOptions, score
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 OPTIONS = ScoringOptions()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.signature import LONGEST_SIGNATURE, failure_signature
+from bottega.memory.text.signature import LONGEST_SIGNATURE, failure_signature
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
 WORDS = st.lists(st.sampled_from(["no", "answer", "from", "it", "can't", "after", "in"]))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.memory.stages import Ages, Stage
+from bottega.memory.episodes.lifecycle import Ages, Stage
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 AGES = Ages()

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
-from bottega.memory.summaries import GAP, MAX_READ, cut, summary_of
+from bottega.memory.text.summaries import GAP, MAX_READ, cut, summary_of
 
 texts = st.text(alphabet=st.characters(), max_size=400) | st.lists(
     st.sampled_from(["Error: no 42", "a" * 300, "ok.", " ", "née", "x, y; z", "\n", '{"a": 1}']),

@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from bottega.events.types import EventType, RunStatus
-from bottega.memory.episode import LONGEST_SUMMARY, Episode, Outcome, Summary, episode_id_of
-from bottega.memory.telling import About, Telling
+from bottega.memory.episodes.episode import (
+    LONGEST_SUMMARY,
+    Episode,
+    Outcome,
+    Summary,
+    episode_id_of,
+)
+from bottega.memory.learning.episode_recorder import About, Telling
 from bottega.redaction import Redactor
 
 RUN, TASK = UUID(int=1), UUID(int=2)

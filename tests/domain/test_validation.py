@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import validation as simulated
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import PatternState
-from bottega.memory.validation import (
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.pattern import PatternState
+from bottega.memory.patterns.validation import (
     Evidence,
     Tally,
     Verdict,

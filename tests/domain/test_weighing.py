@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
-from bottega.memory.validation import Tally, Verdict, e_value
-from bottega.memory.weighing import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.evidence import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
+from bottega.memory.patterns.validation import Tally, Verdict, e_value
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
-from bottega.memory.sections import Budgets, Part
-from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.memory.working.sections import Budgets, Part
+from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 
 words = st.text(alphabet=st.characters(), max_size=30)
 long = st.sampled_from(["x", "né", "12 Error.\n", "a b "]).flatmap(

@@ -25,10 +25,10 @@ from bottega.agents import (
 from bottega.agents.history import check_history
 from bottega.agents.subagent import copy_of, fresh_copy
 from bottega.agents.tokens import estimated_tokens
-from bottega.memory.conversation import schema_tokens, tokens_of
-from bottega.memory.prompts import RECALL, RunMemory
-from bottega.memory.sections import Budgets
-from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.memory.working.blocks import schema_tokens, tokens_of
+from bottega.memory.working.prompts import RECALL, RunMemory
+from bottega.memory.working.sections import Budgets
+from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from tests.domain.scripted import (
     Notes,
     ScriptedModel,

@@ -9,9 +9,9 @@ import websockets
 from pydantic_core import from_json, to_json
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.memory.episode import episode_id_of
-from bottega.memory.pattern import Applicability, Category, Content, ContentKind, Pattern
-from bottega.memory.signature import failure_signature
+from bottega.memory.episodes.episode import episode_id_of
+from bottega.memory.patterns.pattern import Applicability, Category, Content, ContentKind, Pattern
+from bottega.memory.text.signature import failure_signature
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_run_memory import ended

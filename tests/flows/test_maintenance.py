@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.memory.episode import Outcome
+from bottega.memory.episodes.episode import Outcome
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.memories import remember, told

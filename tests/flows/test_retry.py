@@ -8,7 +8,7 @@ from uuid import UUID
 import websockets
 from pydantic_core import from_json
 
-from bottega.memory.episode import episode_id_of
+from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, http_error, sse, text
 from tests.flows.test_agent_data import create

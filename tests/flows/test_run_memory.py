@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from bottega.memory.episode import episode_id_of
+from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_agent_data import create

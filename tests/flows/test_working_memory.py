@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from bottega.demo.scenarios import SOFTWARE
-from bottega.memory.episode import episode_id_of
+from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create

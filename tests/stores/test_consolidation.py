@@ -17,15 +17,15 @@ from pydantic_core import to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import UnavailableError
-from bottega.memory.embedders import Embedders
-from bottega.memory.episode import Episode, EpisodeFilter, Outcome
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.feedback import Feedback, give
-from bottega.memory.lifecycle import Lifecycle
-from bottega.memory.merging import Closeness, as_one
-from bottega.memory.objects import new_key
-from bottega.memory.scope import EVERYTHING
-from bottega.memory.tending import Tending
+from bottega.memory.episodes.ageing import Lifecycle
+from bottega.memory.episodes.consolidation import Closeness, as_one
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
+from bottega.memory.episodes.maintenance import Tending
+from bottega.memory.episodes.objects import new_key
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.learning.feedback import Feedback, give
 from bottega.tenants.erase import erase_session, erase_tenant
 from bottega.tenants.operator import transactions
 from tests.memories import (

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory import search
-from bottega.memory.episode import EpisodeFilter, Outcome
-from bottega.memory.scope import EVERYTHING
-from bottega.memory.scoring import Candidate
+from bottega.memory.episodes import search
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scoring import Candidate
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 AGED = NOW - timedelta(days=180)

@@ -14,14 +14,14 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.memory.embedders import Embedders
-from bottega.memory.embeddings import BuiltinEmbedder, Embedder, Vectors
-from bottega.memory.episode import Episode, EpisodeFilter, Outcome, State, Summary
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.hot import HotEpisodes
-from bottega.memory.objects import Objects, new_key
-from bottega.memory.options import MemoryOptions
-from bottega.memory.scope import EVERYTHING
+from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
+from bottega.memory.episodes.objects import Objects, new_key
+from bottega.memory.episodes.options import MemoryOptions
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()

@@ -7,9 +7,9 @@ import asyncpg
 import pytest
 
 from bottega.db.engine import Database
-from bottega.memory.evolution import refine, validate_all
-from bottega.memory.pattern import Applicability, Arm, Category, Content, ContentKind
-from bottega.memory.patterns import PatternCache
+from bottega.memory.learning.evolution import refine, validate_all
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.pattern import Applicability, Arm, Category, Content, ContentKind
 from tests.memories import day, trip, untrip
 from tests.stores.test_patterns import (
     BAD,
@@ -86,7 +86,7 @@ class TestValidation:
         self, database: Database, clock: Hands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Check that the first page counts the patterns of later pages in the discovery rate."""
-        monkeypatch.setattr("bottega.memory.patterns._PAGE", 1)
+        monkeypatch.setattr("bottega.memory.patterns.cache._PAGE", 1)
         strict = cache_of(database, clock, fdr_required=True)
         added = [await strict.add(TENANT, pattern(str(n))) for n in range(4)]
         for each in added[:3]:

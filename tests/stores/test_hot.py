@@ -20,9 +20,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episode import Episode, Outcome, State, StorageState, Summary
-from bottega.memory.hot import MAX_BYTES, HotEpisodes
-from bottega.memory.redis_level import RedisLevel
+from bottega.memory.episodes.cache import MAX_BYTES, HotEpisodes
+from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
+from bottega.memory.episodes.redis_cache import RedisLevel
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
 

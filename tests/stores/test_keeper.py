@@ -16,11 +16,11 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.llm.demo_model import embeddings
 from bottega.llm.openai_embedder import OpenAIEmbedder
-from bottega.memory.embedders import Embedders
-from bottega.memory.embeddings import BuiltinEmbedder, Embedder
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.keeper import Keeper
-from bottega.memory.scope import EVERYTHING
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.embedding_worker import Keeper
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 
 OTHER = UUID(int=77)

@@ -14,14 +14,14 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
-from bottega.memory import feedback, jobs
-from bottega.memory.episode import Episode, Outcome, State, StorageState, episode_id_of
-from bottega.memory.learnt import learnt
-from bottega.memory.matchers import Matchers
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import Category, Content, ContentKind, Evidence, Pattern
-from bottega.memory.patterns import PatternCache
-from bottega.memory.reflection import MOST_TRIES, Learning
+from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.learning import feedback, jobs
+from bottega.memory.learning.reflection_worker import MOST_TRIES, Learning
+from bottega.memory.learning.run_learning import learnt
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from tests.fake_model import FakeModel, calls, http_error
 from tests.memories import remember, told
 

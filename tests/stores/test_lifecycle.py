@@ -10,9 +10,9 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.memory.lifecycle import Lifecycle
-from bottega.memory.stages import Ages, Stage
-from bottega.memory.tending import Tending
+from bottega.memory.episodes.ageing import Lifecycle
+from bottega.memory.episodes.lifecycle import Ages, Stage
+from bottega.memory.episodes.maintenance import Tending
 from tests.memories import (
     Folder,
     Tripped,

@@ -13,10 +13,10 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, connect
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.memory import indices, jobs
-from bottega.memory.indices import Indices
-from bottega.memory.jobs import Job
-from bottega.memory.maintenance import Maintenance, Nights, Stage
+from bottega.memory.learning import indexes, jobs
+from bottega.memory.learning.indexes import Indices
+from bottega.memory.learning.jobs import Job
+from bottega.memory.learning.maintenance import Maintenance, Nights, Stage
 from tests.memories import day, remember, told
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
@@ -308,7 +308,7 @@ async def test_jobs_are_listed_and_the_oldest_are_deleted(
 @pytest.fixture
 def care(database: Database, database_url: str) -> Indices:
     async def as_maintenance() -> asyncpg.Connection:
-        return await connect(database_url, role=indices.ROLE, longest_s=None)
+        return await connect(database_url, role=indexes.ROLE, longest_s=None)
 
     return Indices(as_maintenance, least_changes=50)
 

@@ -14,9 +14,9 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.wakeups import background
-from bottega.memory import pattern_rows
-from bottega.memory.matchers import BELIEVED_S, HOT, Matchers
-from bottega.memory.pattern import Category, Content, ContentKind, Pattern, PatternState
+from bottega.memory.patterns import rows
+from bottega.memory.patterns.matcher_cache import BELIEVED_S, HOT, Matchers
+from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 WITHIN_S = 20
@@ -43,10 +43,10 @@ async def add(
     """Write a pattern as another process does."""
     new = Pattern(name, Category.STRATEGIC, Content(ContentKind.HEURISTIC))
     async with acting_as(database.pool, tenant) as connection:
-        stored = await pattern_rows.insert(connection, tenant, new, NOW)
+        stored = await rows.insert(connection, tenant, new, NOW)
         assert stored is not None
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
-        await pattern_rows.tell(connection, tenant)
+        await rows.tell(connection, tenant)
     return stored
 
 
@@ -62,7 +62,7 @@ async def until_found(matchers: Matchers, expected: list[UUID]) -> None:
 
 async def read(database: Database, pattern_id: UUID) -> Pattern:
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
-        return (await pattern_rows.load(connection, DEFAULT_TENANT, [pattern_id]))[pattern_id]
+        return (await rows.load(connection, DEFAULT_TENANT, [pattern_id]))[pattern_id]
 
 
 async def test_a_matcher_is_loaded_once_with_the_live_patterns(database: Database) -> None:
@@ -86,7 +86,7 @@ async def test_a_change_by_another_process_is_noticed(
         await until_found(matchers, [first])
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET state = 'IN_REVIEW'")
-            await pattern_rows.tell(connection, DEFAULT_TENANT)
+            await rows.tell(connection, DEFAULT_TENANT)
         await until_found(matchers, [])
 
 
@@ -166,7 +166,7 @@ async def test_a_pattern_is_cached_until_it_changes(database: Database, database
         assert len(reads) == 2
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET name = 'another'")
-            await pattern_rows.tell(connection, DEFAULT_TENANT)
+            await rows.tell(connection, DEFAULT_TENANT)
         async with asyncio.timeout(WITHIN_S):
             while (await matchers.pattern(DEFAULT_TENANT, added, one)).name != "another":
                 await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
-from bottega.memory.objects import CorruptObjectError, Objects, new_key, pack
+from bottega.memory.episodes.objects import CorruptObjectError, Objects, new_key, pack
 
 TENANT = UUID(int=7)
 EPISODE = UUID(int=8)

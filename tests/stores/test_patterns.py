@@ -14,11 +14,12 @@ from pydantic_core import to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
-from bottega.memory import curating
-from bottega.memory.episode import Outcome, StorageState
-from bottega.memory.matchers import Matchers
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import (
+from bottega.memory.episodes.episode import Outcome, StorageState
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns import store
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
     Arm,
@@ -33,9 +34,8 @@ from bottega.memory.pattern import (
     PatternState,
     Relations,
 )
-from bottega.memory.pattern_rows import CHANNEL, PatternFilter
-from bottega.memory.patterns import PatternCache
-from bottega.memory.validation import Verdict
+from bottega.memory.patterns.rows import CHANNEL, PatternFilter
+from bottega.memory.patterns.validation import Verdict
 from tests.memories import day, remember, told
 
 TENANT = DEFAULT_TENANT
@@ -784,7 +784,7 @@ class TestWhichApply:
     async def test_patterns_added_by_a_tenant_are_bounded(
         self, cache: PatternCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(curating, "MOST_GIVEN", 2)
+        monkeypatch.setattr(store, "MOST_GIVEN", 2)
         for number in range(2):
             await cache.add(TENANT, pattern(f"p{number}"))
         with pytest.raises(ConflictError, match="2 patterns that were given"):

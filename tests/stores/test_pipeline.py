@@ -12,17 +12,20 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, connect, open_database
-from bottega.memory import indices, jobs
-from bottega.memory.discovery import Discovery
-from bottega.memory.embedders import Embedders
-from bottega.memory.episode import Episode, Outcome
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.hot import HotEpisodes
-from bottega.memory.indices import Indices
-from bottega.memory.jobs import Job
-from bottega.memory.maintenance import Maintenance
-from bottega.memory.matchers import Matchers
-from bottega.memory.pattern import (
+from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.learning import indexes, jobs
+from bottega.memory.learning.discovery import Discovery
+from bottega.memory.learning.indexes import Indices
+from bottega.memory.learning.jobs import Job
+from bottega.memory.learning.maintenance import Maintenance
+from bottega.memory.learning.pipeline import Pipeline
+from bottega.memory.learning.reports import Reports
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
     Arm,
@@ -32,9 +35,6 @@ from bottega.memory.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.memory.patterns import PatternCache
-from bottega.memory.pipeline import Pipeline
-from bottega.memory.reports import Reports
 from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
 
 NOW = day(60)
@@ -74,7 +74,7 @@ class Looked:
         self.maintenance = Maintenance(pool, pipeline.stages(), first_pause_s=0.0)
 
     async def as_maintenance(self) -> asyncpg.Connection:
-        return await connect(self.database.url, role=indices.ROLE, longest_s=None)
+        return await connect(self.database.url, role=indexes.ROLE, longest_s=None)
 
     async def look(self) -> Job:
         """Execute a maintenance job until it ends; return it."""
@@ -246,7 +246,7 @@ async def test_a_second_job_changes_nothing(owner: asyncpg.Pool, looked: Looked)
 async def test_traces_in_the_object_store_are_mined_too(
     owner: asyncpg.Pool, looked: Looked
 ) -> None:
-    from bottega.memory.cold import TRACE, copied
+    from bottega.memory.episodes.objects import TRACE, copied
 
     ids = [numbered(n) for n in range(8)]
     pool = looked.database.pool

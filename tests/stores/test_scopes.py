@@ -13,12 +13,12 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError
-from bottega.memory.context import Memory
-from bottega.memory.embedders import Embedders
-from bottega.memory.episode import Episode, EpisodeFilter
-from bottega.memory.episodic import EpisodicMemory
-from bottega.memory.hot import HotEpisodes
-from bottega.memory.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
+from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.episode import Episode, EpisodeFilter
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.learning.context import Memory
 from tests.memories import EMBEDDER, day, embed, remember, told
 
 TENANT = str(DEFAULT_TENANT)

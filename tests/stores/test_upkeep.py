@@ -10,10 +10,8 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.cold import ALL_PARTS, copied
-from bottega.memory.objects import Objects
-from bottega.memory.tending import Tending
-from bottega.memory.upkeep import Upkeep
+from bottega.memory.episodes.maintenance import Tending, Upkeep
+from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 
 LONG = [{"said": "long " * 5000}]

@@ -4,8 +4,8 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.scope import EVERYTHING
-from bottega.memory.search import candidates, refresh_common
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.search import candidates, refresh_common
 from tests.memories import day, remember, told
 
 # Five unrelated tasks, a question about none of them that shares their small words, and a question

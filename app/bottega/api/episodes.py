@@ -34,12 +34,12 @@ from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.db.pages import Part
 from bottega.errors import InvalidInputError
-from bottega.memory import episode as memory
-from bottega.memory import rows
-from bottega.memory.episode import EpisodeFilter, Outcome
-from bottega.memory.importing import imported
-from bottega.memory.scope import EVERYTHING, Scope, scope_of_search
-from bottega.memory.signature import failure_signature
+from bottega.memory.episodes import episode as memory
+from bottega.memory.episodes import rows
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.importing import imported
+from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
+from bottega.memory.text.signature import failure_signature
 from bottega.runs.sessions import user_of
 from bottega.tenants import audit, erase
 

@@ -11,7 +11,7 @@ from bottega.api.pages import LINK, PageQuery
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.maintenance import MaintenanceJob, MemoryReport
 from bottega.db.driver import driver_of
-from bottega.memory import jobs
+from bottega.memory.learning import jobs
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])

@@ -15,16 +15,16 @@ from bottega.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLe
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
-from bottega.memory.context import Lesson, Memory, Outcome
-from bottega.memory.episode import Episode
-from bottega.memory.importing import imported
-from bottega.memory.pattern import Category, Pattern
-from bottega.memory.signature import failure_signature
+from bottega.memory.episodes.episode import Episode
+from bottega.memory.episodes.importing import imported
+from bottega.memory.learning.context import Lesson, Memory, Outcome
+from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.text.signature import failure_signature
 from bottega.runs.sessions import user_of
 from bottega.tenants import audit
 
 if TYPE_CHECKING:  # it imports numpy, which only matching needs
-    from bottega.memory.matching import Match
+    from bottega.memory.patterns.matcher import Match
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 

@@ -19,8 +19,8 @@ from bottega.api.schemas.patterns_shown import (
 )
 from bottega.db.driver import driver_of
 from bottega.errors import ConflictError, InvalidInputError
-from bottega.memory import pattern as memory
-from bottega.memory.pattern import Application, Arm, Baseline
+from bottega.memory.patterns import pattern as memory
+from bottega.memory.patterns.pattern import Application, Arm, Baseline
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])

@@ -23,10 +23,10 @@ from bottega.api.schemas.patterns import (
 from bottega.api.schemas.patterns_shown import Pattern, PatternsFound, SimilarPatterns
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError, VersionConflictError
-from bottega.memory import goals
-from bottega.memory import pattern as memory
-from bottega.memory.pattern import Category, PatternState
-from bottega.memory.pattern_rows import PatternFilter
+from bottega.memory.patterns import pattern as memory
+from bottega.memory.patterns import task_analysis
+from bottega.memory.patterns.pattern import Category, PatternState
+from bottega.memory.patterns.rows import PatternFilter
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
@@ -146,7 +146,7 @@ async def list_(
     dependencies=[Turn],
 )
 async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -> Any:
-    from bottega.memory.matching import score_parts  # imports numpy
+    from bottega.memory.patterns.matcher import score_parts  # imports numpy
 
     features = _features(body)
     found = await service.patterns.find_applicable(
@@ -184,7 +184,7 @@ def _features(body: PatternsWanted) -> dict[str, Any]:
         at_hand = known.get("capabilities")
         names = at_hand if isinstance(at_hand, list) else []
         capabilities = [name for name in names if isinstance(name, str)]
-        read = goals.analyse(body.task, **texts, capabilities=capabilities)
+        read = task_analysis.analyse(body.task, **texts, capabilities=capabilities)
         known = {**read.features, **known}
     if body.failure_signature is not None:
         known["failure_signature"] = body.failure_signature

@@ -12,8 +12,8 @@ from bottega.api.schemas.learning import RunLearning
 from bottega.api.schemas.working_memory import WorkingMemory
 from bottega.errors import ConflictError
 from bottega.events.types import RunStatus
-from bottega.memory import feedback
-from bottega.memory.learnt import learnt
+from bottega.memory.learning import feedback
+from bottega.memory.learning.run_learning import learnt
 from bottega.runs import read
 from bottega.runs.working import working_memory
 from bottega.tenants import audit

@@ -16,7 +16,7 @@ from bottega.agents import AssistantResponse
 from bottega.errors import BottegaError, FencedError
 from bottega.events import log
 from bottega.events.types import Event, EventType, RunStatus
-from bottega.memory.telling import Telling
+from bottega.memory.learning.episode_recorder import Telling
 from bottega.redaction import Redactor
 from bottega.runs.build import Workshop, build, query_of
 from bottega.runs.dag import run_dag

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from bottega.agents.messages import AgentUsage, AssistantMessage, ToolResult
 from bottega.errors import ModelError
 from bottega.events.types import STATE, Event, EventType
-from bottega.memory.following import SOURCE
+from bottega.memory.patterns.adherence import SOURCE
 
 EPISODE = "episode:"
 """Prefix of the source of recalled episodes; no agent's name starts with it."""

@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from bottega.memory.drawing import arm_of, drawn
-from bottega.memory.episodic import EpisodicMemory, Hit
-from bottega.memory.following import SOURCE
-from bottega.memory.options import LearningOptions
-from bottega.memory.pattern import Arm, Baseline, Features, Pattern
-from bottega.memory.summaries import cut, summary_of
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.store import EpisodicMemory, Hit
+from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.patterns.assignment import arm_of, drawn
+from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
+from bottega.memory.text.summaries import cut, summary_of
 from bottega.runs.fold import EPISODE
 
 if TYPE_CHECKING:
-    from bottega.memory.matching import Match
-    from bottega.memory.patterns import PatternCache
-    from bottega.memory.reflecting import Analyst
+    from bottega.memory.learning.reflection import Analyst
+    from bottega.memory.patterns.cache import PatternCache
+    from bottega.memory.patterns.matcher import Match
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5

@@ -22,7 +22,7 @@ from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
-from bottega.memory.telling import Telling
+from bottega.memory.learning.episode_recorder import Telling
 from bottega.redaction import Redactor
 from bottega.runs.fold import Fold, key_of
 

@@ -15,16 +15,16 @@ from pydantic_core import from_json, to_json
 from bottega.agents.agent import BaseAgent
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import EventType
-from bottega.memory.episode import Episode, EpisodeFilter, Outcome
-from bottega.memory.episodic import Hit
-from bottega.memory.following import SOURCE
-from bottega.memory.goals import Goals, analyse, refined
-from bottega.memory.prompts import RunMemory
-from bottega.memory.scope import Scope, scope_of_run
-from bottega.memory.signature import failure_signature
-from bottega.memory.telling import TOOL_ERROR, About
-from bottega.memory.tools import SearchMemory, SetPlan
-from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
+from bottega.memory.episodes.scope import Scope, scope_of_run
+from bottega.memory.episodes.store import Hit
+from bottega.memory.learning.episode_recorder import TOOL_ERROR, About
+from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.patterns.task_analysis import Goals, analyse, refined
+from bottega.memory.text.signature import failure_signature
+from bottega.memory.working.prompts import RunMemory
+from bottega.memory.working.tools import SearchMemory, SetPlan
+from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from bottega.runs.fold import ANALYSIS, EPISODE
 from bottega.runs.giving import (
     MOST_EPISODES,

@@ -19,14 +19,14 @@ from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.tokens import tokens_in
 from bottega.definitions import store
 from bottega.events.types import EventType
-from bottega.memory.following import SOURCE
-from bottega.memory.goals import analyse
-from bottega.memory.prompts import RECALL
-from bottega.memory.sections import Budgets, Part
-from bottega.memory.summaries import summary_of
-from bottega.memory.tools import SET_PLAN, plan_of
-from bottega.memory.variables import Scope
-from bottega.memory.working import Retrieved, WorkingMemory
+from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.patterns.task_analysis import analyse
+from bottega.memory.text.summaries import summary_of
+from bottega.memory.working.prompts import RECALL
+from bottega.memory.working.sections import Budgets, Part
+from bottega.memory.working.tools import SET_PLAN, plan_of
+from bottega.memory.working.variables import Scope
+from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from bottega.runs import read
 from bottega.runs.fold import EPISODE
 

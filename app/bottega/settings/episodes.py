@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
 from bottega.errors import InvalidInputError
-from bottega.memory.options import MemoryOptions
-from bottega.memory.scoring import Normalisation, ScoringOptions
-from bottega.memory.stages import Ages
+from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.options import MemoryOptions
+from bottega.memory.episodes.scoring import Normalisation, ScoringOptions
 
 _Weight = Annotated[float, Field(ge=0, le=100)]
 _Days = Annotated[float, Field(ge=0, le=36_500)]

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
 from bottega.errors import InvalidInputError
-from bottega.memory.options import LearningOptions
+from bottega.memory.episodes.options import LearningOptions
 from bottega.runs.cron import check_cron
 
 _Share = Annotated[float, Field(ge=0, le=1)]

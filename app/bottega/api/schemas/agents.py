@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.agents.endings import OnLength
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
-from bottega.memory.scope import MemoryScope
+from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.http import HttpToolDefinition
 from bottega.tools.json_values import WHOLE
 

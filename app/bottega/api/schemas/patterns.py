@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.episodes import Moment, Object
-from bottega.memory.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
+from bottega.memory.patterns.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
 from bottega.tools.json_values import WHOLE
 
 CategoryName = Literal[

@@ -1,0 +1,162 @@
+"""Cache of frequently read episodes.
+
+Caches the immutable part of an episode; each read checks in the database that it may still be read.
+A process keeps up to 1,000 episodes (W-TinyLFU: by frequency, which decays). An optional Redis
+keeps them for all processes; nothing depends on its speed, availability or content.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+from theine_core import TlfuCore, spread
+
+from bottega.clock import monotonic
+from bottega.memory.episodes.episode import Episode
+
+if TYPE_CHECKING:
+    from bottega.memory.episodes.redis_cache import RedisLevel
+
+CAPACITY = 1000
+TTL_S = 300.0
+"""Seconds that an episode is cached in Redis and in a process that misses its erasure."""
+MAX_BYTES = 65_536
+"""Bytes of an episode as JSON with its bodies; larger ones are not cached."""
+
+Key = tuple[UUID, UUID]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Hits and misses of each level since the start of the process."""
+
+    hits: int = 0
+    misses: int = 0
+    redis_hits: int = 0
+    redis_misses: int = 0
+    redis_failures: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Hit rate of the process's own cache; 0 before the first read."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+
+class HotEpisodes:
+    """Cache of the most read episodes, by tenant and id. None of its methods raises.
+
+    Args:
+        capacity: episodes in this process.
+        ttl_s: seconds that they stay.
+    """
+
+    def __init__(
+        self,
+        redis: "RedisLevel | None" = None,
+        *,
+        capacity: int = CAPACITY,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.counts = Counts()
+        self._redis = redis
+        self._core = TlfuCore(capacity)
+        self._entries: dict[int, tuple[Key, Episode, float]] = {}
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._swept_at = clock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def get(self, tenant_id: UUID, episode_id: UUID) -> Episode | None:
+        """Return the cached episode, if a level has it."""
+        key = (tenant_id, episode_id)
+        place = _place(key)
+        entry = self._entries.get(place)
+        if entry is not None and entry[0] == key and entry[2] > self._clock():
+            self._core.access([place])
+            self.counts.hits += 1
+            return entry[1]
+        self.counts.misses += 1
+        if self._redis is None:
+            return None
+        found = await self._redis.get(key, self.counts)
+        if found is not None:
+            self._keep(key, found)
+        return found
+
+    async def put(self, tenant_id: UUID, episode: Episode) -> None:
+        """Cache an episode; the cache may decline or evict it."""
+        raw = encoded(episode)
+        if raw is None or episode.id is None:
+            return
+        key = (tenant_id, episode.id)
+        self._keep(key, episode)
+        if self._redis is not None:
+            await self._redis.put(key, raw, math.ceil(self._ttl_s), self.counts)
+
+    async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
+        """Drop an episode here and in Redis; other processes drop it within ``ttl_s``."""
+        key = (tenant_id, episode_id)
+        self._forget(_place(key))
+        if self._redis is not None:
+            await self._redis.drop(key, self.counts)
+
+    async def aclose(self) -> None:
+        if self._redis is not None:
+            await self._redis.aclose()
+
+    def _keep(self, key: Key, episode: Episode) -> None:
+        self._sweep()
+        place = _place(key)
+        self._entries[place] = (key, episode, self._clock() + self._ttl_s)
+        for evicted in self._core.set([(place, 0)]):
+            self._entries.pop(evicted, None)
+
+    def _sweep(self) -> None:
+        """Remove expired entries once per ``ttl_s``; :meth:`get` ignores them before."""
+        now = self._clock()
+        if now - self._swept_at >= self._ttl_s:
+            self._swept_at = now
+            for place in [place for place, entry in self._entries.items() if entry[2] <= now]:
+                self._forget(place)
+
+    def _forget(self, place: int) -> None:
+        if self._entries.pop(place, None) is not None:
+            self._core.remove(place)
+
+
+@cache
+def _adapter() -> TypeAdapter[Episode]:
+    return TypeAdapter(Episode)
+
+
+def encoded(episode: Episode) -> bytes | None:
+    """Encode an episode for Redis; ``None`` if it is too large or no JSON. Pure."""
+    try:
+        raw = to_json(episode)
+    except ValueError:
+        return None
+    return raw if len(raw) <= MAX_BYTES else None
+
+
+def decoded(raw: bytes, key: Key) -> Episode | None:
+    """Decode an episode; ``None`` if the bytes are invalid or of another episode. Pure."""
+    if len(raw) > MAX_BYTES:
+        return None
+    try:
+        found = _adapter().validate_json(raw)
+    except ValueError:
+        return None
+    return found if found.id == key[1] else None
+
+
+def _place(key: Key) -> int:
+    return spread(hash(key))

@@ -1,0 +1,145 @@
+"""Choice of the embedder for a tenant's queries."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import asyncpg
+
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from bottega.memory.text.embeddings import Embedder, Vectors
+
+if TYPE_CHECKING:
+    from bottega.memory.text.embeddings import Embedder
+
+_BELIEVED_S = 5.0
+_KNOWN = 10_000
+
+_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
+
+
+class Embedders:
+    """Current embedder of this process, and those of stored vectors.
+
+    Args:
+        current: loads the configured embedder when it is first needed.
+        named: returns another embedder by name; ``None`` if this process does not have it.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        current: "Callable[[], Embedder]",
+        named: "Callable[[str], Embedder | None]",
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._current = current
+        self._named = named
+        self._clock = clock
+        self._believed: OrderedDict[UUID, tuple[str | None, float]] = OrderedDict()
+
+    @property
+    def current(self) -> "Embedder":
+        """Embedder of new vectors."""
+        return self._current()
+
+    def named(self, name: str | None) -> "Embedder | None":
+        """Return the embedder of a name, if this process has it; without a name the current one."""
+        current = self._current()
+        return current if name is None or name == current.name else self._named(name)
+
+    async def of_queries(self, tenant_id: UUID) -> "Embedder | None":
+        """Return the embedder that all of the tenant's episodes have vectors of.
+
+        The choice is cached for five seconds.
+
+        Returns:
+            ``None`` if this process does not have that embedder. Queries then use words only, until
+            the episodes have vectors of the current one.
+        """
+        now = self._clock()
+        name, until = self._believed.get(tenant_id, (None, now))
+        if until <= now:
+            async with acting_as(self._pool, tenant_id) as connection:
+                name = await connection.fetchval(_OF_QUERIES, tenant_id)
+            self._believed[tenant_id] = (name, now + _BELIEVED_S)
+            while len(self._believed) > _KNOWN:
+                self._believed.popitem(last=False)
+        return self.named(name)
+
+    async def still(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
+        """Return true if the tenant's queries still use the embedder ``name``.
+
+        After a switch the old vectors are soon deleted; :meth:`of_queries` then returns the new
+        embedder at once."""
+        known = await connection.fetchval(_OF_QUERIES, tenant_id)
+        if known in (None, name):
+            return True
+        self._believed[tenant_id] = (known, self._clock() + _BELIEVED_S)
+        return False
+
+
+_OPENS_AFTER = 3
+_PROBE_EVERY_S = 10.0
+
+
+class _Breaker:
+    """Timeouts of one embedder.
+
+    Attributes:
+        timeouts: number in a row.
+        next_at: time of the next try, while the breaker is open.
+    """
+
+    def __init__(self) -> None:
+        self.timeouts = 0
+        self.next_at = float("-inf")
+
+
+class Patience:
+    """Embeds queries within a short time limit, with a circuit breaker per embedder.
+
+    Args:
+        deadline_s: longest time of one query.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._breakers: dict[Embedder, _Breaker] = {}
+
+    async def embed(self, embedder: "Embedder", query: str) -> "Vectors":
+        """Return the vector of a query, shape (1, d).
+
+        Raises:
+            TimeoutError: the embedder was too slow.
+            UnavailableError: the breaker is open: the last queries timed out.
+            ModelError: the embedder answered with an error.
+        """
+        breaker = self._breakers.setdefault(embedder, _Breaker())
+        if breaker.timeouts >= _OPENS_AFTER:
+            now = self._clock()
+            if now < breaker.next_at:
+                raise UnavailableError("the embedder did not answer the last queries in time")
+            breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                vectors = await embedder.embed([query])
+        except TimeoutError:
+            breaker.timeouts += 1
+            breaker.next_at = self._clock() + _PROBE_EVERY_S
+            raise
+        except Exception:
+            breaker.timeouts = 0  # an error is an answer
+            raise
+        breaker.timeouts = 0
+        return vectors

@@ -1,0 +1,233 @@
+"""Episodes: the stored records of finished runs. Pure.
+
+An episode is immutable. Later changes (accesses, age, consolidation, feedback) are in
+:class:`State`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from enum import StrEnum
+from hashlib import md5
+from typing import Any
+from uuid import UUID
+
+LONGEST_TEXT = 2000
+"""Characters of an input or output in the episode itself; longer ones are stored as bodies."""
+LONGEST_SUMMARY = 2000
+"""Characters of each text that is searched."""
+
+
+class Outcome(StrEnum):
+    """Outcome of a run.
+
+    SUCCESS: it completed and no task failed. PARTIAL: it completed with failed tasks, or ran out of
+    iterations with an answer. FAILURE: it failed or timed out. CANCELLED: it was cancelled, which
+    says nothing about its work."""
+
+    SUCCESS = "SUCCESS"
+    PARTIAL = "PARTIAL"
+    FAILURE = "FAILURE"
+    CANCELLED = "CANCELLED"
+
+
+class StorageState(StrEnum):
+    """Stage of an episode's life."""
+
+    ACTIVE = "active"
+    MATURE = "mature"
+    AGED = "aged"
+    ARCHIVED = "archived"
+    CONSOLIDATED = "consolidated"
+    DELETED = "deleted"
+    QUARANTINED = "quarantined"
+
+
+SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))
+
+OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
+"""Levels of trust: an own run, a run that read text of others, an import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Texts by which an episode is searched and embedded; each of bounded length."""
+
+    task: str = ""
+    result: str = ""
+    errors: str = ""
+    steps: str = ""
+
+    def clipped(self) -> "Summary":
+        """Return a copy with texts of bounded length."""
+        return Summary(*(getattr(self, each.name)[:LONGEST_SUMMARY] for each in fields(self)))
+
+    @property
+    def whole(self) -> str:
+        """All texts as one."""
+        return "\n".join(text for text in (self.task, self.result, self.errors, self.steps) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Part of an episode that is stored apart from it.
+
+    Attributes:
+        part: ``trace``, ``input`` or ``output``.
+        bytes: its length, as JSON.
+        object_key: its key in the object store; ``None``: it is in the database.
+    """
+
+    part: str
+    bytes: int
+    object_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Mutable state of an episode.
+
+    Attributes:
+        referenced_by: episodes that replace it or refer to it.
+        feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
+        bodies: the parts that are stored apart.
+    """
+
+    state: StorageState = StorageState.ACTIVE
+    access_count: int = 0
+    last_access: datetime | None = None
+    consolidated_into: UUID | None = None
+    deleted_at: datetime | None = None
+    referenced_by: tuple[UUID, ...] = ()
+    feedback: Mapping[str, Any] | None = None
+    bodies: tuple[Body, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Episode; ``docs/http.md`` describes the fields of its parts.
+
+    Attributes:
+        at: the end of the run.
+        kind: ``episode``, or ``consolidated`` for one that replaces several similar ones.
+        user_id: the integrator's name for the end user that owns it.
+        agent: the run's first agent; ``None`` for the run of a DAG.
+        outcome: of the run; feedback on it is in ``state.feedback``.
+        failure_signature: of the first failure (:mod:`bottega.memory.text.signature`).
+        trust: 3 own run, 2 a run that read text of others, 1 an import.
+        origin: ``principal``, ``run``, ``tool``.
+        task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
+        execution: ``plan``, ``adaptations``, ``duration_s``, ``resources``.
+        result: ``output``, ``error``, ``side_effects``, ``quality``.
+        metadata: ``tools_used``, ``strategies_applied``, ``agents``.
+        trace: the steps, in order.
+        input, output: the full values, if too long for ``task`` and ``result``.
+    """
+
+    at: datetime
+    outcome: Outcome
+    task: Mapping[str, Any]
+    summary: Summary
+    id: UUID | None = None
+    kind: str = "episode"
+    run_id: UUID | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    agent: str | None = None
+    domain: str | None = None
+    task_type: str | None = None
+    failure_signature: str | None = None
+    trust: int = IMPORTED
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    reflection: Mapping[str, Any] | None = None
+    trace: Sequence[Mapping[str, Any]] | None = None
+    input: Any = None
+    output: Any = None
+    instances: int = 1
+    state: State = State()
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the episode as an argument of the SQL function ``store_episode``."""
+        bodies = {"trace": self.trace, "input": self.input, "output": self.output}
+        row = {name: getattr(self, name) for name in _COLUMNS}
+        return row | {
+            "summary": {each.name: getattr(self.summary, each.name) for each in fields(Summary)},
+            "bodies": {part: body for part, body in bodies.items() if body is not None},
+            "state": self.state.state,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], **more: Any) -> "Episode":
+        """Build an episode from a row of ``episodes`` with decoded JSON.
+
+        Args:
+            more: fields stored elsewhere (``state``, ``tags``, the bodies …).
+        """
+        known = {name: row[name] for name in _COLUMNS if name in row}
+        known |= {"outcome": Outcome(row["outcome"]), "summary": Summary(**row["summary"])}
+        return cls(**(known | more))
+
+    @property
+    def judged(self) -> Outcome:
+        """Outcome by the feedback if it has one, else that of the run."""
+        said = (self.state.feedback or {}).get("outcome")
+        return self.outcome if said is None else Outcome(said)
+
+
+_COLUMNS = (
+    "id",
+    "kind",
+    "run_id",
+    "session_id",
+    "user_id",
+    "agent",
+    "at",
+    "outcome",
+    "domain",
+    "task_type",
+    "failure_signature",
+    "trust",
+    "origin",
+    "task",
+    "execution",
+    "result",
+    "metadata",
+    "tags",
+    "reflection",
+    "instances",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Filter of episodes: all conditions must hold; ``None`` and empty ones are ignored.
+
+    Attributes:
+        tags: the episode must have all of them.
+        after, before: bounds of the end time, exclusive.
+        min_trust: 1 to 3.
+    """
+
+    domain: str | None = None
+    task_type: str | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    session_id: str | None = None
+    tags: tuple[str, ...] = ()
+    after: datetime | None = None
+    before: datetime | None = None
+    failure_signature: str | None = None
+    min_trust: int = 1
+
+    def but(self, **changes: Any) -> "EpisodeFilter":
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def episode_id_of(run_id: UUID) -> UUID:
+    """Return the id of a run's episode; the SQL function ``unclaimed_episode`` derives the same."""
+    digest = md5(f"episode {run_id}".encode(), usedforsecurity=False)
+    return UUID(digest.hexdigest())

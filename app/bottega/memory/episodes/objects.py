@@ -1,0 +1,311 @@
+"""Large bodies of episodes, in a folder or in an object store.
+
+The library obstore accesses a local folder, S3 and compatible stores, Google Cloud Storage and
+Azure. An object is written once, as a whole, and carries a checksum.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit
+from uuid import UUID, uuid4
+
+import asyncpg
+from obstore.exceptions import BaseError
+from obstore.exceptions import NotFoundError as Missing
+from obstore.store import LocalStore, from_url
+
+from bottega.db.engine import acting_as
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnavailableError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Most bytes of one body, before compression."""
+
+SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
+
+_KEY = re.compile(r"[0-9a-f-]{36}/[0-9a-f-]{36}/[a-z0-9-]{1,80}")
+_FORM = b"BTG1"
+_DIGEST = 16
+_LEVEL = 6
+_TRIES = 3
+_CONNECT_S = 5.0
+_LONGEST_QUOTE = 200
+
+
+class CorruptObjectError(BottegaError):
+    """An object differs from the bytes that were written."""
+
+    code = "object_corrupt"
+
+
+def new_key(tenant_id: UUID, episode_id: UUID, part: str) -> str:
+    """Return ``<tenant>/<episode>/<part>-<random>``. No key is used twice: a pending deletion never
+    hits a newer object."""
+    return f"{tenant_id}/{episode_id}/{part}-{uuid4().hex[:12]}"
+
+
+class Objects:
+    """Bytes by key, compressed (zlib), with a checksum that every read verifies.
+
+    Args:
+        url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
+            Addresses and credentials of a store come from its usual environment variables
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
+        timeout_s: longest time of one operation, in seconds.
+
+    Attributes:
+        local: true for a folder, which other machines do not see.
+
+    Raises:
+        InvalidInputError: the URL or the store's settings are invalid.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        scheme = urlsplit(url).scheme
+        if scheme not in SCHEMES:
+            known = ", ".join(f"{each}://" for each in SCHEMES)
+            raise InvalidInputError(f"BOTTEGA_OBJECTS_URL must begin with one of {known}")
+        self.local = scheme == "file"
+        self._folder = Path(unquote(urlsplit(url).path)) if self.local else None
+        retries: RetryConfig = {
+            "max_retries": _TRIES - 1,
+            "retry_timeout": timedelta(seconds=timeout_s),
+        }
+        client: ClientConfig = {
+            "timeout": timedelta(seconds=timeout_s),
+            "connect_timeout": timedelta(seconds=min(_CONNECT_S, timeout_s)),
+            # Plain http is used only if the configured endpoint begins with http://.
+            "allow_http": True,
+        }
+        try:
+            # A folder is created on first use.
+            self._store: ObjectStore | None = (
+                None if self.local else from_url(url, client_options=client, retry_config=retries)
+            )
+        except (BaseError, ValueError) as error:
+            raise InvalidInputError(
+                f"BOTTEGA_OBJECTS_URL is invalid: {_first_line(error)}"
+            ) from None
+
+    async def put(self, key: str, body: bytes) -> None:
+        """Write an object. It appears as a whole or not at all.
+
+        Raises:
+            InvalidInputError: the key is malformed, or the body too long.
+            UnavailableError: the store is unreachable or refuses.
+        """
+        _check(key)
+        if len(body) > MAX_BYTES:
+            raise InvalidInputError(f"a body may have {MAX_BYTES >> 20} MB at most")
+        packed = await asyncio.to_thread(pack, body)
+        async with self._asking():
+            # In one piece: an interrupted multipart upload leaves its parts behind.
+            await self._opened().put_async(key, packed, use_multipart=False)
+            if self._folder is not None:
+                await asyncio.to_thread(_flush, self._folder, key)
+
+    async def get(self, key: str) -> bytes:
+        """Return an object's body.
+
+        Raises:
+            NotFoundError: there is no such object.
+            CorruptObjectError: its bytes differ from those written.
+            UnavailableError: the store is unreachable or refuses.
+        """
+        _check(key)
+        try:
+            async with self._asking():
+                answer = await self._opened().get_async(key)
+                packed = bytes(await answer.bytes_async())
+        except _MissingError:
+            raise NotFoundError(f"the object store has no object {key}") from None
+        return await asyncio.to_thread(unpack, key, packed)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error.
+
+        Raises:
+            UnavailableError: the store is unreachable or refuses; some objects may be gone.
+        """
+        for key in keys:
+            _check(key)
+        if not keys:
+            return
+        try:
+            async with self._asking():
+                await self._opened().delete_async(list(keys))
+        except _MissingError:
+            # Some stores fail on a missing object, and may then keep others.
+            for key in keys:
+                with contextlib.suppress(_MissingError):
+                    async with self._asking():
+                        await self._opened().delete_async(key)
+
+    def _opened(self) -> "ObjectStore":
+        if self._store is None:
+            assert self._folder is not None
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._store = LocalStore(self._folder, mkdir=True)
+        return self._store
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Map the store's errors to Bottega's."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except (Missing, FileNotFoundError) as error:
+            if self._folder is not None and not self._folder.is_dir():
+                raise self._unavailable("the folder is gone") from None
+            if "NoSuchBucket" in str(error):
+                raise self._unavailable("the bucket does not exist") from None
+            raise _MissingError from None
+        except (BaseError, OSError, ValueError) as error:
+            if "NoSuchBucket" in str(error):
+                raise self._unavailable("the bucket does not exist") from None
+            why = "no answer in time" if isinstance(error, TimeoutError) else _first_line(error)
+            raise self._unavailable(why) from None
+
+    def _unavailable(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"the object store is unavailable ({why}): check BOTTEGA_OBJECTS_URL and credentials",
+            code="object_store",
+        )
+
+
+class _MissingError(Exception):
+    """The store has no such object."""
+
+
+def pack(body: bytes) -> bytes:
+    """Return a stored body: format, checksum, compressed bytes. Pure."""
+    return _FORM + _digest(body) + zlib.compress(body, _LEVEL)
+
+
+def unpack(key: str, packed: bytes) -> bytes:
+    """Return the body that was packed. Pure.
+
+    Raises:
+        CorruptObjectError: the format or the checksum is wrong.
+    """
+    start = len(_FORM) + _DIGEST
+    unpacker = zlib.decompressobj()
+    try:
+        body = unpacker.decompress(packed[start:], MAX_BYTES + 1)
+    except zlib.error:
+        body = b""
+    whole = packed.startswith(_FORM) and unpacker.eof and not unpacker.unused_data
+    if not whole or _digest(body) != packed[len(_FORM) : start]:
+        raise CorruptObjectError(
+            f"the object {key} differs from the bytes written: restore it from a backup"
+        )
+    return body
+
+
+def _digest(body: bytes) -> bytes:
+    return blake2b(body, digest_size=_DIGEST).digest()
+
+
+def _check(key: str) -> None:
+    if not _KEY.fullmatch(key):
+        raise InvalidInputError("a key must have the form <tenant>/<episode>/<part>")
+
+
+def _flush(folder: Path, key: str) -> None:
+    """Sync a file and its folders to disk, so that they survive a loss of power."""
+    for path in _way(folder, key):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _way(folder: Path, key: str) -> Iterator[Path]:
+    path = folder / key
+    while path != folder:
+        yield path
+        path = path.parent
+    yield folder
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).split("\n", 1)[0]
+    return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}…"
+
+
+_AT_A_TIME = 8
+
+_INLINE = """
+SELECT episode_id, part, content FROM episode_bodies
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = ANY ($3) AND content IS NOT NULL
+ORDER BY episode_id, part
+"""
+
+TRACE = ("trace",)
+ALL_PARTS = ("trace", "input", "output")
+
+
+class ColdStorage(Protocol):
+    """Store for large or rarely read bodies (:class:`bottega.memory.episodes.objects.Objects`)."""
+
+    async def put(self, key: str, body: bytes) -> None:
+        """Store ``body`` under a key.
+
+        Raises:
+            UnavailableError: the store cannot be reached.
+        """
+
+
+Moved = list[dict[str, Any]]
+"""``episode_id``, ``part`` and ``object_key`` of each copied body, as the SQL functions take it."""
+
+
+async def copied(
+    pool: asyncpg.Pool,
+    storage: ColdStorage,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    parts: Sequence[str],
+) -> Moved:
+    """Copy the bodies of episodes that are still in the database to the object store.
+
+    Raises:
+        UnavailableError: the object store cannot be reached; nothing has changed.
+    """
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_INLINE, tenant_id, ids, parts)
+        moved = [
+            {
+                "episode_id": str(row["episode_id"]),
+                "part": row["part"],
+                "object_key": new_key(tenant_id, row["episode_id"], row["part"]),
+            }
+            for row in rows
+        ]
+        if moved:
+            keys = [each["object_key"] for each in moved]
+            await connection.execute("SELECT claim_objects($1)", keys)
+    for start in range(0, len(moved), _AT_A_TIME):
+        some = slice(start, start + _AT_A_TIME)
+        puts = [
+            storage.put(each["object_key"], row["content"].encode())
+            for each, row in zip(moved[some], rows[some], strict=True)
+        ]
+        for ended in await asyncio.gather(*puts, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
+    return moved

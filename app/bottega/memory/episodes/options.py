@@ -1,0 +1,64 @@
+"""Options of retrieval, ageing and learning that an operator may set. Pure."""
+
+from dataclasses import dataclass, field
+
+from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.scoring import ScoringOptions
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Options of retrieval and ageing.
+
+    Attributes:
+        candidates: least number of episodes that are scored for a query.
+        aged_cosine: least cosine at which an aged episode is found.
+        vector_deadline_ms: longest time to embed a query; after it only words are searched.
+        consolidate_cosine: episodes with a higher cosine than this are consolidated.
+        consolidate_days: longest time between the ends of these episodes.
+        tend_every_s: least time between two passes over a tenant's episodes.
+        scoring: weights of the terms of a score.
+        ages: ages at which episodes change their stage.
+    """
+
+    candidates: int = 20
+    aged_cosine: float = 0.8
+    vector_deadline_ms: float = 300.0
+    consolidate_cosine: float = 0.95
+    consolidate_days: float = 7.0
+    tend_every_s: float = 3600.0
+    scoring: ScoringOptions = field(default_factory=ScoringOptions)
+    ages: Ages = field(default_factory=Ages)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningOptions:
+    """Options of learning from runs.
+
+    Attributes:
+        trial_share: share of the runs a candidate applies to that are given it.
+        withheld_share: share of the runs a validated pattern applies to that are not given it.
+        min_applications: least number of applications for a verdict.
+        min_rate: least share of applications that went well.
+        significance: p-values must be below this.
+        min_confidence: least confidence of a validated pattern.
+        promotion_e: least e-value that promotes a candidate.
+        fdr: false discovery rate of the set in the nightly report.
+        fdr_required: promote only patterns of that set.
+        evidence_days: age of the oldest applications that count.
+        decline_p: p-value below which a pattern that does worse is reviewed.
+        decline_each: applications that each side of such a comparison must have.
+    """
+
+    trial_share: float = 0.5
+    withheld_share: float = 0.1
+    min_applications: int = 5
+    min_rate: float = 0.6
+    significance: float = 0.05
+    min_confidence: float = 0.7
+    promotion_e: float = 20.0
+    fdr: float = 0.05
+    fdr_required: bool = False
+    evidence_days: float = 90.0
+    decline_p: float = 0.01
+    decline_each: int = 10

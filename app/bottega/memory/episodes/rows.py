@@ -1,0 +1,131 @@
+"""Rows of episodes. All functions run in a transaction of the tenant's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json, to_json
+
+from bottega.db.pages import Part, fetch_rows
+from bottega.memory.episodes.episode import Body, Episode, State, StorageState
+from bottega.memory.episodes.scope import Scope
+
+CHANNEL = "bottega_memory"
+"""Channel that announces background work; a worker needs none for its own runs' episodes."""
+_TELL = f"SELECT pg_notify('{CHANNEL}', '')"
+_STORE = "SELECT store_episode($1, $2)"
+_STATES = "SELECT * FROM read_episode_states($1::jsonb, $2)"
+_EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
+_CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
+# Locks are taken in the order of ids, so that transactions do not deadlock.
+_TOUCH = """
+UPDATE episode_state s SET access_count = s.access_count + t.times,
+    last_access = greatest(s.last_access, $4)
+FROM (
+    SELECT o.episode_id, n.times FROM episode_state o
+    JOIN unnest($2::uuid[], $3::int[]) AS n(episode_id, times) ON n.episode_id = o.episode_id
+    WHERE o.tenant_id = $1 ORDER BY o.episode_id FOR NO KEY UPDATE OF o
+) t
+WHERE s.tenant_id = $1 AND s.episode_id = t.episode_id
+"""
+_MARK = "SELECT mark_episode_deleted($1, $2)"
+_JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
+
+
+async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episode) -> UUID:
+    """Insert all rows of an episode; a repetition with the same id changes nothing."""
+    row = to_json(episode.to_row()).decode()
+    stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
+    await connection.execute(_TELL)
+    return stored
+
+
+async def states(
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
+) -> dict[UUID, State]:
+    """Return the states of the tenant's episodes by id. Episodes that are unknown, deleted or
+    outside of the scope are missing."""
+    rows = await connection.fetch(_STATES, scope.document, ids)
+    return {row["id"]: _state(row) for row in rows}
+
+
+async def load(
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
+) -> dict[UUID, Episode]:
+    """Return the tenant's episodes by id, without their bodies. Episodes that are unknown, deleted
+    or outside of the scope are missing."""
+    rows = await connection.fetch(_EPISODES, scope.document, ids)
+    return {row["id"]: _episode(row) for row in rows}
+
+
+async def load_page(
+    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID], *, limit: int
+) -> Part[Episode]:
+    """Load as many of the scope's episodes as fit in a page, in the order of ``ids``."""
+    query = f"{_EPISODES} ORDER BY array_position($2, id) LIMIT $3"
+    rows = await fetch_rows(connection, query, scope.document, ids, limit=limit)
+    return Part(map(_episode, rows), more=rows.more)
+
+
+def _episode(row: Mapping[str, Any]) -> Episode:
+    decoded = {name: _decoded(row[name]) for name in _JSON}
+    return Episode.from_row({**row, **decoded, "tags": tuple(row["tags"])}, state=_state(row))
+
+
+def _decoded(value: Any) -> Any:
+    """Decode JSON; connections of the engine do it themselves."""
+    return from_json(value) if isinstance(value, str) else value
+
+
+def _state(row: Mapping[str, Any]) -> State:
+    said = _decoded(row["feedback"])
+    if said is not None:
+        said["at"] = datetime.fromisoformat(said["at"])
+    bodies = _decoded(row["bodies"]) or ()
+    into = row["consolidated_into"]
+    return State(
+        state=StorageState(row["state"]),
+        access_count=row["access_count"],
+        last_access=row["last_access"],
+        consolidated_into=into,
+        deleted_at=row["deleted_at"],
+        referenced_by=() if into is None else (into,),
+        feedback=said,
+        bodies=tuple(Body(**body) for body in bodies),
+    )
+
+
+async def contents(
+    connection: asyncpg.Connection, scope: Scope, episode_id: UUID
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return an episode's bodies that are in the database, and the object keys of the others, by
+    part."""
+    rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
+    here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
+    return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
+
+
+def with_bodies(episode: Episode, bodies: Mapping[str, Any]) -> Episode:
+    return replace(episode, **bodies)
+
+
+async def touch(
+    connection: asyncpg.Connection, tenant_id: UUID, times: Mapping[UUID, int], at: datetime
+) -> None:
+    """Add to the access counts of episodes, by id; missing episodes are ignored."""
+    await connection.execute(_TOUCH, tenant_id, list(times), list(times.values()), at)
+
+
+async def mark_deleted(
+    connection: asyncpg.Connection, episode_id: UUID, at: datetime
+) -> bool | None:
+    """Hide an episode, and those that it consolidates, from all searches; a later job removes them.
+
+    Returns:
+        false if it was marked before; ``None`` if it does not exist.
+    """
+    marked: bool | None = await connection.fetchval(_MARK, episode_id, at)
+    return marked

@@ -1,0 +1,153 @@
+"""Search of episodes: by meaning and words, by their fields, by time.
+
+Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+"""
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from bottega.memory.episodes.episode import EpisodeFilter
+from bottega.memory.episodes.scope import Scope
+from bottega.memory.episodes.scoring import Candidate
+
+if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
+    import numpy as np
+    from numpy.typing import NDArray
+
+By = Literal["task", "result", "whole"]
+Place = tuple[datetime, UUID]
+"""Position of an episode in the order of time."""
+
+ANY = EpisodeFilter()
+LONGEST_QUERY = 4_000
+"""Characters of a query that the search by words reads."""
+
+_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
+_CANDIDATES = """
+SELECT * FROM episode_candidates($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9)
+"""
+
+# Samples a hundred episodes from each of twenty points in time, because topics change with time.
+_REFRESH_COMMON = """
+WITH span AS (
+    SELECT min(at) AS first, max(at) - min(at) AS length, count(*)::integer AS rows
+    FROM episode_search WHERE tenant_id = $1
+), sample AS MATERIALIZED (
+    SELECT DISTINCT ON (s.episode_id) s.terms
+    FROM span, generate_series(0, 19) AS n, LATERAL (
+        SELECT episode_id, terms FROM episode_search
+        WHERE tenant_id = $1 AND at >= span.first + span.length * n / 20
+        ORDER BY at, episode_id LIMIT 100) AS s
+), size AS (
+    SELECT count(*)::real AS rows FROM sample
+), word AS (
+    SELECT lexeme, count(*) / size.rows AS share
+    FROM sample, size, unnest(tsvector_to_array(terms)) AS lexeme
+    WHERE lexeme <> '=' || $1
+    GROUP BY lexeme, size.rows HAVING count(*) >= greatest(2, size.rows / 500)
+    ORDER BY share DESC, lexeme LIMIT 2000
+)
+INSERT INTO tenant_memory (tenant_id, common, shares, sampled_rows, sampled_at)
+SELECT $1, coalesce((SELECT array_agg(lexeme) FROM word), '{}'),
+       coalesce((SELECT array_agg(share) FROM word), '{}'), span.rows, now() FROM span
+ON CONFLICT (tenant_id) DO UPDATE SET
+    common = excluded.common, shares = excluded.shares, sampled_rows = excluded.sampled_rows,
+    sampled_at = excluded.sampled_at
+RETURNING sampled_rows
+"""
+
+
+async def candidates(
+    connection: asyncpg.Connection,
+    scope: Scope,
+    query: str,
+    vector: "NDArray[np.float32] | None",
+    *,
+    embedder: str | None,
+    aged_before: datetime,
+    where: EpisodeFilter = ANY,
+    by: By = "task",
+    limit: int = 20,
+    aged_cosine: float = 0.8,
+) -> list[Candidate]:
+    """Return the candidates for a query among the episodes within the scope, in no order.
+
+    These are the ``limit`` nearest by vector and the ``limit`` with most of the query's words.
+
+    Args:
+        query: its words; if it is empty, only the nearest are found.
+        vector: the query's, shape (d,); ``None``: search by words alone.
+        embedder: the vector's embedder; vectors of others are ignored.
+        aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
+        by: the text whose cosine is returned. The nearest are found by the task's vector.
+    """
+    rows = await connection.fetch(
+        _CANDIDATES,
+        scope.document,
+        query[:LONGEST_QUERY].replace("\x00", " "),
+        None if vector is None or embedder is None else vector.tolist(),
+        embedder,
+        by,
+        _conditions(where),
+        aged_before,
+        aged_cosine,
+        limit,
+    )
+    return [Candidate(*row) for row in rows]
+
+
+def _conditions(where: EpisodeFilter) -> str:
+    """Return the non-empty conditions as JSON for the SQL functions."""
+    known: dict[str, Any] = {
+        "domain": where.domain,
+        "task_type": where.task_type,
+        "session_id": where.session_id,
+        "failure_signature": where.failure_signature,
+        "outcomes": list(where.outcomes),
+        "tags": list(where.tags),
+        "after": where.after and where.after.isoformat(),
+        "before": where.before and where.before.isoformat(),
+        "min_trust": where.min_trust if where.min_trust > 1 else None,
+    }
+    return json.dumps({name: value for name, value in known.items() if value})
+
+
+async def structured(
+    connection: asyncpg.Connection,
+    scope: Scope,
+    where: EpisodeFilter,
+    *,
+    limit: int,
+    after: Place | None = None,
+    descending: bool = False,
+) -> list[UUID]:
+    """Return at most ``limit`` ids of matching episodes within the scope, by end, then id.
+
+    Archived, consolidated and deleted episodes are excluded.
+
+    Args:
+        after: continue after this place.
+        descending: latest first.
+    """
+    at, episode_id = after or (None, None)
+    rows = await connection.fetch(
+        _LIST, scope.document, _conditions(where), at, episode_id, descending, limit
+    )
+    return [row["episode_id"] for row in rows]
+
+
+async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int:
+    """Sample the words that many of the tenant's episodes have, from at most 2,000 episodes.
+
+    Searches are correct without it, but slow with many episodes, because frequent words then select
+    too many. Repeat it after each growth by a fifth.
+
+    Returns:
+        number of the tenant's episodes, as stored in ``tenant_memory.sampled_rows``.
+    """
+    count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
+    return count

@@ -1,0 +1,387 @@
+"""Episodic memory: stores, reads and searches episodes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.clock import Clock, monotonic
+from bottega.db.engine import acting_as
+from bottega.db.pages import Part
+from bottega.errors import BottegaError, NotFoundError, UnavailableError
+from bottega.memory.episodes import rows, search
+from bottega.memory.episodes.access_counter import Accesses
+from bottega.memory.episodes.consolidation import Closeness
+from bottega.memory.episodes.embedders import Patience
+from bottega.memory.episodes.episode import Episode, EpisodeFilter
+from bottega.memory.episodes.lifecycle import Stage
+from bottega.memory.episodes.options import MemoryOptions
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
+from bottega.memory.episodes.scoring import Parts, score
+from bottega.memory.episodes.search import ANY, By, Place
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bottega.memory.episodes.cache import HotEpisodes
+    from bottega.memory.episodes.embedders import Embedders
+    from bottega.memory.episodes.maintenance import Tending
+    from bottega.memory.episodes.objects import Objects
+
+    Vector = NDArray[np.float32]
+
+log = structlog.get_logger(__name__)
+
+_PARTS = ("trace", "input", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Episode found by a search, without its bodies.
+
+    Attributes:
+        parts: every term of the score, and the parts of the similarity.
+    """
+
+    episode: Episode
+    score: float
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a search, best first.
+
+    Attributes:
+        by_meaning: false if the query was not embedded and only its words counted.
+    """
+
+    hits: list[Hit]
+    by_meaning: bool
+
+
+class EpisodicMemory:
+    """Episodes of all tenants.
+
+    Reads count as accesses, which :attr:`accesses` writes about a second later.
+
+    Args:
+        clock: the time for the age of episodes.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        *,
+        embedders: "Embedders",
+        objects: "Objects | None" = None,
+        hot: "HotEpisodes | None" = None,
+        options: MemoryOptions | None = None,
+        clock: Clock,
+    ) -> None:
+        self.accesses = Accesses(pool, clock)
+        self._pool = pool
+        self._embedders = embedders
+        self._objects = objects
+        self._hot = hot
+        self._options = options or MemoryOptions()
+        self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
+        self.clock = clock
+
+    async def store(
+        self, tenant_id: UUID, episode: Episode, *, on: asyncpg.Connection | None = None
+    ) -> UUID:
+        """Store an episode; do nothing if its id is stored already.
+
+        It can be searched by words at once, and by meaning after it was embedded.
+
+        Args:
+            on: the tenant's transaction to use.
+        """
+        async with self._acting(tenant_id, on) as connection:
+            return await rows.store(connection, tenant_id, episode)
+
+    async def get(
+        self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True
+    ) -> Episode:
+        """Return an episode within the scope, and count an access.
+
+        Args:
+            bodies: also read the bodies, from the database or the object store.
+
+        Raises:
+            NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
+            UnavailableError: the object store cannot be reached.
+        """
+        episode = await self._read(tenant_id, scope, episode_id, bodies)
+        self.accesses.count(tenant_id, [episode_id])
+        return episode
+
+    async def warm(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
+        """Cache episodes in this process without counting accesses; return how many exist."""
+        warmed = 0
+        for episode_id in ids:
+            try:
+                await self._read(tenant_id, EVERYTHING, episode_id, bodies=True)
+            except (NotFoundError, UnavailableError):
+                continue
+            warmed += 1
+        return warmed
+
+    async def _read(self, tenant_id: UUID, scope: Scope, episode_id: UUID, bodies: bool) -> Episode:
+        found = await self._hot.get(tenant_id, episode_id) if self._hot is not None else None
+        parts: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        async with acting_as(self._pool, tenant_id) as connection:
+            was_hot = found is not None
+            if found is not None:  # only the state changes: read that alone
+                state = (await rows.states(connection, scope, [episode_id])).get(episode_id)
+                found = None if state is None else replace(found, state=state)
+            else:
+                found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
+                if found is not None and bodies:
+                    parts, keys = await rows.contents(connection, scope, episode_id)
+        if found is None:
+            if self._hot is not None:
+                await self._hot.drop(tenant_id, episode_id)
+            raise NotFoundError(f"there is no episode {episode_id}")
+        if not bodies:
+            return rows.with_bodies(found, dict.fromkeys(_PARTS))
+        if not was_hot:
+            found = rows.with_bodies(found, parts | await self._fetched(keys))
+            if self._hot is not None:
+                await self._hot.put(tenant_id, found)
+        return found
+
+    async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
+        """Read bodies from the object store."""
+        if not keys:
+            return {}
+        assert self._objects is not None, "a body is in an object store, but none is configured"
+        try:
+            contents = await asyncio.gather(*map(self._objects.get, keys.values()))
+        except NotFoundError:  # the episode exists and refers to it
+            raise UnavailableError(
+                f"the {' or the '.join(keys)} of this episode is missing in the object store: "
+                "restore it, or correct BOTTEGA_OBJECTS_URL; body=false reads the rest",
+                code="object_store",
+            ) from None
+        return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
+
+    async def search(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        query: str,
+        *,
+        k: int = 5,
+        where: EpisodeFilter = ANY,
+        by: By = "task",
+        domain: str | None = None,
+    ) -> Found:
+        """Return the episodes within the scope that best match a query, by words and by meaning.
+
+        Args:
+            by: the vector of episodes to compare.
+            domain: of the current task; raises the score of its episodes a little.
+        """
+        if scope.reach is Reach.RUN:
+            return Found([], by_meaning=False)
+        now, options = self.clock(), self._options
+        async with self._asking(tenant_id, query) as (connection, vector, embedder):
+            candidates = await search.candidates(
+                connection,
+                scope,
+                query,
+                vector,
+                embedder=embedder,
+                aged_before=options.ages.begins(Stage.AGED, now),
+                where=where,
+                by=by,
+                limit=max(k, options.candidates),
+                aged_cosine=options.aged_cosine,
+            )
+            best = score(candidates, options.scoring, now, domain)[:k]
+            ids = [each.candidate.episode_id for each in best]
+            loaded = await rows.load(connection, scope, ids)
+        self.accesses.count(tenant_id, loaded)
+        hits = [
+            Hit(loaded[each.candidate.episode_id], each.score, each.parts)
+            for each in best
+            if each.candidate.episode_id in loaded
+        ]
+        return Found(hits, by_meaning=vector is not None)
+
+    async def semantic_search(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        query: str,
+        *,
+        k: int = 5,
+        where: EpisodeFilter = ANY,
+        by: By = "task",
+        domain: str | None = None,
+    ) -> list[Hit]:
+        """Return the hits of :meth:`search`."""
+        found = await self.search(tenant_id, scope, query, k=k, where=where, by=by, domain=domain)
+        return found.hits
+
+    async def structured_search(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        where: EpisodeFilter,
+        *,
+        limit: int,
+        after: Place | None = None,
+        descending: bool = False,
+    ) -> list[Episode]:
+        """Return up to ``limit`` episodes behind ``after``, by end time, then id.
+
+        Does not count as an access."""
+        if scope.reach is Reach.RUN:
+            return []
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = await search.structured(
+                connection, scope, where, limit=limit, after=after, descending=descending
+            )
+            return await self._in_order(connection, scope, ids)
+
+    async def page(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        where: EpisodeFilter,
+        *,
+        limit: int,
+        after: Place | None = None,
+        descending: bool = False,
+    ) -> Part[Episode]:
+        """List a page of episodes behind ``after``, by end time, then id."""
+        if scope.reach is Reach.RUN:
+            return Part(more=False)
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = await search.structured(
+                connection, scope, where, limit=limit + 1, after=after, descending=descending
+            )
+            return await rows.load_page(connection, scope, ids, limit=limit)
+
+    async def recent(
+        self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY
+    ) -> list[Episode]:
+        """Return the ``n`` episodes that ended last, latest first."""
+        found = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
+        self.accesses.count(tenant_id, [episode.id for episode in found if episode.id])
+        return found
+
+    async def similar_failures(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        signature: str,
+        k: int,
+        where: EpisodeFilter = ANY,
+    ) -> list[Episode]:
+        """Return episodes with a signature (:mod:`bottega.memory.text.signature`), latest first."""
+        return await self.recent(tenant_id, scope, k, where.but(failure_signature=signature))
+
+    async def touch(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+        """Count an access of each episode, and write it now."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            await rows.touch(connection, tenant_id, Counter(ids), self.clock())
+
+    async def mark_deleted(
+        self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
+    ) -> bool:
+        """Mark an episode as deleted: it is no longer found or read, and is purged later.
+
+        Returns:
+            false if it was marked already.
+
+        Raises:
+            NotFoundError: unknown, or of another tenant.
+        """
+        async with self._acting(tenant_id, on) as connection:
+            marked = await rows.mark_deleted(connection, episode_id, self.clock())
+        if marked is None:
+            raise NotFoundError(f"there is no episode {episode_id}")
+        if self._hot is not None:
+            await self._hot.drop(tenant_id, episode_id)
+        return marked
+
+    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """See :meth:`bottega.memory.episodes.ageing.Lifecycle.archive_old`."""
+        return await self.tending.archive_old(tenant_id, now)
+
+    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """See ``consolidate_similar`` in ``memory.consolidation``."""
+        return await self.tending.consolidate_similar(tenant_id, now)
+
+    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
+        """See :meth:`bottega.memory.episodes.ageing.Lifecycle.purge_deleted`."""
+        return await self.tending.purge_deleted(tenant_id, now)
+
+    @property
+    def tending(self) -> "Tending":
+        """Maintenance of old episodes; requires an object store."""
+        from bottega.memory.episodes.maintenance import Tending
+
+        assert self._objects is not None, "maintenance of old episodes needs an object store"
+        options = self._options
+        window = timedelta(days=options.consolidate_days)
+        closeness = Closeness(options.consolidate_cosine, window)
+        every = timedelta(seconds=options.tend_every_s)
+        return Tending(self._pool, self._objects, options.ages, closeness, every)
+
+    @asynccontextmanager
+    async def _acting(
+        self, tenant_id: UUID, on: asyncpg.Connection | None
+    ) -> AsyncIterator[asyncpg.Connection]:
+        if on is not None:
+            yield on
+            return
+        async with acting_as(self._pool, tenant_id) as connection:
+            yield connection
+
+    async def _in_order(
+        self, connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
+    ) -> list[Episode]:
+        loaded = await rows.load(connection, scope, ids)
+        return [loaded[each] for each in ids if each in loaded]
+
+    @asynccontextmanager
+    async def _asking(
+        self, tenant_id: UUID, query: str
+    ) -> "AsyncIterator[tuple[asyncpg.Connection, Vector | None, str | None]]":
+        """Open a transaction of the tenant; yield it with the query's vector and embedder."""
+        vector, embedder = await self._embedded(tenant_id, query)
+        async with acting_as(self._pool, tenant_id) as connection:
+            if embedder is None or await self._embedders.still(connection, tenant_id, embedder):
+                yield connection, vector, embedder
+                return
+        vector, embedder = await self._embedded(tenant_id, query)
+        async with acting_as(self._pool, tenant_id) as connection:
+            yield connection, vector, embedder
+
+    async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
+        """Return the query's vector and its embedder's name, or nothing if embedding fails."""
+        embedder = await self._embedders.of_queries(tenant_id)
+        if embedder is None:
+            return None, None
+        try:
+            vectors = await self._patience.embed(embedder, query)
+        except (TimeoutError, BottegaError) as error:
+            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
+            return None, None
+        vector: Vector = vectors[0]
+        return vector, embedder.name

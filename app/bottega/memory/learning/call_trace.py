@@ -1,0 +1,178 @@
+"""The trace of an episode as mining sees it: calls in order, and their results. Pure."""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
+from bottega.memory.patterns.owners import owner_of, shared_texts
+from bottega.memory.text.signature import failure_signature
+
+DISPATCH = "dispatch_subagent"
+PLUMBING = frozenset(
+    {DISPATCH, "poll_subagent", "await_subagent", "recall_memory", "set_plan", "search_memory"}
+)
+"""Tools that support an agent's work and do no part of the task."""
+MOST_CALLS = 40
+"""Most calls of an episode that mining reads: its first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call by the run's root agent.
+
+    Attributes:
+        name: of the tool or the agent.
+        signature: the kind of failure, if the call failed.
+        is_agent: true if an agent was called.
+        is_defined: false if no tool or agent has this name: the model invented it.
+    """
+
+    name: str
+    ok: bool = True
+    signature: str | None = None
+    is_agent: bool = False
+    is_defined: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """An episode as mining sees it.
+
+    Attributes:
+        outcome: the judged one, people's feedback included.
+        calls: in the order in which they ended, without those of sub-agents and :data:`PLUMBING`.
+        owner: see :func:`bottega.memory.patterns.owners.owner_of`.
+        agent: the run's root agent.
+    """
+
+    episode_id: UUID
+    at: datetime
+    task_type: str | None
+    domain: str | None
+    outcome: Outcome
+    trust: int
+    calls: tuple[Call, ...]
+    complexity: float | None = None
+    owner: str = ""
+    agent: str | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.outcome is Outcome.SUCCESS
+
+
+def is_evidence(episode: Episode) -> bool:
+    """Return true if patterns may be learned from an episode. Imported, cancelled, quarantined,
+    deleted and consolidated episodes are excluded."""
+    return counts(episode) and episode.state.state in SEARCHABLE
+
+
+def counts(episode: Episode) -> bool:
+    """Return true if an episode's outcome is evidence about the patterns that its run was given.
+    That remains so when the episode ages or is consolidated."""
+    return (
+        episode.trust >= READ_OUTSIDE
+        and Outcome.CANCELLED not in (episode.outcome, episode.judged)
+        and episode.state.state not in (StorageState.QUARANTINED, StorageState.DELETED)
+    )
+
+
+def observed(episode: Episode) -> Observed | None:
+    """Convert an episode for mining; ``None`` if it is no evidence or has no trace."""
+    if not is_evidence(episode) or not episode.trace:
+        return None
+    complexity = episode.task.get("complexity")
+    return Observed(
+        episode_id=_known(episode.id),
+        at=episode.at,
+        task_type=episode.task_type,
+        domain=episode.domain,
+        outcome=episode.judged,
+        trust=episode.trust,
+        calls=calls_of(episode),
+        complexity=complexity if isinstance(complexity, int | float) else None,
+        owner=owner_of(episode.user_id, episode.session_id),
+        agent=episode.agent,
+    )
+
+
+def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Observed]:
+    """Return the episodes without texts that fewer owners have. Names of defined agents and tools
+    stay. Calls of undefined names are removed, because the model wrote those names."""
+    shared = shared_texts(
+        ((text, each.owner) for each in episodes for text in _texts(each)), owners
+    )
+    return [_cleared(each, shared) for each in episodes]
+
+
+def _texts(episode: Observed) -> Iterator[str]:
+    """Yield the texts of an episode that are no names of definitions."""
+    said = [episode.domain, *(call.signature for call in episode.calls)]
+    said += [call.name for call in episode.calls if not call.is_defined]
+    if episode.task_type != episode.agent:
+        said.append(episode.task_type)
+    yield from filter(None, said)
+
+
+def _cleared(episode: Observed, shared: Container[str]) -> Observed:
+    private = {text for text in _texts(episode) if text not in shared}
+    if not private:
+        return episode
+    return replace(
+        episode,
+        domain=None if episode.domain in private else episode.domain,
+        task_type=None if episode.task_type in private else episode.task_type,
+        calls=tuple(
+            replace(call, signature=None) if call.signature in private else call
+            for call in episode.calls
+            if call.is_defined or call.name not in private
+        ),
+    )
+
+
+def calls_of(episode: Episode) -> tuple[Call, ...]:
+    """Return the first :data:`MOST_CALLS` calls of the root agent; none without a trace."""
+    return tuple(_calls(episode))[:MOST_CALLS]
+
+
+def _known(episode_id: UUID | None) -> UUID:
+    assert episode_id is not None, "it is not stored yet"
+    return episode_id
+
+
+def _calls(episode: Episode) -> Iterator[Call]:
+    trace = episode.trace or ()
+    agents = {step.get("agent") for step in trace if step.get("task_id") is not None}
+    agents |= set(episode.metadata.get("agents") or ())
+    own = {step["tool"] for step in trace if step.get("task_id") is None and "tool" in step}
+    defined = agents | set((episode.metadata.get("features") or {}).get("capabilities") or ())
+    last = {step.get("task_id"): at for at, step in enumerate(trace) if "tool" not in step}
+    for at, step in enumerate(trace):
+        task_id, name = step.get("task_id"), step.get("tool")
+        if task_id is None:
+            if name and name not in PLUMBING:
+                ok = "error" not in step
+                yield Call(name, ok, _signature(step), name in agents, ok or name in defined)
+        elif (
+            DISPATCH in own
+            and last.get(task_id) == at
+            and (agent := step.get("agent"))
+            and agent not in own
+        ):
+            # The end of an asynchronous sub-agent: no call of its parent reports it.
+            yield Call(agent, "error" not in step, _signature(step), is_agent=True)
+
+
+def _signature(step: Mapping[str, Any]) -> str | None:
+    """Return a failure's signature, the one that the run used to retrieve recovery patterns."""
+    if "error" not in step:
+        return None
+    if isinstance(known := step.get("signature"), str):
+        return known
+    error = step["error"]
+    if isinstance(error, Mapping):
+        return failure_signature(str(error.get("code")), str(error.get("message")))
+    return failure_signature("tool_error", str(error), step.get("tool"))

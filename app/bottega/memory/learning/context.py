@@ -1,0 +1,336 @@
+"""Memory for a task: retrieval across episodes and patterns, and learning from reports."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import to_json
+
+from bottega.clock import Clock, utcnow
+from bottega.db.engine import acting_as
+from bottega.errors import NotFoundError
+from bottega.memory.episodes import rows
+from bottega.memory.episodes.episode import IMPORTED, Episode
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
+from bottega.memory.episodes.store import EpisodicMemory, Found
+from bottega.memory.learning.jobs import decoded
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.owners import owner_of
+from bottega.memory.patterns.pattern import (
+    EMPTY,
+    Applicability,
+    Application,
+    Arm,
+    Category,
+    Content,
+    ContentKind,
+    Evidence,
+    Features,
+    Pattern,
+)
+from bottega.memory.patterns.task_analysis import Goals, analyse
+
+if TYPE_CHECKING:  # numpy is needed only for matching
+    from bottega.memory.patterns.matcher import Match
+
+_LONGEST_NAME = 120
+_LONGEST_INSIGHT = 500
+_MOST_EPISODES = 5
+
+_LATEST = 200  # episodes of a domain that are read for insights
+_INSIGHTS = "SELECT * FROM episode_insights($1::jsonb, $2, $3)"
+_REFLECT = """
+INSERT INTO episode_reflections (tenant_id, episode_id, reflection) VALUES ($1, $2, $3::jsonb)
+ON CONFLICT DO NOTHING
+"""
+_REFLECTION = """
+SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id = $2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """Insight from episodes of a domain.
+
+    Attributes:
+        times: how many of the latest episodes have it.
+        trust: the highest trust among them.
+        episodes: the latest of them.
+        at: the end of the latest one.
+    """
+
+    text: str
+    times: int
+    trust: int
+    episodes: tuple[UUID, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """Memory that was retrieved for a task.
+
+    Attributes:
+        patterns: validated ones that apply, best first.
+        episodes: the most similar ones.
+        knowledge: validated patterns of the task's domain.
+        insights: the most frequent ones in the latest episodes of its domain.
+    """
+
+    goals: Goals
+    features: Features
+    patterns: "Sequence[Match]"
+    episodes: Found
+    knowledge: "Sequence[Match]"
+    insights: Sequence[Insight]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Lesson of an episode, as reported by a client.
+
+    Attributes:
+        uses: names of the tools and agents that it recommends.
+        category: must be a category that the outcome of a whole run judges.
+    """
+
+    text: str
+    name: str | None = None
+    category: Category = Category.DOMAIN
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of a pattern in an episode, as reported by a client."""
+
+    pattern_id: UUID
+    good: bool
+    followed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Result of learning from an episode.
+
+    Attributes:
+        reflection: the episode's stored reflection.
+        candidates: the patterns of the lessons, new or existing with the same content.
+        applications: number of outcomes that are new evidence.
+    """
+
+    episode_id: UUID
+    reflection: Mapping[str, Any]
+    candidates: Sequence[Pattern] = field(default_factory=tuple)
+    applications: int = 0
+
+
+class Memory:
+    """Retrieval and learning across episodes and patterns."""
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        episodes: EpisodicMemory,
+        patterns: PatternCache,
+        *,
+        clock: Clock = utcnow,
+    ) -> None:
+        self._pool = pool
+        self._episodes = episodes
+        self._patterns = patterns
+        self._clock = clock
+
+    async def context_for_task(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        task: str,
+        *,
+        domain: str | None = None,
+        task_type: str | None = None,
+        capabilities: Sequence[str] = (),
+        known: Features = EMPTY,
+        failure_signature: str | None = None,
+        k: int = 5,
+    ) -> TaskContext:
+        """Retrieve memory that may help with a task, outside of any experiment.
+
+        Leaves out candidates, and withholds no validated pattern.
+
+        Args:
+            scope: of the episodes; patterns hold no text of single users.
+            capabilities: names of the available tools and agents.
+            known: features that override those found in the task's words.
+            failure_signature: of a failure; adds patterns about such failures.
+            k: the most patterns, episodes and insights, each.
+        """
+        goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
+        features = {**goals.features, **known}
+        patterns = await self._patterns.find_applicable(
+            tenant_id, features, failure_signature=failure_signature, k=k
+        )
+        of_domain = await self._patterns.find_applicable(
+            tenant_id, features, category=Category.DOMAIN, k=k
+        )
+        found = await self._episodes.search(tenant_id, scope, task, k=k, domain=domain)
+        insights = [] if domain is None else await self.insights(tenant_id, scope, domain, k)
+        return TaskContext(goals, features, patterns, found, of_domain, insights)
+
+    async def insights(self, tenant_id: UUID, scope: Scope, domain: str, k: int) -> list[Insight]:
+        """Read the insights of the latest 200 episodes of a domain within the scope.
+
+        The most frequent come first, then the newest."""
+        if scope.reach is Reach.RUN:
+            return []
+        async with acting_as(self._pool, tenant_id) as connection:
+            found = await connection.fetch(_INSIGHTS, scope.document, domain, _LATEST)
+        said: dict[str, Insight] = {}
+        for row in found:
+            values = _listed(decoded(row["insights"]))
+            for text in dict.fromkeys(filter(None, map(_text, values))):
+                one = said.get(text, Insight(text, 0, row["trust"], (), row["at"]))
+                episodes = (*one.episodes, row["episode_id"])[:_MOST_EPISODES]
+                trust = max(one.trust, row["trust"])
+                said[text] = Insight(text, one.times + 1, trust, episodes, one.at)
+        # The sort is stable: equally frequent ones stay ordered by time, newest first.
+        return sorted(said.values(), key=lambda each: -each.times)[:k]
+
+    async def learn_from_episode(
+        self,
+        tenant_id: UUID,
+        episode: Episode | UUID,
+        lessons: Sequence[Lesson] = (),
+        outcomes: Sequence[Outcome] = (),
+        *,
+        principal: str,
+        on: asyncpg.Connection,
+    ) -> Learned:
+        """Learn from a client's report about an episode. Idempotent.
+
+        Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
+        episode with a user or session stay in its reflection: runs of all users share patterns.
+        An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
+        of the pattern. If the experiment assigned the pattern to the run, only the run itself and
+        feedback on it count.
+
+        Args:
+            episode: one to store, or the id of a stored one.
+            on: the tenant's transaction to use.
+
+        Raises:
+            NotFoundError: the episode or one of the patterns is unknown.
+        """
+        if isinstance(episode, Episode):
+            episode = await rows.store(on, tenant_id, episode)
+        loaded = (await rows.load(on, EVERYTHING, [episode])).get(episode)
+        if loaded is None:
+            raise NotFoundError(f"there is no episode {episode}")
+        private = owner_of(loaded.user_id, loaded.session_id) != ""
+        kept = [
+            await self._patterns.add(tenant_id, _candidate(each, loaded, principal), on=on)
+            for each in lessons
+            if not private
+        ]
+        counted = await self._count(tenant_id, loaded, outcomes, on)
+        reflection = await _reflected(on, tenant_id, loaded, lessons, principal)
+        return Learned(episode, reflection, kept, counted)
+
+    async def _count(
+        self,
+        tenant_id: UUID,
+        episode: Episode,
+        outcomes: Sequence[Outcome],
+        on: asyncpg.Connection,
+    ) -> int:
+        ids = [each.pattern_id for each in outcomes]
+        if not ids:
+            return 0
+        known = await self._patterns.get_many(tenant_id, ids, on=on)
+        features = _features(episode)
+        of = list(known.values())
+        baselines = await self._patterns.baselines(tenant_id, of, features, on=on)
+        applications = [
+            Application(
+                pattern_id=each.pattern_id,
+                version=known[each.pattern_id].version,
+                arm=Arm.REPORTED,
+                at=self._clock(),
+                baseline=baselines[each.pattern_id],
+                episode_id=episode.id,
+                followed=each.followed,
+                good=each.good,
+                features=features,
+            )
+            for each in outcomes
+        ]
+        return await self._patterns.record_application(tenant_id, applications, on=on)
+
+
+async def _reflected(
+    on: asyncpg.Connection,
+    tenant_id: UUID,
+    episode: Episode,
+    lessons: Sequence[Lesson],
+    principal: str,
+) -> Mapping[str, Any]:
+    """Store the episode's reflection unless it has one; return the stored one."""
+    said = {
+        "insights": [each.text[:_LONGEST_INSIGHT] for each in lessons],
+        "patterns": [],
+        "failures": [],
+        "performance": {},
+        "by": principal,
+    }
+    if lessons:
+        await on.execute(_REFLECT, tenant_id, episode.id, to_json(said).decode())
+    raw = await on.fetchval(_REFLECTION, tenant_id, episode.id)
+    found: Mapping[str, Any] = decoded(raw) or {}
+    return found
+
+
+def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
+    """Turn a lesson into a candidate pattern that applies to tasks like the episode's."""
+    kinds = () if episode.task_type is None else (episode.task_type,)
+    domains = () if episode.domain is None else (episode.domain,)
+    said = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
+    about = "/".join((*kinds, *domains)) or "any"
+    return Pattern(
+        name=(lesson.name or f"{about}: {lesson.text}")[:_LONGEST_NAME],
+        category=lesson.category,
+        content=Content(
+            ContentKind.HEURISTIC,
+            {"condition": f"tasks like {about}", "action": lesson.text},
+            uses=lesson.uses,
+        ),
+        applicability=Applicability(problem_types=kinds, domains=domains),
+        summary=lesson.text[:_LONGEST_INSIGHT],
+        evidence=Evidence(mined_from=() if episode.id is None else (episode.id,)),
+        origin={"principal": principal},
+        trust=IMPORTED,
+        fingerprint=sha256(to_json(said)).hexdigest(),
+    )
+
+
+def _features(episode: Episode) -> Features:
+    told = {
+        "task_type": episode.task_type,
+        "domain": episode.domain,
+        "complexity": episode.task.get("complexity"),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _text(said: Any) -> str:
+    """Return an insight as text; imported ones may be objects."""
+    if isinstance(said, Mapping):
+        said = said.get("text") or said.get("insight") or said.get("summary")
+    return " ".join(said.split())[:_LONGEST_INSIGHT] if isinstance(said, str) else ""

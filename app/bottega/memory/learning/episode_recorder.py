@@ -1,0 +1,371 @@
+"""Recording of a run's episode from its events. Pure.
+
+Each event is read once, and memory is bounded: the trace keeps the first and the last steps.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from bottega.agents.messages import Usage
+from bottega.events.types import EventType, RunStatus
+from bottega.graph.rendering import as_text
+from bottega.memory.episodes.episode import (
+    LONGEST_TEXT,
+    OWN_RUN,
+    READ_OUTSIDE,
+    Episode,
+    Outcome,
+    State,
+    StorageState,
+    Summary,
+    episode_id_of,
+)
+from bottega.memory.patterns.adherence import Following
+from bottega.memory.patterns.pattern import APPLIED
+from bottega.memory.patterns.task_analysis import Goals
+from bottega.memory.text.injection import suspicious
+from bottega.memory.text.signature import failure_signature
+from bottega.memory.text.summaries import cut, summary_of
+from bottega.memory.working.tools import SEARCH_MEMORY, SET_PLAN, plan_of
+
+TOOL_ERROR = "tool_error"
+"""Error code in the signature of a failed tool call."""
+_RECALL = "recall_memory"
+_OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, _RECALL))
+"""Tools that do no part of the task."""
+_ADAPTATIONS = 10
+
+_FIRST, _LAST = 40, 120
+_STEP_BYTES = 300
+_SUMMARY_TOKENS = 480  # of four bytes each: within the limit of an episode
+_ERRORS = 10
+_TAGS = 20
+_LONGEST_TAG = 64
+
+_NOT_ANALYSED: dict[str, Any] = {"goals": [], "constraints": [], "context": {}, "complexity": None}
+_FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Facts about a run before it starts.
+
+    Attributes:
+        input: a text, or messages of which one has the role ``user``.
+        first: name of the root agent, or of a DAG's graph.
+        definitions: of its agents, by name.
+        metadata: of the run; may contain ``domain``, ``task_type`` and ``tags``.
+        user: the customer's name for the end user.
+        agent: name of the root agent; ``None`` for a DAG.
+    """
+
+    run_id: UUID
+    session_id: str | None
+    principal: str | None
+    input: str | Sequence[Mapping[str, Any]]
+    first: str
+    definitions: Mapping[str, Mapping[str, Any]]
+    metadata: Mapping[str, Any]
+    user: str | None = None
+    agent: str | None = None
+
+    @property
+    def question(self) -> str:
+        if isinstance(self.input, str):
+            return self.input
+        asked: list[str] = [each["content"] for each in self.input if each["role"] == "user"]
+        return asked[0] if asked else ""
+
+    def said(self, name: str) -> str | None:
+        """Return a value from the metadata of the run or its root agent."""
+        for metadata in (self.metadata, self.definitions.get(self.first, {}).get("metadata", {})):
+            value = metadata.get(name)
+            if isinstance(value, str) and value.strip():
+                return value.strip()[:_LONGEST_TAG]
+        return None
+
+    @property
+    def task_type(self) -> str:
+        return self.said("task_type") or self.first
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Names of the root agent's tools and sub-agents."""
+        definition = self.definitions.get(self.first, {})
+        subagents = definition.get("subagents") or {}
+        tools = [tool["name"] for tool in definition.get("tools", ())]
+        return tuple(dict.fromkeys((*tools, *subagents.get("names", ()))))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        found = self.metadata.get("tags")
+        named = [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
+        return tuple(dict.fromkeys(tag.strip()[:_LONGEST_TAG] for tag in named if tag.strip()))[
+            :_TAGS
+        ]
+
+
+class Telling:
+    """Reads a run's events in order, and builds its episode at the end.
+
+    Args:
+        clean: removes secrets from a text. It runs before texts are cut, because half a secret is
+            not recognised.
+
+    Attributes:
+        goals: the task's analysis, if there is one.
+    """
+
+    def __init__(self, about: About, clean: Callable[[str], str] = str) -> None:
+        self.about = about
+        self.goals: Goals | None = None
+        self._clean = clean
+        self._first: list[dict[str, Any]] = []
+        self._last: deque[dict[str, Any]] = deque(maxlen=_LAST)
+        self._steps = 0
+        self._asked: dict[tuple[Any, ...], Any] = {}
+        self._tools: Counter[str] = Counter()
+        self._usage = Usage()
+        self._model_calls = 0
+        self._retries = 0
+        self._errors: dict[str, None] = {}
+        self._signature: str | None = None
+        self._tasks: dict[UUID, bool] = {}  # success of each ended task
+        self._following = Following()
+        self._outside = self._http_tools()
+        self._of_memory = _OF_MEMORY.difference(about.capabilities)
+        self._suspicion: str | None = None
+        self._plans: list[list[str]] = []
+
+    def hear(
+        self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
+    ) -> None:
+        self._following.hear(event_type, task_id, agent, data)
+        match event_type:
+            case EventType.LLM_COMPLETED:
+                self._model_calls += 1
+                self._usage += Usage.model_validate(data["usage"])
+            case EventType.LLM_FAILED:
+                self._retries += "try" in data
+                self._erred(data["error"], None)
+                self._step(agent, task_id, error=data["error"])
+            case EventType.TOOL_STARTED:
+                self._asked[task_id, data["call"], data["tool_call_id"]] = data["arguments"]
+            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
+                self._tool_ended(agent, task_id, data, failed=event_type == EventType.TOOL_FAILED)
+            case EventType.AGENT_COMPLETED if task_id is not None:
+                self._tasks.setdefault(task_id, True)
+                self._step(agent, task_id, answer=self._short(data["output"]))
+            case event if event in _FAILED_TASK and task_id is not None:
+                if self._tasks.get(task_id) is not False:
+                    self._erred(data["error"], None)
+                    self._step(agent, task_id, error=data["error"])
+                self._tasks[task_id] = False
+
+    def _tool_ended(
+        self, agent: str | None, task_id: UUID | None, data: Mapping[str, Any], *, failed: bool
+    ) -> None:
+        name = data["name"]
+        arguments = self._asked.pop((task_id, data["call"], data["tool_call_id"]), {})
+        if name in self._of_memory:
+            plan = plan_of(arguments) if name == SET_PLAN and not failed else None
+            if plan and len(self._plans) <= _ADAPTATIONS:
+                self._plans.append(plan)
+            return
+        self._tools[name] += 1
+        step = {
+            "tool": name,
+            "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
+            "status": data["status"],
+        }
+        if failed:
+            error = data["error"] or ""
+            step["error"] = self._short(error)
+            step["signature"] = failure_signature(TOOL_ERROR, self._clean(error), name)
+            self._erred({"code": TOOL_ERROR, "message": error}, name)
+            self._suspect(name, error)
+        elif data["result"] is not None:
+            result = as_text(data["result"])
+            step["result"] = self._short(result)
+            self._suspect(name, result)
+        self._step(agent, task_id, **step)
+
+    def _suspect(self, name: str, text: str) -> None:
+        """Check an external tool's answer or error for prompt injection."""
+        if name in self._outside and self._suspicion is None:
+            self._suspicion = suspicious(text)
+
+    def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
+        self._steps += 1
+        step = {"step": self._steps, "agent": agent, "task_id": task_id, **what}
+        if len(self._first) < _FIRST:
+            self._first.append(step)
+        else:
+            self._last.append(step)
+
+    def _erred(self, error: Mapping[str, Any], tool: str | None) -> None:
+        code, message = str(error.get("code") or "error"), str(error.get("message") or "")
+        message = self._clean(message)
+        if self._signature is None:
+            self._signature = failure_signature(code, message, tool)
+        if len(self._errors) < _ERRORS:
+            self._errors[f"{tool or code}: {cut(message, _STEP_BYTES)}"] = None
+
+    def _short(self, text: str) -> str:
+        return cut(self._clean(text), _STEP_BYTES)
+
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        """The steps; gaps in their numbers show omissions."""
+        return [*self._first, *self._last]
+
+    def outcome(self, status: RunStatus, stop_reason: str | None) -> Outcome:
+        """Return the outcome for a final status and the results of the run's tasks."""
+        if status is RunStatus.CANCELLED:
+            return Outcome.CANCELLED
+        if status is not RunStatus.COMPLETED:
+            return Outcome.FAILURE
+        well = all(self._tasks.values()) and stop_reason != "max_iterations"
+        return Outcome.SUCCESS if well else Outcome.PARTIAL
+
+    def episode(
+        self,
+        status: RunStatus,
+        *,
+        output: Any,
+        stop_reason: str | None,
+        error: Mapping[str, Any] | None,
+        duration_s: float,
+    ) -> dict[str, Any]:
+        """Return the episode as the SQL function ``store_episode`` takes it, without its end time.
+
+        Args:
+            output, stop_reason, error: of the run.
+            duration_s: since the run's first start.
+        """
+        about = self.about
+        if error is not None:
+            if self._signature is None:
+                self._erred(error, None)
+            self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
+        question = self._clean(about.question)
+        answer = "" if output is None else self._clean(as_text(output))
+        told = Episode(
+            id=episode_id_of(about.run_id),
+            at=None,  # type: ignore[arg-type]
+            run_id=about.run_id,
+            session_id=about.session_id,
+            user_id=about.user,
+            agent=about.agent,
+            outcome=self.outcome(status, stop_reason),
+            domain=about.said("domain"),
+            task_type=about.task_type,
+            failure_signature=self._signature,
+            trust=READ_OUTSIDE if self._read_outside() else OWN_RUN,
+            origin={"principal": about.principal, "run": about.run_id, "tool": None},
+            task={**self._analysed(), "original_input": question[:LONGEST_TEXT]},
+            execution={
+                "plan": self._plans[0] if self._plans else [],
+                "adaptations": self._plans[1:],
+                **self._spent(duration_s),
+            },
+            result={
+                "output": None if output is None else answer[:LONGEST_TEXT],
+                "error": error,
+                "side_effects": self._side_effects(),
+                "quality": self._quality(stop_reason),
+            },
+            metadata=self._metadata(),
+            tags=about.tags,
+            summary=self._summary(question, answer),
+            trace=self.trace or None,
+            input=about.input if len(question) > LONGEST_TEXT else None,
+            output=output if len(answer) > LONGEST_TEXT else None,
+            state=State(StorageState.QUARANTINED if self._suspicion else StorageState.ACTIVE),
+        )
+        return told.to_row()
+
+    def _analysed(self) -> dict[str, Any]:
+        goals = self.goals
+        if goals is None:
+            return _NOT_ANALYSED
+        clean = self._clean
+        return {
+            "goals": [clean(each) for each in goals.goals],
+            "constraints": [clean(each) for each in goals.constraints],
+            "context": {"criteria": [clean(each) for each in goals.criteria]},
+            "complexity": goals.complexity,
+        }
+
+    def _quality(self, stop_reason: str | None) -> dict[str, Any]:
+        quality = {"stop_reason": stop_reason, "failed_tasks": self._failed_tasks()}
+        # A quarantined episode is stored, but never retrieved or learned from.
+        return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
+
+    def _metadata(self) -> dict[str, Any]:
+        patterns = self._following.told()
+        metadata: dict[str, Any] = {
+            "tools_used": sorted(self._tools),
+            "strategies_applied": [p["id"] for p in patterns if p["arm"] in APPLIED],
+            "agents": sorted(self.about.definitions),
+        }
+        if patterns:
+            metadata["patterns"] = patterns
+        if self.goals is not None:
+            metadata["features"] = dict(self.goals.features)
+        return metadata
+
+    def _summary(self, question: str, answer: str) -> Summary:
+        """Return the texts that searches find the episode by."""
+        about = self.about
+        around = [about.said("domain"), about.first, *about.tags]
+        steps = [" ".join(filter(None, around))]
+        for step in self.trace:
+            how = "failed" if "error" in step else "called" if "tool" in step else "answered"
+            said = step.get("answer") or step.get("result") or ""
+            steps.append(f"{step['agent']} {how} {step.get('tool', '')}: {said}")
+        return Summary(
+            task=summary_of(question, _SUMMARY_TOKENS),
+            result=summary_of(answer, _SUMMARY_TOKENS),
+            errors=summary_of("\n".join(self._errors), _SUMMARY_TOKENS),
+            steps=summary_of("\n".join(steps), _SUMMARY_TOKENS),
+        ).clipped()
+
+    def _failed_tasks(self) -> int:
+        return sum(not well for well in self._tasks.values())
+
+    def _spent(self, duration_s: float) -> dict[str, Any]:
+        resources = {
+            "model_calls": self._model_calls,
+            "tool_calls": self._tools.total(),
+            "usage": self._usage.model_dump(),
+            "tasks": len(self._tasks),
+            "retries": self._retries,
+            "steps": self._steps,
+        }
+        return {"duration_s": round(duration_s, 3), "resources": resources}
+
+    def _http_tools(self) -> dict[str, Mapping[str, Any]]:
+        """Return the agents' tools that access external systems, by name."""
+        return {
+            tool["name"]: tool
+            for definition in self.about.definitions.values()
+            for tool in definition.get("tools", ())
+            if tool["type"] == "http" or tool["name"] == "http_get"
+        }
+
+    def _read_outside(self) -> bool:
+        return not self._tools.keys().isdisjoint(self._outside)
+
+    def _side_effects(self) -> list[dict[str, Any]]:
+        """Return calls that may have changed an external system."""
+        return [
+            {"tool": name, "calls": self._tools[name]}
+            for name, tool in sorted(self._outside.items())
+            if self._tools[name] and tool.get("method", "GET") not in ("GET", "HEAD")
+        ]

@@ -1,0 +1,158 @@
+"""Stages of maintenance that validate and refine patterns.
+
+Both process a tenant's patterns in small transactions while runs go on. The results depend only on
+stored data, so a second execution changes nothing.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.errors import InvalidInputError, NotFoundError
+from bottega.memory.patterns import application_rows, rows, store, validate
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.evidence import falling
+from bottega.memory.patterns.pattern import Pattern, PatternState
+from bottega.memory.patterns.refinement import mergeable, narrowed, narrowing, said
+from bottega.memory.patterns.rows import PatternFilter
+
+_NAMED = 100
+"""Patterns of each kind that a report names; its counts include all."""
+_APPLICATIONS = 1_000
+"""Latest applications of a pattern that are compared."""
+_MOST_MERGED = 20
+
+_IN_REVIEW = PatternFilter(states=(PatternState.IN_REVIEW,))
+_VALIDATED = PatternFilter(states=(PatternState.VALIDATED,))
+
+log = structlog.get_logger(__name__)
+
+
+async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
+    """Validate all candidates and validated patterns of a tenant.
+
+    Returns:
+        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, those that
+        ``fell``, and those that the false discovery rate admits (``discoveries``).
+    """
+    verdicts: Counter[str] = Counter()
+    promoted: list[UUID] = []
+    fell: list[UUID] = []
+
+    async def look(ids: Sequence[UUID]) -> Counter[str]:
+        found = await cache.validate(tenant_id, ids)
+        moved = [each for each in found if each.state is not each.was]
+        promoted.extend(each.pattern_id for each in moved if each.state is PatternState.VALIDATED)
+        fell.extend(each.pattern_id for each in moved if each.was is PatternState.VALIDATED)
+        return Counter(each.verdict.value for each in found)
+
+    async for page in cache.pages(tenant_id, None):
+        verdicts += await look(page)
+    kept = await cache.discovered(tenant_id)
+    if cache.options.fdr_required:  # the rate needs the e-values of all
+        for start in range(0, len(kept), _NAMED):
+            await look(kept[start : start + _NAMED])
+    return {
+        "validated": verdicts.total(),
+        "verdicts": dict(verdicts),
+        "promoted": _named(promoted),
+        "fell": _named(fell),
+        "discoveries": {"rate": cache.options.fdr, **_named(kept)},
+    }
+
+
+async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
+    """Review a tenant's patterns, merge validated duplicates, prune candidates of low value.
+
+    Returns:
+        JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
+        those ``merged``, and those ``pruned``.
+    """
+    ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
+    async for page in cache.pages(tenant_id, None, _IN_REVIEW):
+        for pattern_id in page:
+            async with cache.acting(tenant_id) as connection:
+                end = await _review(connection, cache, tenant_id, pattern_id)
+            if end is not None:
+                ends[end].append(pattern_id)
+    merged = await _merge_alike(cache, tenant_id)
+    pruned = await cache.prune_low_value(tenant_id)
+    counts = ends | {"merged": merged, "pruned": pruned}
+    return {name: _named(ids) for name, ids in counts.items()}
+
+
+async def _review(
+    connection: asyncpg.Connection, cache: PatternCache, tenant_id: UUID, pattern_id: UUID
+) -> str | None:
+    """End a review: narrow the pattern, or put it on trial again, or deprecate it.
+
+    It goes on trial again if nothing but a lack of evidence speaks against it."""
+    now, options = cache.clock(), cache.options
+    held = await rows.hold(connection, tenant_id, [pattern_id])
+    if pattern_id not in held or held[pattern_id].state is not PatternState.IN_REVIEW:
+        return None
+    was = held[pattern_id]
+    applied = await application_rows.applied(connection, tenant_id, was, _APPLICATIONS)
+    by = narrowing(applied, options)
+    applicability = by and narrowed(was.applicability, by)
+    if by is not None and applicability is not None:
+        changes = {"applicability": applicability}
+        try:
+            await store.update(
+                connection, tenant_id, pattern_id, was.version, changes, now, reason=by.reason
+            )
+        except InvalidInputError as error:  # the narrowed conditions would exceed a limit
+            log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
+        else:
+            return "narrowed"
+    [weighed] = (await validate.weighed(connection, tenant_id, [pattern_id], options, now)).values()
+    if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
+        why = f"on trial again: {was.lifecycle.reason}"
+        await store.start_over(connection, tenant_id, was, why, now)
+        return "on_trial"
+    why = was.lifecycle.reason or "reviewed"
+    await store.deprecate(
+        connection,
+        tenant_id,
+        pattern_id,
+        f"{why}; no condition separates success from failure",
+        now,
+    )
+    return "deprecated"
+
+
+async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
+    """Merge validated patterns with the same content; return the new ones."""
+    alike: dict[str, list[Pattern]] = defaultdict(list)
+    async for page in cache.pages(tenant_id, None, _VALIDATED):
+        for each in (await cache.get_many(tenant_id, page)).values():
+            alike[said(each)].append(each)
+    made = []
+    for patterns in alike.values():
+        for group in _groups(patterns):
+            try:
+                made.append((await cache.merge(tenant_id, [each.key for each in group])).key)
+            except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
+                log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
+    return made
+
+
+def _groups(patterns: Sequence[Pattern]) -> list[list[Pattern]]:
+    """Group patterns that can all be merged with each other, oldest first; two or more."""
+    groups: list[list[Pattern]] = []
+    for each in sorted(patterns, key=lambda pattern: pattern.key):
+        for group in groups:
+            if len(group) < _MOST_MERGED and all(mergeable(each, other) for other in group):
+                group.append(each)
+                break
+        else:
+            groups.append([each])
+    return [group for group in groups if len(group) > 1]
+
+
+def _named(ids: Sequence[UUID]) -> dict[str, Any]:
+    return {"count": len(ids), "patterns": [str(each) for each in ids[:_NAMED]]}

@@ -1,0 +1,216 @@
+"""Reflection: the lessons of one finished run. Pure.
+
+Applications of patterns come from the episode itself. Rules or a model write the insights, which
+affect only texts for readers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.learning.call_trace import Call, calls_of, counts
+from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
+from bottega.memory.text.summaries import cut
+
+MOST = 10
+"""Most insights, and most failures, of one run."""
+LONGEST = 300
+_MANY = 4  # calls of one tool that are worth an insight
+_LONGEST_TEXT = 2000
+
+
+class Analyst(Protocol):
+    """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
+    executed.
+
+    Attributes:
+        name: author of its reflections.
+
+    Raises:
+        ModelError, UnavailableError: the model is unavailable, or its answer unreadable.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def analyse(self, task: str) -> Mapping[str, Any]:
+        """Return ``goals``, ``constraints``, ``criteria`` (texts) and ``complexity`` (0 to 1)."""
+        ...
+
+    async def reflect(self, about: Mapping[str, Any]) -> Sequence[str]:
+        """Return insights on an episode in the form of :func:`asked_of`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reflection:
+    """The lessons of a run.
+
+    Attributes:
+        insights: texts.
+        patterns: ``{uses}``: calls of a successful run.
+        failures: ``{tool, signature, then, recovered}``.
+        performance: numbers.
+        by: author: ``rules``, or a model.
+    """
+
+    insights: Sequence[str] = ()
+    patterns: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
+    performance: Mapping[str, Any] = field(default_factory=dict)
+    by: str = "rules"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "insights": list(self.insights),
+            "patterns": list(self.patterns),
+            "failures": list(self.failures),
+            "performance": dict(self.performance),
+            "by": self.by,
+        }
+
+
+def reflect(episode: Episode) -> Reflection:
+    """Reflect on an episode by rules; its trace is used if it is loaded."""
+    calls = calls_of(episode)
+    failures = _failures(calls)
+    names = [call.name for call in calls if call.ok]
+    found = [{"uses": names[:MOST]}] if names and episode.judged is Outcome.SUCCESS else []
+    return Reflection(
+        tuple(_insights(episode, calls, failures)),
+        tuple(found),
+        tuple(failures),
+        _performance(episode, calls),
+    )
+
+
+def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> Reflection:
+    """Replace the insights by those of a model, within bounds."""
+    lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
+    said = tuple(dict.fromkeys(filter(None, lines)))[:MOST]
+    return Reflection(said, reflection.patterns, reflection.failures, reflection.performance, by=by)
+
+
+def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
+    """Return the parts of an episode that a model receives, bounded."""
+    result = episode.result
+    return {
+        "task": str(episode.task.get("original_input") or "")[:_LONGEST_TEXT],
+        "domain": episode.domain,
+        "task_type": episode.task_type,
+        "outcome": episode.judged,
+        "plan": episode.execution.get("plan") or [],
+        "calls": [
+            {"name": call.name, "ok": call.ok} | ({"error": call.signature} if not call.ok else {})
+            for call in calls_of(episode)
+        ],
+        "result": str(result.get("output") or "")[:_LONGEST_TEXT],
+        "error": result.get("error"),
+        "errors": episode.summary.errors[:_LONGEST_TEXT],
+        "performance": reflection.performance,
+    }
+
+
+def applications_of(episode: Episode) -> list[Application]:
+    """Return the applications of the patterns that a run was given or had withheld.
+
+    Empty if the episode is no evidence. Patterns that the whole run judges take the episode's
+    outcome, people's feedback included.
+    """
+    given = episode.metadata.get("patterns")
+    if not isinstance(given, list) or not counts(episode):
+        return []
+    return [_application(episode, each) for each in given]
+
+
+def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
+    good = given.get("good")
+    if Category(given["category"]) in OF_RUN:
+        good = episode.judged is Outcome.SUCCESS
+    resources = episode.execution.get("resources") or {}
+    usage = _usage(resources)
+    at = given.get("at")
+    return Application(
+        pattern_id=UUID(given["id"]),
+        version=given["version"],
+        arm=Arm(given["arm"]),
+        at=datetime.fromisoformat(at) if isinstance(at, str) else episode.at,
+        baseline=Baseline(**(given.get("baseline") or {})),
+        episode_id=episode.id,
+        followed=given.get("followed"),
+        good=good,
+        features=episode.metadata.get("features") or {},
+        duration_s=episode.execution.get("duration_s"),
+        tokens=sum(usage.values()) or None,
+    )
+
+
+def _failures(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return the first failure of each kind, the next call, and its success."""
+    found: dict[str, dict[str, Any]] = {}
+    for call, then in zip(calls, [*calls[1:], None], strict=False):
+        if call.signature is not None and call.signature not in found:
+            found[call.signature] = {
+                "tool": call.name,
+                "signature": call.signature,
+                "then": None if then is None else then.name,
+                "recovered": then is not None and then.ok,
+            }
+    return list(found.values())[:MOST]
+
+
+def _insights(
+    episode: Episode, calls: Sequence[Call], failures: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    said: list[str] = []
+    for each in failures:
+        if each["recovered"]:
+            text = f"After {each['tool']} failed ({each['signature']}), {each['then']} went well."
+        elif each["then"]:
+            text = f"After {each['tool']} failed ({each['signature']}), {each['then']} failed too."
+        else:
+            text = f"{each['tool']} failed ({each['signature']}), and nothing followed."
+        said.append(text)
+    names = [call.name for call in calls if call.ok]
+    if names and episode.judged is Outcome.SUCCESS:
+        said.append(f"It went well with: {', '.join(names[:MOST])}.")
+    error = episode.result.get("error")
+    if isinstance(error, Mapping) and not failures:
+        said.append(f"It ended with {error.get('code')}: {error.get('message')}")
+    said += [
+        f"{name} was called {times} times."
+        for name, times in sorted(Counter(call.name for call in calls).items())
+        if times >= _MANY
+    ]
+    for each in episode.metadata.get("patterns") or ():
+        if each.get("followed") is False and each.get("arm") in (Arm.USED, Arm.TRIAL):
+            said.append(f"It was given the pattern {each['id']}, and did not follow it.")
+    return [cut(text, LONGEST) for text in said[:MOST]]
+
+
+def _usage(resources: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens that an episode used. Imported episodes may hold any value here."""
+    usage = resources.get("usage")
+    reported = usage if isinstance(usage, dict) else {}
+    names = ("input", "output")
+    return {name: reported[name] for name in names if isinstance(reported.get(name), int)}
+
+
+def _performance(episode: Episode, calls: Sequence[Call]) -> dict[str, Any]:
+    resources = episode.execution.get("resources") or {}
+    known = {
+        name: resources[name]
+        for name in ("model_calls", "tool_calls", "retries")
+        if isinstance(resources.get(name), int | float)
+    }
+    if usage := _usage(resources):
+        known["usage"] = usage
+    duration_s = episode.execution.get("duration_s")
+    if isinstance(duration_s, int | float):
+        known["duration_s"] = duration_s
+    return known | {"failed_calls": sum(not call.ok for call in calls)}

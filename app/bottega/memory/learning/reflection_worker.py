@@ -1,0 +1,300 @@
+"""Learning from finished runs, in the background.
+
+Storing an episode enqueues its run. A worker leases some runs by moving their next try into the
+future. One transaction counts the applications of their patterns; then a model reflects, if there
+is one, outside of any transaction; then its reflection is stored and the run is done. The run
+itself does not change.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json, to_json
+
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.memory.episodes import rows
+from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.learning.call_trace import counts
+from bottega.memory.learning.reflection import (
+    Analyst,
+    Reflection,
+    applications_of,
+    asked_of,
+    reflect,
+    with_insights,
+)
+from bottega.memory.patterns.pattern import OF_RUN, Application
+
+POLL_S = 5.0
+MOST_TRIES = 6
+"""Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
+
+_LEASE_S = 300.0
+_MOST = 32
+_EACH = 16
+_ASKED_AT_ONCE = 4
+_FIRST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 3600.0
+_GROWTH = 4.0
+_LONGEST_ERROR = 500
+
+_OF_RUN = sorted(OF_RUN)
+
+log = structlog.get_logger(__name__)
+
+_CLAIM = "SELECT tenant_id, run_id, episode_id, tries FROM claim_due_learning($1, $2, $3)"
+_NEXT = "SELECT next_learning_s()"
+_TRACES = """
+SELECT episode_id, content FROM episode_bodies
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
+"""
+# A run's outcome counts for every pattern that the whole run judges, also for merged ones.
+_JUDGED = """
+UPDATE pattern_applications a SET good = n.good
+FROM unnest($2::uuid[], $3::boolean[]) AS n(episode_id, good), patterns p
+WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.arm <> 'reported'
+  AND a.good IS DISTINCT FROM n.good
+  AND p.tenant_id = $1 AND p.id = a.pattern_id AND p.category = ANY ($4)
+"""
+# Episodes that are no evidence any more count for no pattern.
+_VOID = """
+UPDATE pattern_applications SET good = NULL
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND good IS NOT NULL
+"""
+_WRITE = """
+INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
+SELECT $1, n.episode_id, n.reflection
+FROM jsonb_to_recordset($2::jsonb) AS n(episode_id uuid, reflection jsonb)
+JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
+ON CONFLICT DO NOTHING
+"""
+# A concurrent request to learn again resets the tries: then this must not match.
+_END = """
+UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
+    next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()
+FROM jsonb_to_recordset($2::jsonb) AS n(
+    run_id uuid, tries integer, status text, error text, result jsonb, wait_s double precision)
+WHERE l.tenant_id = $1 AND l.run_id = n.run_id AND l.tries = n.tries AND l.status = 'pending'
+"""
+_AGAIN = """
+UPDATE run_learning SET status = 'pending', tries = 0, next_at = clock_timestamp(), error = NULL,
+    updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND status = 'failed'
+"""
+
+
+class Patterns(Protocol):
+    """Stores applications of patterns."""
+
+    async def record_application(
+        self,
+        tenant_id: UUID,
+        applications: Iterable[Application],
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A run to learn from, and the number of tries, this one included."""
+
+    run_id: UUID
+    episode_id: UUID
+    tries: int
+
+    def ended(self, by: str, applications: int) -> dict[str, Any]:
+        result = {"by": by, "applications": applications}
+        return self._row("done", None, 0.0) | {"result": result}
+
+    def failed(self, error: str) -> dict[str, Any]:
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (self.tries - 1))
+        status = "pending" if self.tries < MOST_TRIES else "failed"
+        return self._row(status, error[:_LONGEST_ERROR], pause_s)
+
+    def _row(self, status: str, error: str | None, wait_s: float) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "tries": self.tries,
+            "status": status,
+            "error": error,
+            "result": None,
+            "wait_s": wait_s,
+        }
+
+
+class Learning:
+    """Learns from finished runs. Any number of processes may do so concurrently.
+
+    Args:
+        analyst: a model that reflects on runs; ``None``: only rules.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        patterns: Patterns,
+        *,
+        analyst: Analyst | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._patterns = patterns
+        self._analyst = analyst
+        self._clock = clock
+
+    async def learn_due(self) -> float:
+        """Learn from some due runs. Return the seconds until others are due."""
+        began = self._clock()
+        claimed = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
+        if not claimed:
+            seconds: float | None = await self._pool.fetchval(_NEXT)
+            return float("inf") if seconds is None else max(0.0, seconds)
+        of_tenant: dict[UUID, list[_Due]] = defaultdict(list)
+        for row in claimed:
+            of_tenant[row["tenant_id"]].append(_Due(row["run_id"], row["episode_id"], row["tries"]))
+        await asyncio.gather(
+            *(self._learn_or_put_off(tenant_id, due) for tenant_id, due in of_tenant.items())
+        )
+        return min(1.0, self._clock() - began)  # leave half of the time to others
+
+    async def _learn_or_put_off(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
+        try:
+            await self._learn(tenant_id, due)
+        except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError):
+            raise  # the lease ends by itself
+        except Exception as error:
+            if len(due) > 1:  # find the faulty one
+                for each in due:
+                    await self._learn_or_put_off(tenant_id, [each])
+                return
+            log.exception("run.not_learned", run_id=str(due[0].run_id))
+            why = f"an internal error ({type(error).__name__}); see the worker's log"
+            async with acting_as(self._pool, tenant_id) as connection:
+                await _end(connection, tenant_id, [due[0].failed(why)])
+
+    async def _learn(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
+        """Store everything that needs no model in one transaction, then ask the model."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            episodes = await _episodes(connection, tenant_id, [each.episode_id for each in due])
+            given = [each for one in episodes.values() for each in applications_of(one)]
+            if given:
+                await self._patterns.record_application(tenant_id, given, on=connection)
+            no_evidence = [
+                each.id
+                for each in episodes.values()
+                if each.metadata.get("patterns") and not counts(each)
+            ]
+            if no_evidence:
+                await connection.execute(_VOID, tenant_id, no_evidence)
+            if given:
+                good = [(each.id, each.judged is Outcome.SUCCESS) for each in episodes.values()]
+                told = [each for each in good if each[0] not in no_evidence]
+                await connection.execute(_JUDGED, tenant_id, *zip(*told, strict=True), _OF_RUN)
+            found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
+            asked = found if self._analyst is not None else {}
+            await _write(connection, tenant_id, {} if asked else found)
+            count = _counted(given)
+            ended = [
+                each.ended(_by(episodes.get(each.episode_id)), count[each.episode_id])
+                for each in due
+                if each.episode_id not in asked
+            ]
+            await _end(connection, tenant_id, ended)
+        rest = [each for each in due if each.episode_id in asked]
+        if rest:
+            await self._ask(tenant_id, rest, episodes, found, count)
+
+    async def _ask(
+        self,
+        tenant_id: UUID,
+        due: Sequence[_Due],
+        episodes: Mapping[UUID, Episode],
+        found: Mapping[UUID, Reflection],
+        count: Mapping[UUID, int],
+    ) -> None:
+        """Store the model's reflections on episodes, a few at a time."""
+        for start in range(0, len(due), _ASKED_AT_ONCE):
+            some = due[start : start + _ASKED_AT_ONCE]
+            said = await asyncio.gather(
+                *(self._asked(episodes[each.episode_id], found[each.episode_id]) for each in some)
+            )
+            written: dict[UUID, Reflection] = {}
+            ended: list[dict[str, Any]] = []
+            for each, answer in zip(some, said, strict=True):
+                if isinstance(answer, Reflection):
+                    written[each.episode_id] = answer
+                    ended.append(each.ended(answer.by, count[each.episode_id]))
+                else:
+                    log.warning("run.not_learned", run_id=str(each.run_id), error=answer.detail)
+                    ended.append(each.failed(answer.detail))
+            async with acting_as(self._pool, tenant_id) as connection:
+                await _write(connection, tenant_id, written)
+                await _end(connection, tenant_id, ended)
+
+    async def _asked(self, episode: Episode, known: Reflection) -> Reflection | BottegaError:
+        assert self._analyst is not None
+        try:
+            said = await self._analyst.reflect(asked_of(episode, known))
+        except (ModelError, UnavailableError) as error:
+            return error
+        return with_insights(known, said, self._analyst.name)
+
+
+async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
+    """Requeue runs whose learning failed for good; return the count."""
+    done: str = await connection.execute(_AGAIN, tenant_id)
+    return int(done.split()[-1])
+
+
+async def _episodes(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, Episode]:
+    """Return episodes by id, with their traces if those are still in the database."""
+    found = await rows.load(connection, EVERYTHING, ids)
+    traces = await connection.fetch(_TRACES, tenant_id, list(found))
+    for row in traces:
+        episode = found[row["episode_id"]]
+        found[row["episode_id"]] = replace(episode, trace=from_json(row["content"]))
+    return found
+
+
+async def _write(
+    connection: asyncpg.Connection, tenant_id: UUID, found: Mapping[UUID, Reflection]
+) -> None:
+    if found:
+        written = [
+            {"episode_id": episode_id, "reflection": each.document}
+            for episode_id, each in found.items()
+        ]
+        await connection.execute(_WRITE, tenant_id, to_json(written).decode())
+
+
+async def _end(
+    connection: asyncpg.Connection, tenant_id: UUID, ended: Sequence[Mapping[str, Any]]
+) -> None:
+    if ended:
+        await connection.execute(_END, tenant_id, to_json(ended).decode())
+
+
+def _by(episode: Episode | None) -> str:
+    known = (episode.reflection or {}) if episode is not None else {}
+    return str(known.get("by") or "rules")
+
+
+def _counted(given: Iterable[Application]) -> Mapping[UUID, int]:
+    count: dict[UUID, int] = defaultdict(int)
+    for each in given:
+        if each.episode_id is not None:
+            count[each.episode_id] += 1
+    return count

@@ -1,0 +1,165 @@
+"""Adherence of a run to its patterns, and the outcome of each pattern.
+
+Pure. Runs from which a pattern was withheld are measured in the same way, for a fair comparison.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from bottega.events.types import EventType
+from bottega.memory.patterns.pattern import OF_RUN, Arm, Category
+
+SOURCE = "pattern:"
+"""Prefix of the event source for a pattern; its id follows."""
+MOST = 64
+"""Limit on patterns observed in one run."""
+_CANCELLED = "cancelled"
+_ENDED_BADLY = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Pattern of the run, and the observations of it."""
+
+    id: UUID
+    version: int
+    arm: Arm
+    category: Category
+    baseline: Mapping[str, Any]
+    uses: tuple[str, ...]
+    affects: frozenset[str]
+    at: int  # how many calls had begun
+    reached: int = 0  # number of its uses that were seen
+    good: bool | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {
+            "id": str(self.id),
+            "version": self.version,
+            "arm": self.arm,
+            "category": self.category,
+            "baseline": dict(self.baseline),
+            "followed": self.reached == len(self.uses) if self.uses else None,
+            "good": self.good,
+        }
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Open calls and tasks by key."""
+
+    begun: int = 0
+    open: dict[Any, int] = field(default_factory=dict)
+
+    def begin(self, key: Any) -> None:
+        self.begun += 1
+        self.open[key] = self.begun
+
+    def end(self, key: Any) -> int:
+        """Close a call; return its number, from 1, or 0 if it never began."""
+        return self.open.pop(key, 0)
+
+
+class Following:
+    """Observer of a run's events, in order; finds adherence and success for each pattern.
+
+    Includes patterns that were withheld from the run.
+
+    Followed: the tools and agents of the pattern began, in its order, after it was shown.
+    Good (unless the whole run judges it): the first affected call or task that began after the
+    pattern was shown succeeded.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[UUID, int], _Shown] = {}
+        self._calls = _Calls()
+        self._asked: Counter[str] = Counter()
+        self._tasks: set[UUID] = set()
+        self._cancelled: set[str] = set()  # error messages of cancelled tasks
+
+    def hear(
+        self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
+    ) -> None:
+        """Process the next event."""
+        if event_type == EventType.CONTEXT_RECALLED:
+            self._show(data)
+        elif not self._shown:
+            return
+        elif event_type == EventType.TOOL_STARTED:
+            self._asked[data["name"]] += 1
+            self._begin((task_id, data["call"], data["tool_call_id"]), data["name"])
+        elif event_type in (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED):
+            key = (task_id, data["call"], data["tool_call_id"])
+            failed = event_type == EventType.TOOL_FAILED
+            if failed and data["error"] in self._cancelled:
+                self._calls.end(key)
+            else:
+                self._end(key, data["name"], well=not failed)
+        elif task_id is not None and agent is not None:
+            self._task(event_type, task_id, agent, data)
+
+    def _task(self, event_type: str, task_id: UUID, agent: str, data: Mapping[str, Any]) -> None:
+        if event_type == EventType.AGENT_STARTED:
+            if task_id in self._tasks:
+                return
+            self._tasks.add(task_id)
+            if self._asked[agent]:  # started by a tool call of that name: counted already
+                self._asked[agent] -= 1
+                self._calls.open[task_id] = self._calls.begun
+            else:
+                self._begin(task_id, agent)
+        elif event_type == EventType.AGENT_COMPLETED:
+            self._end(task_id, agent, well=True)
+        elif event_type == EventType.SUBAGENT_CANCELLED:
+            self._calls.end(task_id)
+        elif event_type in _ENDED_BADLY:
+            error = data["error"]
+            if error.get("code") == _CANCELLED:  # no evidence
+                self._cancelled.add(str(error.get("message")))
+                self._calls.end(task_id)
+            else:
+                self._end(task_id, agent, well=False)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the run's patterns in the order in which they were shown.
+
+        Each has ``id``, ``version``, ``arm``, ``category``, ``baseline``, ``followed`` (``None``:
+        not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
+        return [shown.told for shown in self._shown.values()]
+
+    def _show(self, data: Mapping[str, Any]) -> None:
+        source = str(data["source"])
+        if not source.startswith(SOURCE) or "arm" not in data or len(self._shown) == MOST:
+            return
+        shown = _Shown(
+            UUID(source.removeprefix(SOURCE)),
+            data["version"],
+            Arm(data["arm"]),
+            Category(data["category"]),
+            data.get("baseline", {}),
+            tuple(data.get("uses", ())),
+            frozenset(data.get("affects", ())),
+            self._calls.begun,
+        )
+        self._shown.setdefault((shown.id, shown.version), shown)
+
+    def _begin(self, key: Any, name: str) -> None:
+        self._calls.begin(key)
+        for shown in self._shown.values():
+            if shown.reached < len(shown.uses) and shown.uses[shown.reached] == name:
+                shown.reached += 1
+
+    def _end(self, key: Any, name: str, *, well: bool) -> None:
+        began = self._calls.end(key)
+        for shown in self._shown.values():
+            if (
+                shown.good is None
+                and shown.category not in OF_RUN
+                and name in shown.affects
+                and began > shown.at
+            ):
+                shown.good = well

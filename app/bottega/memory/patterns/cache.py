@@ -1,0 +1,385 @@
+"""The pattern cache: stores, judges and retrieves patterns."""
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+
+from bottega.clock import Clock
+from bottega.db.engine import acting_as
+from bottega.db.pages import Part
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns import application_rows, baselines, rows, store
+from bottega.memory.patterns import validate as judging
+from bottega.memory.patterns.evidence import Validation
+from bottega.memory.patterns.pattern import (
+    ON_FAILURE,
+    Application,
+    Baseline,
+    Category,
+    Features,
+    Pattern,
+    PatternState,
+)
+from bottega.memory.patterns.refinement import Similar, likeness
+from bottega.memory.patterns.rows import EVERY_PATTERN, PatternFilter
+
+if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
+    from bottega.memory.patterns.matcher import Match
+    from bottega.memory.patterns.matcher_cache import Matchers
+
+_PAGE = 100
+"""Patterns per transaction; short, because it blocks the applications of their runs."""
+_TRIED = 200  # most candidates that are compared for a task
+LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
+_KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
+
+
+class PatternCache:
+    """The patterns of all tenants.
+
+    A method with ``on`` can join a transaction of the tenant's.
+
+    Args:
+        matchers: find the patterns that apply.
+        clock: time for the age of evidence.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        *,
+        matchers: "Matchers",
+        options: LearningOptions | None = None,
+        clock: Clock,
+    ) -> None:
+        self.options = options or LearningOptions()
+        self.clock = clock
+        self._pool = pool
+        self._matchers = matchers
+
+    # --- One ----------------------------------------------------------------------------------
+
+    async def add(
+        self, tenant_id: UUID, pattern: Pattern, *, on: asyncpg.Connection | None = None
+    ) -> Pattern:
+        """Store a new pattern as a candidate of version 1. Return the stored one.
+
+        If its fingerprint exists, nothing changes. But one that was deprecated without a
+        replacement gets a next version, if enough of the new source episodes ended after that.
+
+        Raises:
+            InvalidInputError: a condition is invalid; the pointer locates it.
+        """
+        async with self._changing(tenant_id, on) as connection:
+            return await store.add(connection, tenant_id, pattern, self.options, self.clock())
+
+    async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
+        """Return a complete pattern in its current version, cached.
+
+        Its uses and the episodes of its evidence may be half a minute old.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+        """
+
+        async def read() -> Pattern:
+            return (await self.get_many(tenant_id, [pattern_id]))[pattern_id]
+
+        return await self._matchers.pattern(tenant_id, pattern_id, read)
+
+    async def get_many(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, on: asyncpg.Connection | None = None
+    ) -> dict[UUID, Pattern]:
+        """Return several patterns by id.
+
+        Raises:
+            NotFoundError: one of them is unknown, or another tenant's.
+        """
+        async with self.acting(tenant_id, on) as connection:
+            found = await rows.load(connection, tenant_id, ids)
+        store.all_of(found, ids)
+        return found
+
+    async def page(
+        self,
+        tenant_id: UUID,
+        where: PatternFilter = EVERY_PATTERN,
+        *,
+        limit: int,
+        after: UUID | None = None,
+        descending: bool = False,
+    ) -> Part[Pattern]:
+        """List patterns in the order of their creation, after the one with the id ``after``."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = await rows.page(
+                connection, tenant_id, where, limit=limit + 1, after=after, descending=descending
+            )
+            return await rows.load_page(connection, tenant_id, ids, limit=limit)
+
+    async def update(
+        self,
+        tenant_id: UUID,
+        pattern_id: UUID,
+        version: int,
+        changes: Mapping[str, Any],
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> Pattern:
+        """Change a pattern, as a new version; without a real change the version stays.
+
+        If the advice or its wording changes, the new version is a candidate without evidence.
+
+        Args:
+            version: the version that the changes are based on.
+            changes: by field of :class:`Pattern`; see :data:`bottega.memory.patterns.store.CHANGEABLE`.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+            ConflictError: ``stale_version``: it was changed meanwhile.
+            InvalidInputError: a condition is invalid; the pointer locates it.
+        """
+        async with self._changing(tenant_id, on) as connection:
+            return await store.update(
+                connection, tenant_id, pattern_id, version, changes, self.clock()
+            )
+
+    async def deprecate(
+        self,
+        tenant_id: UUID,
+        pattern_id: UUID,
+        reason: str,
+        replaced_by: UUID | None = None,
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> Pattern:
+        """Deprecate a pattern: it stays stored, and is never used again.
+
+        Raises:
+            NotFoundError: it or its replacement is unknown, or another tenant's.
+            InvalidInputError: the replacement is the pattern itself, or deprecated.
+        """
+        async with self._changing(tenant_id, on) as connection:
+            return await store.deprecate(
+                connection, tenant_id, pattern_id, reason, self.clock(), replaced_by
+            )
+
+    def forget(self, tenant_id: UUID) -> None:
+        """Reload a tenant's patterns in this process now, without waiting for the notification."""
+        self._matchers.forget(tenant_id)
+
+    # --- Which apply --------------------------------------------------------------------------
+
+    async def find_applicable(
+        self,
+        tenant_id: UUID,
+        features: Features,
+        *,
+        category: Category | None = None,
+        failure_signature: str | None = None,
+        k: int = 5,
+    ) -> "list[Match]":
+        """Return the validated patterns that apply to a task, best first.
+
+        Args:
+            category: ``None``: those about failures if the features name one, else the others.
+            failure_signature: of the failure; it becomes a feature.
+        """
+        told, categories = _asked(features, category, failure_signature)
+        matcher = await self._matchers.of(tenant_id)
+        return matcher.find(told, now=self.clock(), k=k, categories=categories)
+
+    async def candidates(
+        self,
+        tenant_id: UUID,
+        features: Features,
+        *,
+        category: Category | None = None,
+        failure_signature: str | None = None,
+        draw: Callable[[Pattern], float] | None = None,
+    ) -> "list[Match]":
+        """Return the candidates that apply to a task, the most promising first.
+
+        They are ordered by the expected success of the next application, then by ``draw``.
+
+        Args:
+            category, failure_signature: as of :meth:`find_applicable`.
+            draw: a random number from 0 to 1 per pattern; the smallest comes first.
+        """
+        told, categories = _asked(features, category, failure_signature)
+        matcher = await self._matchers.of(tenant_id)
+        found = matcher.candidates(told, now=self.clock(), categories=categories, most=_TRIED)
+        if len(found) < 2:
+            return found
+        async with acting_as(self._pool, tenant_id) as connection:
+            ids = [each.pattern.key for each in found]
+            tallies = await application_rows.tallies(connection, tenant_id, ids)
+        return sorted(
+            found,
+            key=lambda each: (
+                -(tallies[each.pattern.key].good + 1) / (tallies[each.pattern.key].n + 2),
+                0.0 if draw is None else draw(each.pattern),
+                each.pattern.key,
+            ),
+        )
+
+    async def baselines(
+        self,
+        tenant_id: UUID,
+        patterns: Sequence[Pattern],
+        features: Features,
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> dict[UUID, Baseline]:
+        """Return the known success rate of similar tasks without each of the patterns."""
+        async with self.acting(tenant_id, on) as connection:
+            return await baselines.of(connection, tenant_id, patterns, features)
+
+    # --- Evidence -----------------------------------------------------------------------------
+
+    async def record_application(
+        self,
+        tenant_id: UUID,
+        applications: Iterable[Application],
+        *,
+        on: asyncpg.Connection | None = None,
+    ) -> int:
+        """Store applications of patterns. Return the number of new or changed ones.
+
+        A repeated one changes nothing; a later outcome of an episode replaces the earlier one.
+        Ignored, as no evidence, are: episodes that the pattern was found in; episodes of trust 1;
+        cancelled, quarantined and deleted ones; unknown patterns and versions. A validated pattern
+        that does worse or harm goes into review at once.
+        """
+        of: dict[tuple[UUID, UUID | int], Application] = {
+            (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
+        }
+        if not of:
+            return 0
+        async with self.acting(tenant_id, on) as connection:
+            ids = {each.pattern_id for each in of.values()}
+            held = await rows.hold(connection, tenant_id, ids)
+            touched = await application_rows.record(connection, tenant_id, [*of.values()])
+            patterns = [held[each] for each in sorted(set(touched))]
+            await judging.let_fall(connection, tenant_id, patterns, self.options, self.clock())
+        return len(touched)
+
+    async def validate(
+        self, tenant_id: UUID, ids: Sequence[UUID] | None = None
+    ) -> list[Validation]:
+        """Judge patterns, store the results and update the states; a transaction per page.
+
+        Args:
+            ids: ``None``: all candidates and validated patterns.
+
+        Raises:
+            NotFoundError: one of them is unknown, or another tenant's.
+        """
+        found: list[Validation] = []
+        async for page in self.pages(tenant_id, ids):
+            async with acting_as(self._pool, tenant_id) as connection:
+                judged = await judging.judge(
+                    connection, tenant_id, page, self.options, self.clock()
+                )
+            if ids is not None:
+                store.all_of({each.pattern_id for each in judged}, page)
+            found += judged
+        return found
+
+    async def discovered(self, tenant_id: UUID) -> list[UUID]:
+        """Return the patterns within the false discovery rate, by their last validation."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            return await judging.kept_by_rate(connection, tenant_id, self.options)
+
+    # --- Fewer --------------------------------------------------------------------------------
+
+    async def similar(self, tenant_id: UUID, pattern: Pattern, k: int) -> list[Similar]:
+        """Return the most similar patterns of the same category, best first; no deprecated ones."""
+        where = PatternFilter(states=_KEPT, categories=(pattern.category,))
+        best: list[Similar] = []
+        after: UUID | None = None
+        while page := await self.page(tenant_id, where, limit=_PAGE, after=after):
+            found = [Similar(each, likeness(pattern, each)) for each in page]
+            best += [each for each in found if each.pattern.id != pattern.id]
+            best = nlargest(k, best, key=lambda each: (each.likeness, -each.pattern.key.int))
+            after = page[-1].key
+        return best
+
+    async def merge(
+        self, tenant_id: UUID, ids: Collection[UUID], *, on: asyncpg.Connection | None = None
+    ) -> Pattern:
+        """Merge several patterns of one category into a new one, judge it, and deprecate them.
+
+        It has the advice of the best-known one, and applies wherever one of them did. Its evidence
+        is theirs, each episode once, but for episodes that one of them was found in.
+
+        Raises:
+            NotFoundError: one of them is unknown, or another tenant's.
+            InvalidInputError: too few or too many, of several categories, one is deprecated, or the
+                merged condition would exceed the limits of one pattern.
+        """
+        async with self._changing(tenant_id, on) as connection:
+            return await store.merge(connection, tenant_id, sorted(ids), self.options, self.clock())
+
+    async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
+        """Deprecate candidates that harm, show no effect, or hardly apply. Return their ids."""
+        pruned: list[UUID] = []
+        async for page in self.pages(tenant_id, None):
+            async with acting_as(self._pool, tenant_id) as connection:
+                pruned += await store.prune(connection, tenant_id, page, self.options, self.clock())
+        return pruned
+
+    # --- Rows ---------------------------------------------------------------------------------
+
+    async def pages(
+        self, tenant_id: UUID, ids: Sequence[UUID] | None, where: PatternFilter = LIVE
+    ) -> AsyncIterator[list[UUID]]:
+        """Yield the given ids, or those of all patterns that match ``where``, a page at a time."""
+        if ids is not None:
+            for start in range(0, len(ids), _PAGE):
+                yield list(ids[start : start + _PAGE])
+            return
+        after: UUID | None = None
+        while True:
+            async with acting_as(self._pool, tenant_id) as connection:
+                page = await rows.page(connection, tenant_id, where, limit=_PAGE, after=after)
+            if not page:
+                return
+            yield page
+            after = page[-1]
+
+    @asynccontextmanager
+    async def _changing(
+        self, tenant_id: UUID, on: asyncpg.Connection | None
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """Run a change like :meth:`acting`; afterwards reload the patterns in this process."""
+        async with self.acting(tenant_id, on) as connection:
+            yield connection
+        if on is None:
+            self.forget(tenant_id)
+
+    @asynccontextmanager
+    async def acting(
+        self, tenant_id: UUID, on: asyncpg.Connection | None = None
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """Yield the given connection, or one with a transaction of its own."""
+        if on is not None:
+            yield on
+        else:
+            async with acting_as(self._pool, tenant_id) as connection:
+                yield connection
+
+
+def _asked(
+    features: Features, category: Category | None, failure_signature: str | None
+) -> tuple[Features, frozenset[Category]]:
+    told = dict(features)
+    if failure_signature is not None:
+        told["failure_signature"] = failure_signature
+    if category is not None:
+        return told, frozenset((category,))
+    failed = "failure_signature" in told or "error_type" in told
+    return told, ON_FAILURE if failed else frozenset(Category) - ON_FAILURE

@@ -1,0 +1,192 @@
+"""Cache of a process for patterns: the matcher of each tenant, and the most read patterns.
+
+Notifications of the database invalidate it. While the listening connection is down, every call
+reads the database; a new connection clears the cache.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import asyncpg
+from theine_core import TlfuCore, spread
+
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.db.sessions import Session
+from bottega.events.wakeups import Connect, keep_connected
+from bottega.memory.patterns import rows as pattern_rows
+from bottega.memory.patterns.pattern import Pattern
+
+if TYPE_CHECKING:  # numpy is needed only for matching
+    from bottega.memory.patterns.matcher import Matcher
+
+MOST_PATTERNS = 20_000
+"""Patterns of a tenant that are matched: validated ones first, then by confidence."""
+MOST_KEPT = 100_000
+"""Patterns in all matchers of a process; the least recently used matcher is dropped first."""
+HOT = 200
+"""Most read patterns that are cached."""
+BELIEVED_S = 30.0
+"""Seconds that a pattern is cached: new uses of it send no notification."""
+_AT_ONCE = 200
+"""Patterns up to which a matcher is built without a thread."""
+
+_LIVE = f"""
+SELECT {pattern_rows.COLUMNS} FROM patterns p
+WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
+ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
+"""  # noqa: S608 (constant texts)
+
+
+class Matchers:
+    """Matchers and most read patterns of a process.
+
+    Args:
+        connect: opens the listening connection.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool, connect: Connect, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._pool = pool
+        self._connect = connect
+        self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
+        self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
+        self._hot = _Hot(clock)
+        self._hears = False
+        self._changes = 0
+
+    @property
+    def hears(self) -> bool:
+        """True while notifications arrive."""
+        return self._hears
+
+    async def of(self, tenant_id: UUID) -> "Matcher":
+        """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
+        if not self._hears:
+            return await self._load(tenant_id)
+        if (kept := self._kept.get(tenant_id)) is not None:
+            self._kept.move_to_end(tenant_id)
+            return kept
+        loading = self._loading.get(tenant_id)
+        if loading is None:
+            loading = self._loading[tenant_id] = asyncio.ensure_future(self._load(tenant_id))
+            loading.add_done_callback(lambda done: self._keep(tenant_id, done))
+        return await asyncio.shield(loading)
+
+    async def pattern(
+        self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
+    ) -> Pattern:
+        """Return a cached pattern, or read it and offer it to the cache."""
+        if self._hears and (found := self._hot.get(tenant_id, pattern_id)) is not None:
+            return found
+        before = self._changes
+        found = await read()
+        if self._hears and before == self._changes:
+            self._hot.put(tenant_id, found)
+        return found
+
+    def forget(self, tenant_id: UUID) -> None:
+        """Drop what is cached of a tenant, after a change of its patterns."""
+        self._changes += 1
+        self._kept.pop(tenant_id, None)
+        self._loading.pop(tenant_id, None)
+        self._hot.forget(tenant_id)
+
+    def forget_all(self) -> None:
+        """Drop what is cached of all tenants."""
+        for tenant_id in [*self._kept, *self._loading, *self._hot.tenants()]:
+            self.forget(tenant_id)
+        self._changes += 1
+
+    async def run(self) -> None:
+        """Listen until cancelled; reconnect after failures."""
+        await keep_connected(self._connect, self._listen)
+
+    async def _listen(self, connection: Session) -> None:
+        def lost(_: object) -> None:
+            self._hears = False
+
+        connection.add_termination_listener(lost)
+        try:
+            await connection.add_listener(pattern_rows.CHANNEL, self._hear)
+            self.forget_all()
+            self._hears = not connection.is_closed()
+            await connection.until_lost()
+        finally:
+            self._hears = False
+
+    def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        with contextlib.suppress(ValueError):
+            self.forget(UUID(str(payload)))
+
+    async def _load(self, tenant_id: UUID) -> "Matcher":
+        async with acting_as(self._pool, tenant_id) as connection:
+            rows = await connection.fetch(_LIVE, tenant_id)
+        if len(rows) <= _AT_ONCE:
+            return _built(rows)
+        return await asyncio.to_thread(_built, rows)
+
+    def _keep(self, tenant_id: UUID, loaded: "asyncio.Future[Matcher]") -> None:
+        """Cache a loaded matcher, unless it was invalidated meanwhile."""
+        failed = loaded.cancelled() or loaded.exception() is not None
+        if self._loading.get(tenant_id) is not loaded:
+            return
+        del self._loading[tenant_id]
+        if failed or not self._hears:
+            return
+        self._kept[tenant_id] = loaded.result()
+        held = sum(len(each) for each in self._kept.values())
+        while held > MOST_KEPT and len(self._kept) > 1:
+            held -= len(self._kept.popitem(last=False)[1])
+
+
+def _built(rows: list[asyncpg.Record]) -> "Matcher":
+    from bottega.memory.patterns.matcher import Matcher
+
+    return Matcher([pattern_rows.pattern(row) for row in rows]).warm()
+
+
+class _Hot:
+    """Cache of the most read patterns (W-TinyLFU, as for episodes)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._core = TlfuCore(HOT)
+        self._entries: dict[int, tuple[UUID, Pattern, float]] = {}
+        self._clock = clock
+
+    def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern | None:
+        place = _place(tenant_id, pattern_id)
+        entry = self._entries.get(place)
+        if entry is None or (entry[0], entry[1].id) != (tenant_id, pattern_id):
+            return None
+        if entry[2] <= self._clock():
+            self._drop(place)
+            return None
+        self._core.access([place])
+        return entry[1]
+
+    def put(self, tenant_id: UUID, pattern: Pattern) -> None:
+        place = _place(tenant_id, pattern.key)
+        self._entries[place] = (tenant_id, pattern, self._clock() + BELIEVED_S)
+        for evicted in self._core.set([(place, 0)]):
+            self._entries.pop(evicted, None)
+
+    def tenants(self) -> set[UUID]:
+        return {entry[0] for entry in self._entries.values()}
+
+    def forget(self, tenant_id: UUID) -> None:
+        for place in [at for at, entry in self._entries.items() if entry[0] == tenant_id]:
+            self._drop(place)
+
+    def _drop(self, place: int) -> None:
+        if self._entries.pop(place, None) is not None:
+            self._core.remove(place)
+
+
+def _place(tenant_id: UUID, pattern_id: UUID) -> int:
+    return spread(hash((tenant_id, pattern_id)))

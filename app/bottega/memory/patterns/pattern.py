@@ -1,0 +1,330 @@
+"""Patterns: advice that was learned from several runs. Pure.
+
+A pattern holds a condition, advice and evidence. It is data: nothing in it is ever executed, and
+prompts present it as data too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+Features = Mapping[str, Any]
+"""Known features of a task by name: texts, numbers, truth values, or lists of texts. An unknown
+feature is absent, never ``None``."""
+
+Condition = Mapping[str, Any]
+"""``{feature, op, value}``, or ``{all | any: [condition, …]}``, or ``{not: condition}``; see
+:mod:`bottega.memory.patterns.conditions`."""
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class Category(StrEnum):
+    """The subject of a pattern."""
+
+    STRATEGIC = "strategic"
+    DECOMPOSITION = "decomposition"
+    SEQUENCE = "sequence"
+    TOOL_SELECTION = "tool_selection"
+    FAILURE = "failure"
+    RECOVERY = "recovery"
+    OPTIMIZATION = "optimization"
+    DOMAIN = "domain"
+
+
+OF_RUN = frozenset((Category.STRATEGIC, Category.DECOMPOSITION, Category.DOMAIN))
+"""Categories that the whole run's outcome judges. The next task or call that they affect judges
+the others."""
+ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
+"""Categories that are retrieved after a failure; the others are retrieved at the start of a run."""
+
+
+class PatternState(StrEnum):
+    """The state of a pattern. CANDIDATE: only on trial. VALIDATED: used. IN_REVIEW: formerly
+    validated, with contrary evidence. DEPRECATED: stored, and never used again."""
+
+    CANDIDATE = "CANDIDATE"
+    VALIDATED = "VALIDATED"
+    IN_REVIEW = "IN_REVIEW"
+    DEPRECATED = "DEPRECATED"
+
+
+class ContentKind(StrEnum):
+    """The form of a pattern's advice; see :class:`Content`."""
+
+    STRATEGY = "STRATEGY"
+    TEMPLATE = "TEMPLATE"
+    HEURISTIC = "HEURISTIC"
+    PROCEDURE = "PROCEDURE"
+
+
+class Arm(StrEnum):
+    """The arm of a run in the experiment about one pattern.
+
+    USED: validated, and given. TRIAL: a candidate, and given. WITHHELD, CONTROL: a validated
+    pattern or a candidate that was not given, by assignment. REPORTED: a client reported the
+    application.
+    """
+
+    USED = "used"
+    TRIAL = "trial"
+    WITHHELD = "withheld"
+    CONTROL = "control"
+    REPORTED = "reported"
+
+
+APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
+
+
+@dataclass(frozen=True, slots=True)
+class Applicability:
+    """Tasks that a pattern applies to. All fields must hold; an empty one always does.
+
+    Attributes:
+        problem_types: one of them must equal the feature ``task_type``.
+        domains: one of them must equal the feature ``domain``.
+        complexity: bounds, both included, of the feature ``complexity``.
+        capabilities: all must be in the feature ``capabilities``.
+        conditions: all must hold.
+        anti_conditions: none may hold.
+    """
+
+    problem_types: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    complexity: tuple[float, float] | None = None
+    capabilities: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    anti_conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The advice of a pattern.
+
+    Attributes:
+        kind: determines the names of ``fields``.
+        fields: STRATEGY: ``approach``, ``principles``, ``trade_offs``. TEMPLATE: ``steps``,
+            ``parameters``, ``rules``. HEURISTIC: ``condition``, ``action``, ``rationale``.
+            PROCEDURE: ``steps``, ``branches``, ``stop_when``. Steps are ``{do, uses}``.
+        uses: names of the tools and agents to use, in order; adherence is measured by them.
+        affects: names of the tools and agents whose next call judges the pattern; empty if
+            the whole run does.
+    """
+
+    kind: ContentKind
+    fields: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    uses: tuple[str, ...] = ()
+    affects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Success rate of similar tasks without the pattern.
+
+    Attributes:
+        name: source: ``like_tasks``, ``controls``, ``given`` or ``unknown``.
+        rate: 0 to 1, both excluded.
+        n: number of tasks.
+    """
+
+    name: str = "unknown"
+    rate: float = 0.5
+    n: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Evidence for a pattern.
+
+    Attributes:
+        mined_from: episodes that it was found in; they never count as evidence.
+        supporting, contrary: the latest episodes that applied it with and without success.
+        applications: number of applications of this version in the time that counts.
+        success_rate: of these; ``None`` without applications.
+        time_saved_s, tokens_saved: mean, against runs without the pattern; ``None``: unknown.
+        uplift: success rate less the baseline.
+        confidence: 0 to 1.
+        e_value: over all applications of this version; 1 without any.
+        verdict: of the last validation.
+        validated_at: time of the last validation.
+    """
+
+    mined_from: tuple[UUID, ...] = ()
+    supporting: tuple[UUID, ...] = ()
+    contrary: tuple[UUID, ...] = ()
+    applications: int = 0
+    success_rate: float | None = None
+    time_saved_s: float | None = None
+    tokens_saved: float | None = None
+    uplift: float | None = None
+    confidence: float = 0.0
+    p_value: float | None = None
+    e_value: float = 1.0
+    baseline: Baseline = Baseline()
+    verdict: str | None = None
+    validated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Explanation for a reader."""
+
+    when: str = ""
+    how: str = ""
+    benefits: tuple[str, ...] = ()
+    risks: tuple[str, ...] = ()
+    alternatives: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """State and usage of a pattern.
+
+    Attributes:
+        uses: number of runs that were given it, in any version.
+        reason: reason for the state, if there is one.
+    """
+
+    state: PatternState = PatternState.CANDIDATE
+    uses: int = 0
+    last_used: datetime | None = None
+    replaced_by: UUID | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relations:
+    """Other patterns of the same tenant."""
+
+    specializes: UUID | None = None
+    generalizes: tuple[UUID, ...] = ()
+    contradicts: tuple[UUID, ...] = ()
+    complements: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One version of a pattern.
+
+    Attributes:
+        summary: one or two sentences for prompts.
+        trust: 3 mined from own runs, 2 from runs that read external texts, 1 written by a client.
+        origin: ``principal``, ``mined`` (the miner's name) …
+        fingerprint: equal for patterns of equal advice and scope; ``None``: written by a client.
+    """
+
+    name: str
+    category: Category
+    content: Content
+    applicability: Applicability = Applicability()
+    id: UUID | None = None
+    version: int = 1
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    description: str = ""
+    summary: str = ""
+    detail: str = ""
+    evidence: Evidence = Evidence()
+    guide: Guide = Guide()
+    lifecycle: Lifecycle = Lifecycle()
+    relations: Relations = Relations()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    trust: int = 1
+    fingerprint: str | None = None
+
+    @property
+    def key(self) -> UUID:
+        """The id; the pattern must be stored."""
+        assert self.id is not None, "it is not stored yet"
+        return self.id
+
+    @property
+    def state(self) -> PatternState:
+        return self.lifecycle.state
+
+    def but(self, **changes: Any) -> "Pattern":
+        return replace(self, **changes)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The fields that a client or a miner wrote, as JSON; columns hold the others."""
+        return {name: _plain(getattr(self, name)) for name in _WRITTEN}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], **more: Any) -> "Pattern":
+        """Build a pattern from a document.
+
+        Args:
+            more: the other fields.
+        """
+        told = {name: document[name] for name in _TEXTS if name in document}
+        read = {
+            name: _read(kind, document[name])
+            for name, kind in _PARTS.items()
+            if document.get(name) is not None
+        }
+        return cls(**(told | read | more))
+
+
+_TEXTS = ("description", "summary", "detail")
+_PARTS: Mapping[str, Any] = {
+    "content": Content,
+    "applicability": Applicability,
+    "guide": Guide,
+    "relations": Relations,
+}
+_WRITTEN = (*_TEXTS, *_PARTS)
+_IDS = frozenset(("specializes", "generalizes", "contradicts", "complements", "alternatives"))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _read(kind: Any, value: Mapping[str, Any]) -> Any:
+    known = {each.name for each in fields(kind)}
+    return kind(**{name: _part(name, each) for name, each in value.items() if name in known})
+
+
+def _part(name: str, value: Any) -> Any:
+    if name == "kind":
+        return ContentKind(value)
+    if isinstance(value, list):
+        return tuple(UUID(each) if name in _IDS else each for each in value)
+    return UUID(value) if name in _IDS and value is not None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """A run that was given a pattern, or had it withheld, and the result.
+
+    Attributes:
+        version: version of the pattern at that time.
+        baseline: as known at that time.
+        followed: adherence; ``None``: unknown.
+        good: success; ``None``: no evidence, as the run made no call that judges the pattern.
+        features: of the task.
+        duration_s, tokens: of the run.
+    """
+
+    pattern_id: UUID
+    version: int
+    arm: Arm
+    at: datetime
+    baseline: Baseline = Baseline()
+    episode_id: UUID | None = None
+    followed: bool | None = None
+    good: bool | None = None
+    features: Features = field(default_factory=lambda: EMPTY)
+    duration_s: float | None = None
+    tokens: int | None = None

@@ -1,0 +1,217 @@
+"""Changes of patterns: add, update, deprecate, merge, prune.
+
+All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), and lock the
+rows that they change.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns import application_rows, baselines, rows, validate
+from bottega.memory.patterns.conditions import check_applicability
+from bottega.memory.patterns.pattern import Pattern, PatternState
+from bottega.memory.patterns.refinement import merged, of_low_value, started_over
+
+_DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
+CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
+_SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
+"""Content that a run reads, and conditions of use: a change of these voids the evidence."""
+MOST_GIVEN = 20_000
+"""Limit on patterns of a tenant that were not mined."""
+_FEWEST, _MOST = 2, 20
+"""Patterns in one merge."""
+
+
+async def add(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern: Pattern,
+    options: LearningOptions,
+    now: datetime,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.cache.PatternCache.add`."""
+    check_applicability(pattern.applicability)
+    if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
+        raise ConflictError(
+            f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one of "
+            "those instead",
+            code="too_many",
+        )
+    stored = await rows.insert(connection, tenant_id, pattern, now)
+    if stored is not None:
+        await rows.tell(connection, tenant_id)
+        return await _read(connection, tenant_id, stored)
+    assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
+    stored = await rows.same(connection, tenant_id, pattern.fingerprint)
+    assert stored is not None, "patterns are never removed"
+    was = (await rows.hold(connection, tenant_id, [stored]))[stored]
+    if was.state is PatternState.DEPRECATED and was.lifecycle.replaced_by is None:
+        found_in = pattern.evidence.mined_from
+        assert was.updated_at is not None
+        since = await baselines.ended_after(connection, tenant_id, found_in, was.updated_at)
+        if len(since) >= options.min_applications:
+            await rows.add_sources(connection, tenant_id, stored, found_in)
+            await _write(connection, tenant_id, started_over(was), now)
+    return await _read(connection, tenant_id, stored)
+
+
+async def update(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern_id: UUID,
+    version: int,
+    changes: Mapping[str, Any],
+    now: datetime,
+    *,
+    reason: str | None = None,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.cache.PatternCache.update`.
+
+    Args:
+        reason: stored if the pattern starts over as a candidate.
+    """
+    assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
+    if "applicability" in changes:
+        check_applicability(changes["applicability"])
+    was = (await _held(connection, tenant_id, [pattern_id]))[pattern_id]
+    if was.version != version:
+        raise ConflictError(
+            f"pattern {pattern_id} has version {was.version} now, not {version}: read it again "
+            "and repeat the change",
+            code="stale_version",
+        )
+    new = {name: value for name, value in changes.items() if getattr(was, name) != value}
+    over = bool(_SAYS & new.keys())
+    if over:
+        again = started_over(was)
+        life = replace(again.lifecycle, reason=reason)
+        await _write(connection, tenant_id, again.but(lifecycle=life, **new), now)
+    elif new:
+        await _write(connection, tenant_id, was.but(version=version + 1, **new), now)
+        await application_rows.carry(connection, tenant_id, pattern_id, version, version + 1)
+    return await _read(connection, tenant_id, pattern_id)
+
+
+async def start_over(
+    connection: asyncpg.Connection, tenant_id: UUID, pattern: Pattern, reason: str, now: datetime
+) -> None:
+    """Make a locked pattern a candidate again, with unchanged content."""
+    again = started_over(pattern)
+    life = replace(again.lifecycle, reason=reason)
+    await _write(connection, tenant_id, again.but(lifecycle=life), now)
+
+
+async def deprecate(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    pattern_id: UUID,
+    reason: str,
+    now: datetime,
+    replaced_by: UUID | None = None,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.cache.PatternCache.deprecate`."""
+    ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
+    held = await _held(connection, tenant_id, ids)
+    if replaced_by is not None and (
+        replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
+    ):
+        raise InvalidInputError(
+            "a pattern can only be replaced by another one that is not deprecated",
+            pointer="/replaced_by",
+        )
+    given_up = _given_up(held[pattern_id], reason, replaced_by)
+    if given_up != held[pattern_id]:
+        await _write(connection, tenant_id, given_up, now)
+    return await _read(connection, tenant_id, pattern_id)
+
+
+async def merge(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> Pattern:
+    """See :meth:`bottega.memory.patterns.cache.PatternCache.merge`."""
+    ids = sorted(set(ids))
+    if not _FEWEST <= len(ids) <= _MOST:
+        raise InvalidInputError(
+            f"{_FEWEST} to {_MOST} different patterns can be merged", pointer="/ids"
+        )
+    held = await _held(connection, tenant_id, ids)
+    if len({each.category for each in held.values()}) > 1:
+        raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
+    for each in held.values():
+        if each.state is PatternState.DEPRECATED:
+            raise InvalidInputError(
+                f"pattern {each.key} is deprecated: leave it out", pointer="/ids"
+            )
+    whole = await rows.load(connection, tenant_id, ids)
+    one = merged([whole[each] for each in ids])
+    check_applicability(one.applicability)
+    stored = await rows.insert(connection, tenant_id, one, now)
+    assert stored is not None, "a merged pattern has no fingerprint"
+    await application_rows.pool(connection, tenant_id, ids, stored)
+    for each in held.values():
+        given_up = _given_up(each, f"merged into {stored}", stored)
+        await rows.write(connection, tenant_id, given_up, now)
+    await validate.judge(connection, tenant_id, [stored], options, now)
+    await rows.tell(connection, tenant_id)
+    return await _read(connection, tenant_id, stored)
+
+
+async def prune(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    options: LearningOptions,
+    now: datetime,
+) -> list[UUID]:
+    """Deprecate patterns of low value; return their ids."""
+    pruned = []
+    for each in (await rows.hold(connection, tenant_id, ids)).values():
+        why = of_low_value(each, now, options)
+        if why is not None:
+            await _write(connection, tenant_id, _given_up(each, why), now)
+            pruned.append(each.key)
+    return pruned
+
+
+def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
+    """Raise :class:`NotFoundError` if a pattern is missing."""
+    for each in ids:
+        if each not in found:
+            raise NotFoundError(f"there is no pattern {each}")
+
+
+async def _held(
+    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, Pattern]:
+    held = await rows.hold(connection, tenant_id, ids)
+    all_of(held, ids)
+    return held
+
+
+async def _read(connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID) -> Pattern:
+    return (await rows.load(connection, tenant_id, [pattern_id]))[pattern_id]
+
+
+async def _write(
+    connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, now: datetime
+) -> None:
+    await rows.write(connection, tenant_id, changed, now)
+    await rows.tell(connection, tenant_id)
+
+
+def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:
+    life = replace(
+        pattern.lifecycle, state=PatternState.DEPRECATED, reason=reason, replaced_by=replaced_by
+    )
+    return pattern.but(lifecycle=life)

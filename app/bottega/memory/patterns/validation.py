@@ -1,0 +1,219 @@
+"""Validation: test a pattern's applications against its baseline. Pure.
+
+The *verdict* is an exact test at one time. Repeated every night, such tests would eventually find
+significance in noise. So promotion also needs an *e-value*: the result of betting 1 against "no
+better than the baseline". By chance it ever reaches 20 with probability 1/20 at most, however often
+one tests.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, fsum, log, log1p
+from typing import NamedTuple
+from uuid import UUID
+
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.patterns.pattern import PatternState
+
+_SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Rates that are bet on with equal stakes, as shares of the way from the baseline to 1."""
+_LEAST_RATE = 1e-9
+
+
+class Verdict(StrEnum):
+    """Result of one validation."""
+
+    INSUFFICIENT_EVIDENCE = "INSUFFICIENT_EVIDENCE"
+    VALIDATED = "VALIDATED"
+    CANDIDATE = "CANDIDATE"
+    IN_REVIEW = "IN_REVIEW"
+
+
+class Tally(NamedTuple):
+    """Number of applications, and of successful ones among them."""
+
+    good: int = 0
+    n: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Share of successes; 0 without applications."""
+        return self.good / self.n if self.n else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and its statistics.
+
+    Attributes:
+        p_value: probability of at least so many successes at the baseline's rate.
+        confidence: 0 to 1.
+    """
+
+    verdict: Verdict
+    p_value: float
+    confidence: float
+
+
+def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement:
+    """Judge a pattern.
+
+    Args:
+        tally: applications of its current version in the time that counts.
+        baseline: success rate of similar tasks without it, 0 to 1.
+    """
+    p_value = binomial_p(tally, baseline)
+    sure = confidence(tally, p_value)
+    if tally.n < options.min_applications:
+        verdict = Verdict.INSUFFICIENT_EVIDENCE
+    elif tally.rate < options.min_rate or p_value >= options.significance:
+        verdict = Verdict.IN_REVIEW
+    else:
+        enough = sure >= options.min_confidence
+        verdict = Verdict.VALIDATED if enough else Verdict.CANDIDATE
+    return Judgement(verdict, p_value, sure)
+
+
+def confidence(tally: Tally, p_value: float) -> float:
+    """Return the confidence in a pattern, 0 to 1, from its success, number and p-value."""
+    often = 1 - exp(-tally.n / 20)
+    return min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
+
+
+def following(
+    state: PatternState,
+    verdict: Verdict,
+    e_value: float,
+    options: LearningOptions,
+    *,
+    discovered: bool,
+) -> PatternState:
+    """Return the state after a validation.
+
+    A candidate is promoted or stays: most good patterns are not significant at first. Only
+    validated patterns fall.
+
+    Args:
+        discovered: true if :func:`discoveries` contains the pattern.
+    """
+    if state is PatternState.CANDIDATE:
+        promoted = (
+            verdict is Verdict.VALIDATED
+            and e_value >= options.promotion_e
+            and (discovered or not options.fdr_required)
+        )
+        return PatternState.VALIDATED if promoted else state
+    if state is PatternState.VALIDATED and verdict is not Verdict.INSUFFICIENT_EVIDENCE:
+        return PatternState(verdict)
+    return state
+
+
+def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
+    """Return true if the first tally is significantly worse; false with too few applications."""
+    if min(one.n, than.n) < options.decline_each:
+        return False
+    return fisher_p(than, one) < options.decline_p
+
+
+# --- Exact tests ------------------------------------------------------------------------------
+
+
+def binomial_p(tally: Tally, baseline: float) -> float:
+    """Return the exact one-sided probability of at least so many successes; 1 without any."""
+    good, n = tally
+    if good <= 0 or baseline >= 1:
+        return 1.0
+    if baseline <= 0:
+        return 0.0
+    odds = baseline / (1 - baseline)
+    return _share_from(good, 0, n, int(n * baseline), lambda k: (n - k) / (k + 1) * odds)
+
+
+def fisher_p(better: Tally, other: Tally) -> float:
+    """Return the p-value of Fisher's exact one-sided test; 1 if a tally is empty."""
+    good = better.good + other.good
+    everything = better.n + other.n
+    if not (better.n and other.n):
+        return 1.0
+    low, high = max(0, good - other.n), min(good, better.n)
+    bad_left = other.n - good
+
+    def up(k: int) -> float:
+        return (good - k) * (better.n - k) / ((k + 1) * (bad_left + k + 1))
+
+    return _share_from(better.good, low, high, round(good * better.n / everything), up)
+
+
+def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int], float]) -> float:
+    """Return the share of a distribution's weight at ``place`` or above.
+
+    Weights are computed outwards from the middle, where they are largest, and normalised at the
+    end. That avoids large factorials and the cancellation of 1 minus a tail.
+
+    Args:
+        up: the weight of k + 1 divided by that of k.
+    """
+    weights = {middle: 1.0}
+    for k in range(middle, high):
+        if not (weight := weights[k] * up(k)):
+            break
+        weights[k + 1] = weight
+    for k in range(middle - 1, low - 1, -1):
+        if not (weight := weights[k + 1] / up(k)):
+            break
+        weights[k] = weight
+    return fsum(weight for k, weight in weights.items() if k >= place) / fsum(weights.values())
+
+
+# --- E-values ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Logarithms of the stakes on each rate above the baseline. Each application multiplies them,
+    so their order does not matter, and equal ones can be grouped."""
+
+    logs: tuple[float, ...] = (0.0,) * len(_SHARES)
+
+    def after(self, good: bool, baseline: float, times: int = 1) -> "Evidence":
+        """Return the evidence after ``times`` equal applications.
+
+        Args:
+            baseline: as known before the outcome; 0 and 1 are moved slightly inwards.
+        """
+        rate = min(1 - _LEAST_RATE, max(_LEAST_RATE, baseline))
+        factors = (log1p(by * (1 - rate) / rate) if good else log1p(-by) for by in _SHARES)
+        return Evidence(tuple(was + times * by for was, by in zip(self.logs, factors, strict=True)))
+
+    @property
+    def e_value(self) -> float:
+        """Mean of the stakes, at most 1e300."""
+        most = max(self.logs)
+        total = most + log(fsum(exp(each - most) for each in self.logs) / len(self.logs))
+        return exp(min(total, 300 * log(10)))
+
+
+def e_value(applications: Iterable[tuple[bool, float]]) -> float:
+    """Return the e-value of applications, each with success and its baseline at that time."""
+    evidence = Evidence()
+    for good, baseline in applications:
+        evidence = evidence.after(good, baseline)
+    return evidence.e_value
+
+
+def discoveries(e_values: Mapping[UUID, float], rate: float, among: int) -> set[UUID]:
+    """Return patterns with a bounded false discovery rate, by the e-BH procedure (Wang, Ramdas
+    2022).
+
+    Args:
+        rate: the false discovery rate, above 0.
+        among: number of all patterns; ``e_values`` may omit those below 1 / ``rate``, which are
+            never returned.
+    """
+    ranked = sorted(e_values, key=lambda each: (-e_values[each], each))
+    kept = 0
+    for place, each in enumerate(ranked, start=1):
+        if e_values[each] * place * rate >= among:
+            kept = place
+    return set(ranked[:kept])

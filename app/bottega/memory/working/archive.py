@@ -1,0 +1,162 @@
+"""Archive of the working memory: shrinks full sections, keeps removed texts. Pure."""
+
+from collections.abc import Callable, Iterable
+
+from bottega.memory.text.summaries import TokenCounter, summary_of
+from bottega.memory.working.sections import GIST_TOKENS, Entry, Key, Kind, Section
+
+RECENT = 5
+"""Subtasks for which a result stays warm; older results are archived first."""
+GISTS = 12
+"""Archived results that show a summary, the newest; older ones show only their reference."""
+MEMORY_LIMIT = "memory_limit"
+
+Listener = Callable[[str, str], None]
+"""Receiver of warnings: a code and a text."""
+
+
+class Archive:
+    """Immutable texts by reference, in the order of their arrival.
+
+    Attributes:
+        texts: all results, as ``m1``, ``m2`` …; other removed texts as ``v1``, ``v2`` …
+        referred: references that later results build on.
+        turn: the number of the current subtask.
+        others: number of ``v`` references.
+    """
+
+    def __init__(self, count: TokenCounter, listener: Listener | None) -> None:
+        self.texts: dict[str, str] = {}
+        self.referred: set[str] = set()
+        self.turn = 0
+        self.others = 0
+        self._count = count
+        self._listener = listener
+
+    def make_room(self, section: Section) -> None:
+        """Shrink a section that exceeds its budget, to leave some free room."""
+        if section.fits():
+            return
+        mark = section.room * 3 // 4
+        for stage in (self.archive_old, self.shorten_traces, self.drop_unread):
+            stage(section, mark)
+            if section.fits():
+                return
+        if not section.warned:
+            section.warned = True
+            if self._listener is not None:
+                self._listener(
+                    MEMORY_LIMIT,
+                    f"'{section.title}' needs more than its {section.budget} tokens; its older "
+                    "parts are shortened",
+                )
+        self._squeeze(section, mark)
+
+    def archive_old(self, section: Section, mark: int) -> None:
+        """Archive unreferenced results older than ``RECENT`` subtasks; keep their references."""
+        old = (
+            (key, entry)
+            for key, entry in section.entries.items()
+            if entry.kind is Kind.RESULT
+            and self.turn - entry.turn > RECENT
+            and key[-1] not in self.referred
+        )
+        self._archive(section, old, mark)
+        shortened = [
+            key
+            for key, entry in section.entries.items()
+            if entry.kind is Kind.RESULT and entry.reference is not None
+        ]
+        for key in shortened[:-GISTS]:
+            section.leave(key)
+
+    def shorten_traces(self, section: Section, mark: int) -> None:
+        """Replace all traces by one summary."""
+        if section.filled <= mark:
+            return
+        traces = {
+            key: entry
+            for key, entry in section.entries.items()
+            if entry.kind is Kind.TRACE and entry.reference is None
+        }
+        if sum(entry.tokens for entry in traces.values()) <= GIST_TOKENS:
+            return
+        whole = "\n".join(entry.text or "" for entry in traces.values())
+        for key in traces:
+            section.remove(key)
+        reference = self._keep(whole)
+        summary = Entry(Kind.TRACE, "earlier steps", None, GIST_TOKENS, self.turn)
+        summary.reference = reference
+        section.put(("state", reference), summary)
+
+    def drop_unread(self, section: Section, mark: int) -> None:
+        """Remove retrieved entries that were never read; they can be retrieved again."""
+        if section.filled <= mark:
+            return
+        for key in [
+            key
+            for key, entry in section.entries.items()
+            if entry.kind is Kind.EPISODE and not entry.accessed
+        ]:
+            section.remove(key)
+
+    def gist(self, section: Section, entry: Entry) -> None:
+        """Set the text of an archived entry: its reference and summary."""
+        head = f"{entry.reference} {entry.label} (shortened): "
+        most = entry.tokens - self._count(head) - 1
+        body = self.texts[entry.reference or ""]
+        text = head + summary_of(body, most, self._count) if most > 0 else entry.reference or ""
+        size = self._count(text) + 1
+        if size > entry.tokens:
+            text, size = "", entry.tokens
+        section.change(entry, text, size)
+
+    def _archive(self, section: Section, entries: Iterable[tuple[Key, Entry]], mark: int) -> None:
+        """Replace entries by a reference and a summary, until ``mark`` is reached."""
+        for key, entry in entries:
+            if section.filled <= mark:
+                return
+            if entry.reference is None and entry.tokens > GIST_TOKENS:
+                self._refer(key, entry)
+                section.change(entry, None, GIST_TOKENS)
+
+    def _refer(self, key: Key, entry: Entry) -> None:
+        """Give an entry a reference unless it has one."""
+        if entry.reference is None:
+            entry.reference = key[-1] if entry.kind is Kind.RESULT else self._keep(entry.text or "")
+
+    def _keep(self, text: str) -> str:
+        self.others += 1
+        reference = f"v{self.others}"
+        self.texts[reference] = text
+        return reference
+
+    def _squeeze(self, section: Section, mark: int) -> None:
+        """Shrink until the section fits: oldest entries first, hot ones last."""
+        cold = [(key, entry) for key, entry in section.entries.items() if not self._is_hot(entry)]
+        self._archive(section, cold, mark)
+        for key, entry in cold:
+            if section.filled <= mark:
+                break
+            self._refer(key, entry)
+            section.leave(key)
+        if section.fits():
+            return
+        hot = [(key, entry) for key, entry in section.entries.items() if self._is_hot(entry)]
+        share = section.room // max(len(hot), 1)
+        for key, entry in hot:
+            if entry.tokens > share:
+                self._refer(key, entry)
+                if share > 1:
+                    section.change(entry, None, share)
+                else:
+                    section.leave(key)
+        for key in list(section.entries):
+            if section.fits():
+                break
+            self._refer(key, section.entries[key])
+            section.leave(key)
+
+    def _is_hot(self, entry: Entry) -> bool:
+        recent = entry.kind is Kind.RESULT and self.turn - entry.turn <= 1
+        return entry.hot or recent

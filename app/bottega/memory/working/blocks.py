@@ -1,0 +1,181 @@
+"""Blocks of a conversation for the working memory: messages that stay or leave together.
+
+Pure. Messages of the history never change; a shortened one is a copy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bottega.agents.messages import (
+    SHARED_MEMORY,
+    AssistantMessage,
+    StandardMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolStatus,
+)
+from bottega.agents.provider import ToolSchema
+from bottega.agents.shared_memory import AWARENESS
+from bottega.graph.rendering import as_text
+from bottega.memory.text.summaries import TokenCounter, summary_of
+
+SUMMARY_TOKENS = 48
+"""Tokens of the summary that replaces a tool result."""
+_PER_MESSAGE = 4  # role, ids and brackets
+
+
+@dataclass(slots=True)
+class Shown:
+    """Message of the history, and the form of it that a model sees.
+
+    Attributes:
+        shown: sent to the model in place of ``message``.
+        tokens: of ``shown``.
+        reference: recalls the full message; ``None`` if that is impossible.
+        label: the tool call that the message answers.
+    """
+
+    message: StandardMessage
+    shown: StandardMessage
+    tokens: int
+    reference: str | None = None
+    label: str = ""
+    left: bool = False
+    _short: ToolMessage | None = None
+
+    @property
+    def is_shrunk(self) -> bool:
+        return self.shown is not self.message
+
+    def prepare(self, count: TokenCounter) -> None:
+        """Prepare the summary of a tool result."""
+        if not isinstance(self.message, ToolMessage) or self._short is not None:
+            return
+        summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
+        text = f'[shortened; recall_memory("{self.reference}") returns all of it]\n{summary}'
+        self._short = _saying(self.message, text)
+
+    def shrink(self, count: TokenCounter) -> int:
+        """Replace a tool result by its summary; return the tokens saved."""
+        if self.reference is None or self.is_shrunk:
+            return 0
+        self.prepare(count)
+        if self._short is None or (saved := self.tokens - tokens_of(self._short, count)) <= 0:
+            return 0
+        self.shown = self._short
+        self.tokens -= saved
+        return saved
+
+
+@dataclass(slots=True)
+class Block:
+    """Messages that leave together: one with tool calls and their results, or any other alone."""
+
+    messages: list[Shown] = field(default_factory=list)
+    pinned: bool = False
+
+    @property
+    def has_calls(self) -> bool:
+        first = self.messages[0].message
+        return isinstance(first, AssistantMessage) and bool(first.tool_calls)
+
+    @property
+    def left(self) -> bool:
+        return self.messages[0].left
+
+    def shrink(self, count: TokenCounter) -> int:
+        """Replace tool results by summaries; return the tokens saved."""
+        return sum(each.shrink(count) for each in self.messages)
+
+    def leave(self) -> int:
+        """Mark the block as no longer shown; return the tokens saved."""
+        for each in self.messages:
+            each.left = True
+        return sum(each.tokens for each in self.messages)
+
+    def calls(self) -> dict[str, ToolCall]:
+        """Return its tool calls by id."""
+        first = self.messages[0].message
+        calls = first.tool_calls if isinstance(first, AssistantMessage) else ()
+        return {call.id: call for call in calls}
+
+
+def blocks_of(messages: Sequence[Shown], pinned: set[int]) -> Iterator[Block]:
+    """Split a part of a history into blocks; it must begin with a block.
+
+    Args:
+        pinned: the ``id()`` of messages that always stay.
+    """
+    block: Block | None = None
+    for each in messages:
+        if block is not None and isinstance(each.message, ToolMessage):
+            block.messages.append(each)
+            continue
+        if block is not None:
+            yield block
+        block = Block([each], id(each.message) in pinned)
+    if block is not None:
+        yield block
+
+
+def head_of(history: Sequence[StandardMessage]) -> int:
+    """Count the messages at the start that an agent always needs.
+
+    These are its own system message, the description of its sub-agents, and shared context."""
+    for index, message in enumerate(history):
+        is_own = isinstance(message, SystemMessage) and (
+            index == 0 or AWARENESS in message.metadata or SHARED_MEMORY in message.metadata
+        )
+        if not is_own:
+            return index
+    return len(history)
+
+
+def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
+    """Estimate the tokens of a message."""
+    if isinstance(message, ToolMessage):
+        return count(body_of(message)) + _PER_MESSAGE * max(len(message.tool_results), 1)
+    tokens = count(message.content) + _PER_MESSAGE
+    if isinstance(message, AssistantMessage):
+        for call in message.tool_calls:
+            said = as_text(call.arguments) if call.malformed is None else call.malformed
+            tokens += count(call.name) + count(said) + _PER_MESSAGE
+        if message.state:  # the provider's data for the next call, such as reasoning
+            tokens += count(as_text(message.state))
+    return tokens
+
+
+def schema_tokens(schemas: Sequence[ToolSchema], count: TokenCounter) -> int:
+    """Estimate the tokens of tool schemas."""
+    return sum(
+        count(schema.name)
+        + count(schema.description)
+        + count(as_text(schema.parameters))
+        + _PER_MESSAGE
+        for schema in schemas
+    )
+
+
+def body_of(message: ToolMessage) -> str:
+    """Return the text of a tool message as a model reads it."""
+    results = message.tool_results
+    if len(results) == 1 and message.content:
+        return message.content
+    return "\n".join(result.text for result in results) or message.content
+
+
+def _saying(message: ToolMessage, text: str) -> ToolMessage:
+    """Copy a tool message with another text for the same calls."""
+    results = []
+    for index, result in enumerate(message.tool_results):
+        says = text if index == 0 else "[see above]"
+        failed = result.status is ToolStatus.ERROR
+        change = {"result": None, "error": says} if failed else {"result": says, "error": None}
+        results.append(result.model_copy(update=change))
+    return ToolMessage(
+        content=text,
+        timestamp=message.timestamp,
+        metadata=message.metadata,
+        tool_results=tuple(results),
+    )

@@ -1,0 +1,386 @@
+"""Working memory of one run: the current knowledge of its root agent.
+
+Each section has a budget of tokens. Entries that exceed it move unchanged to the archive, and leave
+a summary with a reference. Pure: no model, no clock; equal operations give equal memories.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bottega.agents.tokens import estimated_tokens
+from bottega.memory.text.summaries import TokenCounter, summary_of
+from bottega.memory.working.archive import Archive, Listener
+from bottega.memory.working.sections import Budgets, Entry, Key, Kind, Part, Section, label_of
+from bottega.memory.working.variables import (
+    KIND_IN,
+    Place,
+    Scope,
+    Variable,
+    VariableKind,
+    jsonable,
+    text_of,
+)
+
+_DESCRIPTION = ("note", "description")
+_TITLES = {
+    Part.SYSTEM: "System",
+    Part.TASK: "Task",
+    Part.STATE: "State of the work",
+    Part.INTERMEDIATE: "Intermediate results",
+    Part.RETRIEVED: "From earlier runs",
+}
+_PART_OF = {
+    Scope.GLOBAL: Part.TASK,
+    Scope.TASK: Part.TASK,
+    Scope.EXECUTION: Part.STATE,
+    Scope.INTERMEDIATE: Part.INTERMEDIATE,
+    Scope.METADATA: Part.STATE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A bounded text from an earlier run, with its source.
+
+    Attributes:
+        source: an episode's id, or another name for a reader.
+        text: a summary.
+    """
+
+    source: str
+    text: str
+
+
+class WorkingMemory:
+    """The working memory of one run. Not thread-safe.
+
+    Args:
+        budgets: of the sections; their sum is never exceeded.
+        count: number of tokens of a text.
+        listener: notified when a section is too small for its hot entries (``memory_limit``).
+
+    Attributes:
+        revision: number of changes to the sections ``TASK`` and ``RETRIEVED``.
+    """
+
+    def __init__(
+        self,
+        budgets: Budgets | None = None,
+        *,
+        count: TokenCounter = estimated_tokens,
+        listener: Listener | None = None,
+    ) -> None:
+        self.budgets = budgets or Budgets()
+        self.revision = 0
+        self.count = count
+        self._listener = listener
+        self._variables: dict[Place, Variable] = {}
+        self._empty()
+
+    def _empty(self) -> None:
+        self._sections = {
+            part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Part
+        }
+        self._archive = Archive(self.count, self._listener)
+        self._control: set[Place] = set()
+        self._results = self._states = 0
+        self._subtask = ""
+        self.revision += 1
+
+    # Input
+
+    def initialize(self, system: str = "", **metadata: Any) -> None:
+        """Reset the memory for another task, with the agent's system text and metadata."""
+        self._variables.clear()
+        self._empty()
+        self._note(Part.SYSTEM, "system", system, hot=True)
+        for key, value in metadata.items():
+            self.set(key, value, Scope.METADATA)
+
+    def load_task_context(
+        self,
+        task: str = "",
+        *,
+        goals: Iterable[str] = (),
+        criteria: Iterable[str] = (),
+        constraints: Iterable[str] = (),
+        plan: Iterable[str] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set the task; given arguments replace their old values, others stay.
+
+        Args:
+            criteria: of success.
+            plan: steps; these are warm entries, all others hot.
+        """
+        self._note(Part.TASK, _DESCRIPTION[-1], task, hot=True)
+        self._list("Goals", goals, hot=True)
+        self._list("Success criteria", criteria, hot=True)
+        self._list("Constraints", constraints, hot=True)
+        self._list("Plan", plan, hot=False)
+        for key, value in (variables or {}).items():
+            self.set(key, value)
+
+    def set(
+        self,
+        key: str,
+        value: Any,
+        scope: Scope | str = Scope.TASK,
+        *,
+        kind: VariableKind | str | None = None,
+        subtask: str = "",
+    ) -> None:
+        """Set a variable; a value that JSON cannot hold becomes a text.
+
+        Args:
+            kind: defaults to that of the scope; an accumulator appends the value.
+            subtask: owner of the value, in the scope ``intermediate``.
+        """
+        scope = Scope(scope)
+        kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
+        place: Place = (scope.value, subtask, key)
+        value = jsonable(value)
+        self._control.discard(place)
+        if kind is VariableKind.CONTROL:
+            self._control.add(place)
+        old = self._variables.get(place)
+        if kind is not VariableKind.ACCUMULATOR or old is None or old.kind is not kind:
+            variable = Variable([value] if kind is VariableKind.ACCUMULATOR else value, kind)
+            self._variables[place] = variable
+            self._show(place, variable)
+            return
+        old.value.append(value)
+        section = self._sections[_PART_OF[scope]]
+        entry = section.entries.get(("variable", *place))
+        if entry is None or entry.reference is not None or entry.text is None:
+            # Archived values stay unchanged; new ones are collected in another entry.
+            self._show(place, Variable([value], kind))
+            return
+        more = f", {text_of(value)}"
+        section.change(entry, entry.text + more, entry.tokens + self.count(more))
+        self._changed(_PART_OF[scope])
+
+    def get(
+        self, key: str, scope: Scope | str = Scope.TASK, *, subtask: str = "", default: Any = None
+    ) -> Any:
+        """Return a variable's whole value, even if it was archived; do not modify it."""
+        place: Place = (Scope(scope).value, subtask, key)
+        variable = self._variables.get(place)
+        if variable is None:
+            return default
+        entry = self._sections[_PART_OF[Scope(scope)]].entries.get(("variable", *place))
+        if entry is not None:
+            entry.accessed = True
+        return variable.value
+
+    def push_state(
+        self,
+        phase: str,
+        *,
+        subtask: str = "",
+        completed: Iterable[str] = (),
+        failed: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> None:
+        """Record the progress of the work; earlier states stay as a trace.
+
+        Args:
+            subtask: the current one; a change removes the control values.
+            completed: subtasks that succeeded since the last call.
+            failed: subtasks that failed since the last call, with their errors.
+        """
+        now = f"{phase}: {subtask}" if subtask else phase
+        self._states += 1
+        when = f"{at.isoformat(timespec='seconds')} " if at else ""
+        self._put(
+            Part.STATE, ("state", str(self._states)), Kind.TRACE, f"step {self._states}", when + now
+        )
+        for name in completed:
+            self._put(Part.STATE, ("ended", name), Kind.NOTE, name, f"completed: {name}")
+        for name, error in (failed or {}).items():
+            self._put(Part.STATE, ("ended", name), Kind.NOTE, name, f"failed: {name}: {error}")
+        self._put(Part.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
+        if subtask != self._subtask:
+            self._subtask = subtask
+            for place in self._control:
+                self._variables.pop(place, None)
+                self._sections[_PART_OF[Scope(place[0])]].remove(("variable", *place))
+            self._control.clear()
+
+    def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
+        """Store the answer of a subtask, tool or sub-agent.
+
+        Args:
+            refers_to: references of earlier results that this one uses; they stay longer.
+
+        Returns:
+            the reference that recalls it: ``m1``, ``m2`` and so on.
+        """
+        self._results += 1
+        reference = f"m{self._results}"
+        text = self._archive.texts[reference] = text_of(jsonable(output))
+        self._archive.referred.update(refers_to)
+        self._archive.turn = self._results
+        label = label_of(subtask)
+        line = f"{reference} {label}: {text}"
+        self._put(Part.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
+        return reference
+
+    def skip(self, results: int) -> None:
+        """Count results that are stored elsewhere, so that numbers continue after them."""
+        if results > 0:
+            self._results += results
+            gone = (results, "m1", f"m{self._results}")
+            self._sections[Part.INTERMEDIATE].gone = gone
+
+    def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
+        """Store retrieved episodes, best first, each shortened to an equal share. Earlier ones that
+        no prompt contained make room."""
+        section = self._sections[Part.RETRIEVED]
+        items = list(found)
+        share = section.room // max(len(items), 1)
+        new: list[tuple[Key, str, str]] = []
+        for item in items:
+            label = label_of(item.source)
+            most = share - self.count(f"{label}: ") - 1
+            if most > 0 and (text := summary_of(item.text, most, self.count)):
+                new.append((("episode", item.source), label, f"{label}: {text}"))
+        left = section.room - sum(self.count(line) + 1 for *_, line in new)
+        self._archive.drop_unread(section, left)
+        for key in list(section.entries):  # oldest first
+            if section.filled <= left:
+                break
+            section.remove(key)
+        for key, label, line in new:
+            self._put(Part.RETRIEVED, key, Kind.EPISODE, label, line)
+
+    # Output
+
+    def recall(self, reference: str) -> str | None:
+        """Return the text of a reference, unchanged; ``None`` if it is unknown."""
+        return self._archive.texts.get(reference)
+
+    @property
+    def references(self) -> list[str]:
+        """All references, in the order of creation."""
+        return list(self._archive.texts)
+
+    def compose(self, *parts: Part, description: bool = True) -> str:
+        """Render sections (default: all) for a prompt, and mark their entries as accessed.
+
+        Args:
+            description: include the task's description.
+        """
+        without = () if description else _DESCRIPTION
+        lines: list[str] = []
+        for part in parts or Part:
+            section = self._sections[part]
+            for entry in section.entries.values():
+                entry.accessed = True
+                if entry.text is None:
+                    self._archive.gist(section, entry)
+            lines += section.lines(without)
+        return "\n".join(lines)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sections; never more than ``budgets.total``."""
+        return sum(section.tokens for section in self._sections.values())
+
+    def tokens_of(self, part: Part) -> int:
+        """Return a section's tokens; never more than its budget."""
+        return self._sections[part].tokens
+
+    def holds(self, part: Part) -> bool:
+        return self._sections[part].tokens > 0
+
+    def variables(self, scope: Scope | str) -> dict[str, Any]:
+        """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
+        return {
+            f"{subtask}.{key}" if subtask else key: variable.value
+            for (where, subtask, key), variable in self._variables.items()
+            if where == scope
+        }
+
+    # Removal
+
+    def prune(self) -> None:
+        """Archive cold entries. These are results of more than 5 subtasks ago without references
+        to them, traces, and retrieved texts that were never read."""
+        for part, section in self._sections.items():
+            self._archive.archive_old(section, 0)
+            self._archive.shorten_traces(section, 0)
+            self._archive.drop_unread(section, 0)
+            self._changed(part)
+
+    def clear(self) -> None:
+        """Remove everything except metadata, which reflection needs."""
+        kept = {
+            place: variable
+            for place, variable in self._variables.items()
+            if place[0] == Scope.METADATA or variable.kind is VariableKind.METADATA
+        }
+        self.initialize()
+        self._variables |= kept
+        for place, variable in kept.items():
+            self._show(place, variable)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a JSON-compatible copy of everything, archive included."""
+        return {
+            "budgets": [self.budgets.of(part) for part in Part],
+            "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
+            "variables": [
+                [*place, each.copied(), each.kind.value] for place, each in self._variables.items()
+            ],
+            "control": sorted(list(place) for place in self._control),
+            "archive": dict(self._archive.texts),
+            "referred": sorted(self._archive.referred),
+            "counts": [self._results, self._states, self._archive.others],
+            "subtask": self._subtask,
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        self.budgets = Budgets(*snapshot["budgets"])
+        self._empty()
+        for part, section in self._sections.items():
+            section.restore(snapshot["sections"][part.value])
+        self._variables = {
+            (scope, subtask, key): Variable(Variable(value, kind).copied(), VariableKind(kind))
+            for scope, subtask, key, value, kind in snapshot["variables"]
+        }
+        self._control = {(scope, subtask, key) for scope, subtask, key in snapshot["control"]}
+        archive = self._archive
+        archive.texts = dict(snapshot["archive"])
+        archive.referred = set(snapshot["referred"])
+        self._results, self._states, archive.others = snapshot["counts"]
+        archive.turn = self._results
+        self._subtask = snapshot["subtask"]
+
+    # Internals
+
+    def _note(self, part: Part, name: str, text: str, *, hot: bool) -> None:
+        if text:
+            self._put(part, ("note", name), Kind.NOTE, name, text, hot=hot)
+
+    def _list(self, title: str, lines: Iterable[str], *, hot: bool) -> None:
+        text = "\n".join(f"- {line}" for line in lines)
+        self._note(Part.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
+
+    def _show(self, place: Place, variable: Variable) -> None:
+        part, label = _PART_OF[Scope(place[0])], label_of(place[2])
+        line = f"{label} {variable.told}"
+        self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
+
+    def _put(
+        self, part: Part, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
+    ) -> None:
+        size = self.count(text) + 1  # one for the end of line
+        self._sections[part].put(key, Entry(kind, label, text, size, self._archive.turn, hot))
+        self._changed(part)
+
+    def _changed(self, part: Part) -> None:
+        self.revision += part in (Part.TASK, Part.RETRIEVED)
+        self._archive.make_room(self._sections[part])
