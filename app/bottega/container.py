@@ -14,10 +14,10 @@ from bottega.db.migrate import require_current
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.events.stream import Tails
 from bottega.events.wakeups import TEXT, Feed, Notifier, background
+from bottega.execution import queue
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.remembering import Remembering, builtin, keeping, open_remembering
-from bottega.runs import queue
 from bottega.settings import Settings, redactor, secrets
 from bottega.tenants.key_cache import Keyring
 
@@ -26,11 +26,11 @@ GC_THRESHOLD = (50_000, 20, 20)
 with hardly any cycles, and collections took a third of the CPU."""
 
 if TYPE_CHECKING:
+    from bottega.execution.async_tasks import Bench
+    from bottega.execution.build_agents import Workshop
+    from bottega.execution.retrieval import Taught
     from bottega.llm.openai_provider import OpenAIProvider
     from bottega.memory.learning.reflection import Analyst
-    from bottega.runs.build import Workshop
-    from bottega.runs.giving import Taught
-    from bottega.runs.subagents import Bench
     from bottega.tools.builtin import ToolDeps
     from bottega.tools.egress import Egress
 
@@ -119,8 +119,8 @@ async def open_service(
 def _workshop(
     settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
 ) -> "Workshop":
-    from bottega.runs.build import Workshop
-    from bottega.runs.plugins import configure_agent
+    from bottega.execution.build_agents import Workshop
+    from bottega.execution.plugins import configure_agent
 
     return Workshop(
         provider_for=lambda definition: providers(
@@ -148,8 +148,8 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
 
 def _bench(settings: Settings) -> "Bench":
     """Return this process's shared state for asynchronous sub-agents."""
-    from bottega.runs.plugins import subagent_plugins
-    from bottega.runs.subagents import Bench
+    from bottega.execution.async_tasks import Bench
+    from bottega.execution.plugins import subagent_plugins
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
     from bottega.subagents.telemetry import Totals
@@ -163,12 +163,12 @@ def _bench(settings: Settings) -> "Bench":
 @asynccontextmanager
 async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
     """Execute runs during the block; at its end, hand back unfinished ones."""
+    from bottega.execution.budget import DayBudgets
+    from bottega.execution.executor import Executor
+    from bottega.execution.heartbeat import heartbeats
+    from bottega.execution.leases import leases
+    from bottega.execution.live_text import LiveText
     from bottega.runs.control import CancelWatch
-    from bottega.runs.day_budget import DayBudgets
-    from bottega.runs.execute import Executor
-    from bottega.runs.heartbeat import heartbeats
-    from bottega.runs.leases import leases
-    from bottega.runs.live_text import LiveText
     from bottega.tools.builtin import ToolDeps
     from bottega.tools.egress import Egress
 
@@ -217,7 +217,7 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
 
 
 def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
-    from bottega.runs.giving import Taught
+    from bottega.execution.retrieval import Taught
 
     settings = service.settings
     return Taught(
@@ -253,9 +253,9 @@ async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterato
 @asynccontextmanager
 async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
     """Start scheduled runs and send webhooks during the block."""
-    from bottega.runs.alarms import heed
-    from bottega.runs.schedules import Limits, Ticker
-    from bottega.runs.webhooks import Webhooks
+    from bottega.background.leased_work import heed
+    from bottega.background.schedules import Limits, Ticker
+    from bottega.background.webhooks import Webhooks
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)

@@ -18,6 +18,7 @@ from bottega.clock import utcnow
 from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.wakeups import background
+from bottega.execution.queue import Execute
 from bottega.memory.episodes.cache import HotEpisodes
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
@@ -25,7 +26,6 @@ from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import Matchers
-from bottega.runs.queue import Execute
 from bottega.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ async def keeping(
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
     """
+    from bottega.background.leased_work import Alarm, heed
     from bottega.memory.episodes import embedding_worker
     from bottega.memory.episodes.maintenance import Upkeep
     from bottega.memory.learning.reflection_worker import Learning
-    from bottega.runs.alarms import Alarm, heed
 
     vectors = embedding_worker.Keeper(database.pool, parts.embedders)
     upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
@@ -154,12 +154,12 @@ async def keeping(
 
 
 def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
+    from bottega.background.cron import next_tick, previous_tick
     from bottega.memory.learning import indexes
     from bottega.memory.learning.discovery import Discovery
     from bottega.memory.learning.maintenance import Maintenance, Nights
     from bottega.memory.learning.pipeline import Pipeline
     from bottega.memory.learning.reports import Reports
-    from bottega.runs.cron import next_tick, previous_tick
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)

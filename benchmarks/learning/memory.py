@@ -13,6 +13,7 @@ from uuid import UUID
 import numpy as np
 
 from benchmarks.learning.world import START
+from bottega.execution.replay import EPISODE
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score
@@ -36,7 +37,6 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import narrowed, narrowing, of_low_value, started_over
 from bottega.memory.patterns.validation import Tally
 from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder, Vectors
-from bottega.runs.fold import EPISODE
 
 AT_START = frozenset(Category) - ON_FAILURE
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)

@@ -23,14 +23,21 @@ from benchmarks.learning.world import (
 )
 from bottega.agents.tokens import estimated_tokens
 from bottega.events.types import EventType, RunStatus
+from bottega.execution.memory import may_help
+from bottega.execution.retrieval import (
+    MOST_EPISODES,
+    Lot,
+    Taught,
+    episode_event,
+    patterns_for,
+    told,
+)
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning.episode_recorder import TOOL_ERROR, About, Telling
 from bottega.memory.patterns.pattern import Features
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.signature import failure_signature
-from bottega.runs.giving import MOST_EPISODES, Lot, Taught, episode_event, patterns_for, told
-from bottega.runs.memory import may_help
 
 LEAD = "lead"
 TENANT = UUID(int=1)

@@ -4,9 +4,9 @@ import asyncpg
 import httpx2
 import pytest
 
+from bottega.background.schedules import MOST_SCHEDULES
 from bottega.definitions.store import MOST_NAMES, MOST_VERSIONS
 from bottega.errors import LONGEST_DETAIL, BottegaError
-from bottega.runs.schedules import MOST_SCHEDULES
 from tests.api.test_bad_input import problem
 
 NEW = {"name": "another", "system_message": "x"}

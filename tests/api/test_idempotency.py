@@ -8,7 +8,7 @@ import asyncpg
 import httpx2
 import pytest
 
-from bottega.runs import queue
+from bottega.execution import queue
 from tests.api.test_bad_input import problem
 from tests.service import Running
 

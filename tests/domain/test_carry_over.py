@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from bottega.events.types import Event, EventType
-from bottega.runs.past import Memory, remember
+from bottega.execution.replay_tasks import Memory, remember
 from bottega.runs.retry import carry_over
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
+from bottega.execution.memory import may_help
+from bottega.execution.retrieval import told
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
 from bottega.memory.episodes.scoring import Parts
 from bottega.memory.episodes.store import Hit
-from bottega.runs.giving import told
-from bottega.runs.memory import may_help
 
 
 def hit(

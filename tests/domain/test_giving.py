@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bottega.execution.retrieval import Lot, choose, pattern_text
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (
@@ -20,7 +21,6 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.runs.giving import Lot, choose, pattern_text
 
 SALT = UUID(int=7)
 STATES = {True: PatternState.VALIDATED, False: PatternState.CANDIDATE}

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from bottega.events.types import Event, EventType
-from bottega.runs.past import remember
+from bottega.execution.replay_tasks import remember
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

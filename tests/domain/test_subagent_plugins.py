@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bottega.agents import BaseAgent
 from bottega.errors import InvalidInputError
-from bottega.runs.plugins import configure_agent, subagent_plugins
+from bottega.execution.plugins import configure_agent, subagent_plugins
 from bottega.subagents.plugins import (
     MAX_METADATA,
     DispatchRequest,

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from bottega.execution import queue
 from bottega.llm.stand_ins import GO_ON
-from bottega.runs import queue
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.service import Running, running

@@ -10,7 +10,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.runs import queue
+from bottega.execution import queue
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, cut, gated_cut, gated_within, text
 from tests.flows.test_agent_data import create

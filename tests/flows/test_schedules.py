@@ -9,10 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from bottega.background.leased_work import heed
+from bottega.background.schedules import Limits, Ticker
 from bottega.container import Service
 from bottega.events.wakeups import background
-from bottega.runs.alarms import heed
-from bottega.runs.schedules import Limits, Ticker
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel

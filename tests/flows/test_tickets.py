@@ -8,7 +8,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from bottega.runs import queue
+from bottega.execution import queue
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running

@@ -11,10 +11,10 @@ from pydantic_core import from_json
 from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
+from bottega.background.leased_work import heed
+from bottega.background.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.container import Service
 from bottega.events.wakeups import background
-from bottega.runs.alarms import heed
-from bottega.runs.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.settings import Settings
 from bottega.tools.egress import Egress
 from tests.fake_model import FakeModel, http_error, text

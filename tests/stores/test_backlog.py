@@ -10,7 +10,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
-from bottega.runs import queue
+from bottega.execution import queue
 from bottega.tenants.erase import erase_session
 from tests.stores.test_turns import accept, end, take, tenants
 

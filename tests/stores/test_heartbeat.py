@@ -10,8 +10,8 @@ from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.runs import queue
-from bottega.runs.heartbeat import Snapshot, alive, any_alive, heartbeats
+from bottega.execution import queue
+from bottega.execution.heartbeat import Snapshot, alive, any_alive, heartbeats
 from tests.stores.test_turns import tenants
 
 SOON = 0.01

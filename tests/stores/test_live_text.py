@@ -8,8 +8,8 @@ import asyncpg
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.wakeups import background
-from bottega.runs.journal import Journal
-from bottega.runs.live_text import LiveText, Speech
+from bottega.execution.journal import Journal
+from bottega.execution.live_text import LiveText, Speech
 
 
 class Woken:

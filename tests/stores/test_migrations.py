@@ -21,7 +21,7 @@ from bottega.db import migrate, sql_files
 from bottega.db.base import metadata
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
-from bottega.runs.queue import ENGINE
+from bottega.execution.queue import ENGINE
 from tests.conftest import at
 
 CATALOGUE = {

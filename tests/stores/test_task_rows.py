@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.types import EventType, RunStatus
-from bottega.runs.journal import End, Journal
+from bottega.execution.journal import End, Journal
 from tests.stores.test_neighbours import claimed
 
 Row = Mapping[str, Any]

@@ -10,8 +10,8 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import BudgetExhaustedError
 from bottega.events import log
-from bottega.runs import queue
-from bottega.runs.day_budget import DayAccount
+from bottega.execution import queue
+from bottega.execution.budget import DayAccount
 from bottega.subagents.budget import reserved
 from tests.stores.test_neighbours import claimed
 

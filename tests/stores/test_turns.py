@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
-from bottega.runs import queue
+from bottega.execution import queue
 
 NEW: dict[str, Any] = {
     "mode": "dag",

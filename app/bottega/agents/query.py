@@ -1,6 +1,6 @@
 """The state of a query, and the :class:`Recorder` port: it observes and may replay a query.
 
-The base class records nothing. The service's journal (``bottega.runs.journal``) overrides it: it
+The base class records nothing. The service's journal (``bottega.execution.journal``) overrides it: it
 writes events, and replays model and tool calls of a run that is resumed after a crash.
 """
 

@@ -12,7 +12,7 @@ from bottega.api.errors import problem_response, problems, storage_full
 from bottega.api.schemas.base import Answer
 from bottega.db.migrate import require_current
 from bottega.errors import BottegaError
-from bottega.runs.heartbeat import any_alive
+from bottega.execution.heartbeat import any_alive
 
 router = APIRouter(tags=["operations"])
 

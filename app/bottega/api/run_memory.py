@@ -15,7 +15,7 @@ from bottega.events.types import RunStatus
 from bottega.memory.learning import feedback
 from bottega.memory.learning.run_learning import learnt
 from bottega.runs import read
-from bottega.runs.working import working_memory
+from bottega.runs.working_memory import working_memory
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])

@@ -10,7 +10,7 @@ from pydantic import Field
 from bottega.api.deps import Tenant, Transaction
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer
-from bottega.runs import heartbeat
+from bottega.execution import heartbeat
 
 router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
 

@@ -12,8 +12,8 @@ from bottega.api.pages import LINK, ViewQuery
 from bottega.api.runs import check_webhook
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
+from bottega.background import schedules
 from bottega.db.pages import Part
-from bottega.runs import schedules
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])

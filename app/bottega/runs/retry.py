@@ -14,12 +14,12 @@ from bottega.db.tables import runs
 from bottega.errors import ConflictError
 from bottega.events import log
 from bottega.events.types import Event, EventType, RunStatus
+from bottega.execution.journal import EPISODE_NOT_STORED
+from bottega.execution.replay import answer_of
+from bottega.execution.replay_tasks import ENDS
+from bottega.execution.task_rows import CANCELLED
 from bottega.runs import read
-from bottega.runs.fold import answer_of
-from bottega.runs.journal import EPISODE_NOT_STORED
-from bottega.runs.past import ENDS
 from bottega.runs.submit import Carried, accept, stricter
-from bottega.runs.tasks import CANCELLED
 from bottega.subagents.states import SubagentStatus
 
 Parents = Mapping[UUID | None, UUID | None]

@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
+from bottega.background.cron import check_cron
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.options import LearningOptions
-from bottega.runs.cron import check_cron
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _ByDefault = LearningOptions()

@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, Name
 from bottega.api.schemas.runs import Failure, NewRun
+from bottega.background.cron import check_cron, check_zone
+from bottega.background.schedules import MARK
 from bottega.errors import InvalidInputError
-from bottega.runs.cron import check_cron, check_zone
-from bottega.runs.schedules import MARK
 
 
 def _cron(value: str) -> str:

@@ -25,17 +25,17 @@ from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
 from bottega.errors import ModelError
 from bottega.events.types import STATE, EventType, RunStatus
+from bottega.execution.budget import DayAccount
+from bottega.execution.journal import Journal
+from bottega.execution.live_text import LiveText, Speech
+from bottega.execution.replay import Key, usage_of
+from bottega.execution.retrieval import Failure
+from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from bottega.runs.day_budget import DayAccount
-from bottega.runs.fold import Key, usage_of
-from bottega.runs.giving import Failure
-from bottega.runs.journal import Journal
-from bottega.runs.live_text import LiveText, Speech
-from bottega.runs.tasks import CANCELLED, Tasks, name_of
 from bottega.subagents.budget import Account, estimate, reserved
 
 if TYPE_CHECKING:
-    from bottega.runs.memory import Lessons
+    from bottega.execution.memory import Lessons
 
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""

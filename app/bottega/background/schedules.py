@@ -16,13 +16,13 @@ from sqlalchemy import RowMapping, and_, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from bottega.background.cron import next_tick
+from bottega.background.leased_work import Alarm
 from bottega.db.engine import act_as
 from bottega.db.pages import Part, fetch_page
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
-from bottega.runs.alarms import Alarm
-from bottega.runs.cron import next_tick
 from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"

@@ -19,10 +19,10 @@ import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
+from bottega.background.leased_work import Alarm
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
 from bottega.events.log import is_transient
-from bottega.runs.alarms import Alarm
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
 

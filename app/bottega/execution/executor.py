@@ -16,19 +16,19 @@ from bottega.agents import AssistantResponse
 from bottega.errors import BottegaError, FencedError
 from bottega.events import log
 from bottega.events.types import Event, EventType, RunStatus
+from bottega.execution.async_tasks import Bench, beside, end_all, uses_subagents
+from bottega.execution.budget import DayBudgets
+from bottega.execution.build_agents import Workshop, build, query_of
+from bottega.execution.dag import run_dag
+from bottega.execution.journal import End, Journal
+from bottega.execution.leases import Held, lease_s
+from bottega.execution.live_text import LiveText
+from bottega.execution.memory import about_of, lot_of, use_memory
+from bottega.execution.recorder import JournalRecorder
+from bottega.execution.replay import fold
+from bottega.execution.retrieval import Taught
 from bottega.memory.learning.episode_recorder import Telling
 from bottega.redaction import Redactor
-from bottega.runs.build import Workshop, build, query_of
-from bottega.runs.dag import run_dag
-from bottega.runs.day_budget import DayBudgets
-from bottega.runs.fold import fold
-from bottega.runs.giving import Taught
-from bottega.runs.journal import End, Journal
-from bottega.runs.leases import Held, lease_s
-from bottega.runs.live_text import LiveText
-from bottega.runs.memory import about_of, lot_of, use_memory
-from bottega.runs.recorder import JournalRecorder
-from bottega.runs.subagents import Bench, beside, end_all, uses_subagents
 
 logger = structlog.get_logger(__name__)
 

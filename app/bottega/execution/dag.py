@@ -13,8 +13,8 @@ from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, Shar
 from bottega.agents.history import QueryInput
 from bottega.agents.query import next_query
 from bottega.events.types import RunStatus
-from bottega.runs.recorder import JournalRecorder
-from bottega.runs.tasks import CANCELLED
+from bottega.execution.recorder import JournalRecorder
+from bottega.execution.task_rows import CANCELLED
 
 
 @dataclass(frozen=True, slots=True)

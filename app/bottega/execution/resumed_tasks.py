@@ -4,8 +4,8 @@ from typing import Any
 from uuid import UUID
 
 from bottega.events.types import EventType
-from bottega.runs.past import Memory
-from bottega.runs.recorder import JournalRecorder
+from bottega.execution.recorder import JournalRecorder
+from bottega.execution.replay_tasks import Memory
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 

@@ -16,8 +16,8 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.events.types import Event, EventType
+from bottega.execution.replay import answer_of, usage_of
 from bottega.graph.shared_memory import Publication
-from bottega.runs.fold import answer_of, usage_of
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, Outcome, Past
 from bottega.subagents.states import SubagentStatus

@@ -19,6 +19,7 @@ from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.tokens import tokens_in
 from bottega.definitions import store
 from bottega.events.types import EventType
+from bottega.execution.replay import EPISODE
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.summaries import summary_of
@@ -28,7 +29,6 @@ from bottega.memory.working.tools import SET_PLAN, plan_of
 from bottega.memory.working.variables import Scope
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from bottega.runs import read
-from bottega.runs.fold import EPISODE
 
 NEWEST = 50
 """Number of results that are read and listed."""

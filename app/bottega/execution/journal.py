@@ -22,9 +22,9 @@ from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
+from bottega.execution.replay import Fold, key_of
 from bottega.memory.learning.episode_recorder import Telling
 from bottega.redaction import Redactor
-from bottega.runs.fold import Fold, key_of
 
 logger = structlog.get_logger(__name__)
 

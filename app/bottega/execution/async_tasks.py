@@ -17,12 +17,12 @@ from bottega.agents.query import current_call
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.types import Event, EventType
-from bottega.runs.heartbeat import Snapshot
-from bottega.runs.journal import Journal
-from bottega.runs.past import ENDS, remember
-from bottega.runs.recorder import JournalRecorder
-from bottega.runs.takeup import TakenUp
-from bottega.runs.tasks import CANCELLED
+from bottega.execution.heartbeat import Snapshot
+from bottega.execution.journal import Journal
+from bottega.execution.recorder import JournalRecorder
+from bottega.execution.replay_tasks import ENDS, remember
+from bottega.execution.resumed_tasks import TakenUp
+from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus

@@ -9,7 +9,7 @@ from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import Path, Query, task_id_at
 from bottega.events.types import EventType, RunStatus
-from bottega.runs.journal import Journal
+from bottega.execution.journal import Journal
 
 T = TypeVar("T")
 Error = dict[str, str]

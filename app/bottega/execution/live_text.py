@@ -18,7 +18,7 @@ import structlog
 from bottega.agents.provider import OnDelta
 from bottega.clock import monotonic
 from bottega.events.log import is_transient, storable
-from bottega.runs.journal import Journal
+from bottega.execution.journal import Journal
 
 FLUSH_S = 0.05
 KEEP_S = 1.0

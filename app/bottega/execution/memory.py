@@ -15,6 +15,18 @@ from pydantic_core import from_json, to_json
 from bottega.agents.agent import BaseAgent
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import EventType
+from bottega.execution.journal import Journal
+from bottega.execution.recorder import JournalRecorder
+from bottega.execution.replay import ANALYSIS, EPISODE
+from bottega.execution.retrieval import (
+    MOST_EPISODES,
+    Failure,
+    Lot,
+    Taught,
+    episode_event,
+    patterns_for,
+    told,
+)
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
@@ -25,18 +37,6 @@ from bottega.memory.text.signature import failure_signature
 from bottega.memory.working.prompts import RunMemory
 from bottega.memory.working.tools import SearchMemory, SetPlan
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
-from bottega.runs.fold import ANALYSIS, EPISODE
-from bottega.runs.giving import (
-    MOST_EPISODES,
-    Failure,
-    Lot,
-    Taught,
-    episode_event,
-    patterns_for,
-    told,
-)
-from bottega.runs.journal import Journal
-from bottega.runs.recorder import JournalRecorder
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from bottega.execution.replay import EPISODE
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, drawn
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
 from bottega.memory.text.summaries import cut, summary_of
-from bottega.runs.fold import EPISODE
 
 if TYPE_CHECKING:
     from bottega.memory.learning.reflection import Analyst
