@@ -14,19 +14,19 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 import bottega as package
-from bottega.api import (
+from bottega.api import errors
+from bottega.api.auth import Authenticate
+from bottega.api.documents import asyncapi, openapi
+from bottega.api.routes import (
     agents,
-    asyncapi,
     audit,
     episodes,
-    errors,
     graphs,
     keys,
     maintenance,
     memory,
-    openapi,
     operations,
-    pattern_evidence,
+    pattern_lifecycle,
     patterns,
     run_control,
     run_memory,
@@ -39,13 +39,12 @@ from bottega.api import (
     webhook_secrets,
     websocket,
 )
-from bottega.api.auth import Authenticate
-from bottega.api.drawings import Drawings
-from bottega.api.edge import Addresses, Bounds, HttpProtocol
-from bottega.api.headers import ASSETS, SecurityHeaders, add_docs
-from bottega.api.limits import LimitTenants
-from bottega.api.middleware import Cors, OnlyFromHere, RefuseLongBody
-from bottega.api.sockets import WebSocketProtocol
+from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
+from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
+from bottega.api.server.limits import LimitTenants
+from bottega.api.server.middleware import Cors, OnlyFromHere, RefuseLongBody
+from bottega.api.server.websocket_protocol import WebSocketProtocol
+from bottega.api.shared.drawings import Drawings
 from bottega.container import Service, open_service
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.settings import Settings
@@ -103,7 +102,7 @@ def create_app(service: Service) -> FastAPI:
         scheduler,
         operations,
         patterns,
-        pattern_evidence,
+        pattern_lifecycle,
     ):
         app.include_router(routes.router)
     app.add_api_websocket_route("/{path:path}", websocket.nowhere)

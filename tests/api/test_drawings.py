@@ -7,7 +7,7 @@ from uuid import UUID
 
 import httpx2
 
-from bottega.api.drawings import Drawings
+from bottega.api.shared.drawings import Drawings
 from bottega.errors import LimitedError
 from tests.api.test_bad_input import problem
 

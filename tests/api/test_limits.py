@@ -10,8 +10,8 @@ import pytest
 import websockets
 from starlette.types import Message, Receive, Scope, Send
 
-from bottega.api.limits import LimitTenants
-from bottega.api.sockets import PING_BURST
+from bottega.api.server.limits import LimitTenants
+from bottega.api.server.websocket_protocol import PING_BURST
 from bottega.settings import Settings
 from tests.service import Running, running
 from tests.tenants import Holder, holder

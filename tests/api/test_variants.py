@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
-from bottega.api.variants import VARIANTS
+from bottega.api.documents.variants import VARIANTS
 
 ABSENT = object()
 EPISODE = {"outcome": "SUCCESS", "task": {"original_input": "x"}}

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from bottega.api.asyncapi import DATA
+from bottega.api.documents.asyncapi import DATA
 from bottega.events.types import EventType
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create

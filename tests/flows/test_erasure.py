@@ -12,7 +12,7 @@ import websockets
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from bottega.api import stream
+from bottega.api.routes import stream
 from bottega.db.base import DEFAULT_TENANT
 from bottega.runs import control
 from bottega.runs.retry import retry

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
-from bottega.api.middleware import refuse
+from bottega.api.server.middleware import refuse
 from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
 from bottega.events.log import is_transient

@@ -1,0 +1,247 @@
+"""``/asyncapi.json``: the AsyncAPI document of the WebSocket."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+
+import bottega
+from bottega.api.auth import TICKET
+from bottega.api.documents.openapi import SCHEME
+from bottega.api.routes.tickets import VALID_S
+from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.runs import AgentUsage, Event, Usage
+from bottega.api.shared.event_filter import WatchQuery
+from bottega.events.frames import LLM_DELTA
+from bottega.events.types import FINAL_EVENT_TYPES, EventType
+
+router = APIRouter(tags=["operations"])
+
+_REF = "#/components/schemas/{model}"
+_CALL = "call attempt"
+_TOOL = "call tool_call_id name"
+_TEXT = "answer_seq content"
+_END = "stop_reason usage answer_seq error"
+_ENDED = "duration_ms token_usage"
+DATA = {
+    EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
+    EventType.RUN_STARTED: "attempt cause",
+    EventType.RUN_RESUMED: "attempt cause",
+    EventType.RUN_COMPLETED: _END,
+    EventType.RUN_FAILED: _END,
+    EventType.RUN_TIMEOUT: _END,
+    EventType.RUN_CANCELLED: _END,
+    EventType.AGENT_STARTED: "depth",
+    EventType.AGENT_COMPLETED: "output usage",
+    EventType.AGENT_FAILED: "error usage",
+    EventType.LLM_STARTED: f"{_CALL} beside memory",
+    EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
+    EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
+    EventType.TOOL_STARTED: f"{_TOOL} arguments",
+    EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",
+    EventType.TOOL_FAILED: f"{_TOOL} status result error",
+    EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
+    EventType.CONTEXT_RECALLED: (
+        f"source version score {_TEXT} arm category name baseline uses affects call tool_call_id"
+    ),
+    EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
+    EventType.SUBAGENT_DISPATCHED: (
+        "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
+        "queue_position"
+    ),
+    EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
+    EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",
+    EventType.SUBAGENT_RESUMED: "attempt",
+    EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
+    EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
+    EventType.SUBAGENT_COMPLETED: f"{_ENDED} stop_reason answer_seq output",
+    EventType.SUBAGENT_FAILED: f"{_ENDED} error",
+    EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
+    EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",
+    EventType.EPISODE_STORED: "episode_id outcome",
+    EventType.WARNING: "code message",
+}
+"""Fields of an event's ``data``, by type; docs/events.md explains them."""
+
+
+class LiveText(Answer):
+    """Text of a model call that arrived since the last frame."""
+
+    call: int
+    attempt: int
+    offset: Annotated[
+        int, Field(description=("Place in characters; it replaces the text from there."))
+    ]
+    text: str
+
+
+class Delta(Event):
+    """Live text; not stored."""
+
+    seq: None  # type: ignore[assignment]
+    type: Literal["llm.delta"]
+    data: LiveText  # type: ignore[assignment]
+
+
+class OutputChunk(Delta):
+    """Live text of an asynchronous task, for subscribers that name this type."""
+
+    type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
+
+
+class Heartbeat(Answer):
+    """A frame in quiet times: all events up to `seq` were sent or filtered out."""
+
+    type: Literal["heartbeat"]
+    seq: int
+
+
+class Pong(Answer):
+    """The answer to a ping."""
+
+    type: Literal["pong"]
+
+
+class CancelAccepted(Answer):
+    """Confirmation that the cancellation is stored."""
+
+    type: Literal["cancel.accepted"]
+
+
+class FrameError(Answer):
+    """An error: the frame is unknown, or cannot be carried out."""
+
+    type: Literal["error"]
+    code: str
+    detail: str
+
+
+class Ping(Answer):
+    """A request for a pong."""
+
+    type: Literal["ping"]
+
+
+class Cancel(Answer):
+    """A request to cancel the run, or one task and all tasks below it."""
+
+    type: Literal["cancel"]
+    task_id: UUID | None = None
+
+
+_TICKET_SCHEME = {
+    "type": "httpApiKey",
+    "name": "Sec-WebSocket-Protocol",
+    "in": "header",
+    "description": f"For browsers: `{SUBPROTOCOL}, {TICKET}<ticket>`.",
+}
+
+_SENT: tuple[type[BaseModel], ...] = (
+    Delta,
+    OutputChunk,
+    Heartbeat,
+    Pong,
+    CancelAccepted,
+    FrameError,
+)
+_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel)
+
+
+@router.get(
+    "/asyncapi.json",
+    operation_id="get_asyncapi",
+    summary="The WebSocket as an AsyncAPI document",
+    response_model=dict[str, Any],
+)
+async def asyncapi() -> dict[str, Any]:
+    return document()
+
+
+def document() -> dict[str, Any]:
+    """Return the AsyncAPI 3.0 document of this version."""
+    models: tuple[type[BaseModel], ...] = (Event, Usage, AgentUsage, *_SENT, *_RECEIVED)
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in models], ref_template=_REF
+    )
+    sent = [str(kind) for kind in EventType] + [_name(model) for model in _SENT]
+    received = [_name(model) for model in _RECEIVED]
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Bottega: watching a run",
+            "version": bottega.__version__,
+            "description": _described(),
+        },
+        "defaultContentType": "application/json",
+        "channels": {
+            "run": {
+                "address": "/v1/runs/{run_id}/ws",
+                "parameters": {"run_id": {"description": "The run's id."}},
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in
+                             (*sent, *received)},
+                "bindings": {"ws": {"method": "GET", "query": WatchQuery.model_json_schema()}},
+            }
+        },
+        "operations": {
+            "watch": _operation("send", sent),
+            "control": _operation("receive", received),
+        },
+        "components": {
+            "messages": {
+                **{str(kind): _event_message(kind) for kind in EventType},
+                **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
+            },
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": SCHEME, "ticket": _TICKET_SCHEME},
+        },
+    }  # fmt: skip
+
+
+def _described() -> str:
+    closes = "; ".join(f"{code}: {meaning}" for code, meaning in CLOSES.items())
+    return (
+        f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
+        f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
+        f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
+        "frame `cancel` the scope `run` (else an `error` frame with the code `insufficient_scope`)."
+        f" Pings: {PING_LIMIT}."
+    )
+
+
+def _operation(action: str, names: list[str]) -> dict[str, Any]:
+    messages = [{"$ref": f"#/channels/run/messages/{name}"} for name in names]
+    security = [{"$ref": f"#/components/securitySchemes/{name}"} for name in ("key", "ticket")]
+    return {
+        "action": action,
+        "channel": {"$ref": "#/channels/run"},
+        "messages": messages,
+        "security": security,
+    }
+
+
+def _name(model: type[BaseModel]) -> str:
+    if model is Delta:
+        return LLM_DELTA
+    name: str = model.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
+    return name
+
+
+def _message(model: type[BaseModel]) -> dict[str, Any]:
+    return {"summary": model.__doc__, "payload": {"$ref": _REF.format(model=model.__name__)}}
+
+
+def _event_message(kind: EventType) -> dict[str, Any]:
+    """Return the message of a stored event: the envelope with the type's data."""
+    fields: dict[str, Any] = {name: {} for name in DATA[kind].split()}
+    of_calls = Usage if kind == EventType.LLM_COMPLETED else AgentUsage
+    for name, model in (("usage", of_calls), ("token_usage", Usage)):
+        if name in fields:
+            fields[name] = {"$ref": _REF.format(model=model.__name__)}
+    if kind in FINAL_EVENT_TYPES:  # null if no worker ended the run
+        fields["usage"] = {"anyOf": [fields["usage"], {"type": "null"}]}
+    data = {"type": "object", "properties": fields}
+    narrowed = {"properties": {"type": {"const": str(kind)}, "data": data}}
+    return {"payload": {"allOf": [{"$ref": _REF.format(model="Event")}, narrowed]}}

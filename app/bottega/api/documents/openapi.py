@@ -1,0 +1,92 @@
+"""OpenAPI document: FastAPI's, with problems and keys added."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic.json_schema import models_json_schema
+
+from bottega.api.auth import is_public
+from bottega.api.documents import variants
+from bottega.api.errors import Problem, problems
+from bottega.api.shared.deps import required_scope
+from bottega.tenants.keys import Scope
+
+SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": (
+        "An API key. Each operation names the scope that it needs (`x-required-scope`): `read`; "
+        "`run`, which includes `read`; or `admin`, which includes both. A server that never had "
+        "a key needs none, and serves only its own machine."
+    ),
+}
+
+
+_AT_THE_EDGE = (408, 414, 431)
+"""Statuses of requests that are too slow or too long, refused before routing."""
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the document of all routes; it is made once."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+        )
+        _, definitions = models_json_schema(
+            [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        schema["components"]["schemas"] |= definitions["$defs"]
+        variants.split(schema["components"]["schemas"])
+        schema["components"]["securitySchemes"] = {"key": SCHEME}
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                _add_problems(operation, *_AT_THE_EDGE)
+        for path, method, scope in _protected(app):
+            _protect(schema["paths"][path][method], scope)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _protected(app: FastAPI) -> Iterator[tuple[str, str, Scope]]:
+    """Yield path, method and required scope of every operation that is not public."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        path = context.path_format or ""
+        if not isinstance(route, APIRoute) or not route.include_in_schema or is_public(path):
+            continue
+        for method in route.methods or ():
+            yield path, method.lower(), _scope(route, method)
+
+
+def _scope(route: APIRoute, method: str) -> Scope:
+    asked = [each.call for each in _all(route.dependant) if each.call is not None]
+    found = {scope for call in asked if (scope := required_scope(call, method))}
+    if len(found) != 1:
+        raise TypeError(
+            f"{method} {route.path} must ask for one kind of tenant, see bottega.api.shared.deps"
+        )
+    return found.pop()
+
+
+def _all(dependant: Dependant) -> Iterator[Dependant]:
+    for each in dependant.dependencies:
+        yield each
+        yield from _all(each)
+
+
+def _protect(operation: dict[str, Any], scope: Scope) -> None:
+    operation["security"] = [{"key": []}]
+    operation["x-required-scope"] = scope
+    _add_problems(operation, 401, 403, 422, 429, 500, 503)
+
+
+def _add_problems(operation: dict[str, Any], *statuses: int) -> None:
+    added = {str(status): problems(status)[status] for status in statuses}
+    operation["responses"] = dict(sorted({**added, **operation["responses"]}.items()))

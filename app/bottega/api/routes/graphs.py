@@ -1,0 +1,134 @@
+"""Routes of graphs."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Query, Request, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.errors import problems
+from bottega.api.schemas.base import NAME_PATTERN
+from bottega.api.schemas.graphs import Edge, Graph, GraphContent, GraphSummary, NewGraph, Order
+from bottega.api.shared.definitions import DefinitionName, IfMatch, answer, definition_router
+from bottega.api.shared.deps import ServiceDep, Tenant, Transaction
+from bottega.api.shared.drawings import Drawings
+from bottega.api.shared.etags import if_match_version
+from bottega.definitions import store
+from bottega.definitions.graphs import normalised, to_graph, with_edge, without_edge
+from bottega.definitions.store import GRAPHS
+from bottega.runs import read
+
+NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
+
+
+async def _prepare(
+    tx: AsyncConnection, tenant: UUID, name: str, body: GraphContent
+) -> dict[str, Any]:
+    return normalised(body.model_dump(exclude={"name"}))
+
+
+router = definition_router(
+    GRAPHS, new=NewGraph, content=GraphContent, shown=Graph, summary=GraphSummary, prepare=_prepare
+)
+
+
+@router.post(
+    "/{name}/edges",
+    operation_id="add_graph_edge",
+    summary="Add an edge to the graph",
+    description="Stores a new version. An edge that would close a cycle is refused with its path.",
+    response_model=Graph,
+    responses=problems(400, 404, 409, 412, 413, 415),
+)
+async def add_edge(
+    tx: Transaction,
+    tenant: Tenant,
+    name: DefinitionName,
+    body: Edge,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    expected = if_match_version(if_match)
+    current = await store.get(tx, GRAPHS, tenant, name, lock=True)
+    content = with_edge(current.content, body.model_dump())
+    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+
+
+@router.delete(
+    "/{name}/edges",
+    operation_id="remove_graph_edge",
+    summary="Remove an edge from the graph",
+    description="Stores a new version; the nodes stay.",
+    response_model=Graph,
+    responses=problems(404, 412),
+)
+async def remove_edge(
+    tx: Transaction,
+    tenant: Tenant,
+    name: DefinitionName,
+    source: NodeName,
+    target: NodeName,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    expected = if_match_version(if_match)
+    current = await store.get(tx, GRAPHS, tenant, name, lock=True)
+    content = without_edge(current.content, source, target)
+    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+
+
+_MEDIA = {
+    "svg": "image/svg+xml",
+    "mermaid": "text/vnd.mermaid; charset=utf-8",
+    "dot": "text/vnd.graphviz; charset=utf-8",
+}
+
+
+@router.get(
+    "/{name}/drawing",
+    operation_id="get_graph_drawing",
+    summary="Draw the graph",
+    response_class=Response,
+    responses={
+        **problems(404, 503),
+        200: {
+            "description": "The drawing.",
+            "content": {
+                media.split(";")[0]: {"schema": {"type": "string"}} for media in _MEDIA.values()
+            },
+        },
+    },
+)
+async def drawing(
+    request: Request,
+    service: ServiceDep,
+    tenant: Tenant,
+    name: DefinitionName,
+    format: Annotated[Literal["svg", "mermaid", "dot"], Query()] = "svg",  # noqa: A002
+    run_id: Annotated[
+        UUID | None, Query(description="Draw this run's graph, with its publications.")
+    ] = None,
+) -> Response:
+    async with service.database.begin(tenant) as tx:
+        versions: dict[str, int] = {}
+        if run_id is None:
+            content = (await store.get(tx, GRAPHS, tenant, name)).content
+        else:
+            content, versions = await read.published_graph(tx, tenant, run_id, name)
+    drawings: Drawings = request.app.state.drawings
+    picture = await drawings.get(tenant, content, versions, format)
+    # A picture that is opened by itself must not be able to load or run anything.
+    headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+    return Response(picture, media_type=_MEDIA[format], headers=headers)
+
+
+@router.get(
+    "/{name}/order",
+    operation_id="get_graph_order",
+    summary="List the graph's agents in dependency order",
+    response_model=Order,
+    responses=problems(404),
+)
+async def order(tx: Transaction, tenant: Tenant, name: DefinitionName) -> Any:
+    definition = await store.get(tx, GRAPHS, tenant, name)
+    return {"order": to_graph(definition.content).get_topological_order()}

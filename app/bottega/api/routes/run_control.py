@@ -1,0 +1,142 @@
+"""Routes that cancel or retry runs, and cancel tasks."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Response
+
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.runs import Retry, Run, StoppedTasks
+from bottega.api.shared.deps import Actor, ServiceDep, Tenant
+from bottega.api.shared.idempotency import OnceDep
+from bottega.clock import monotonic
+from bottega.container import Service
+from bottega.db.engine import acting_as
+from bottega.runs import read
+from bottega.runs.control import request_cancel, request_task_cancel
+from bottega.runs.retry import retry as repeat
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+_CONFIRMED_WITHIN_S = 1.0
+
+
+@router.post(
+    "/{run_id}/cancel",
+    operation_id="cancel_run",
+    summary="Cancel a run",
+    description=(
+        "The request is stored and takes effect within a second, in any process: running model "
+        "calls are cut off, and no further ones are made. 200: the run was over already."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(404), 200: {"model": Run, "description": "The run was over already."}},
+)
+async def cancel(
+    service: ServiceDep, tenant: Tenant, actor: Actor, run_id: RunId, response: Response
+) -> Any:
+    if await request_cancel(service.database, tenant, run_id, actor):
+        response.status_code = 200
+    async with service.database.begin(tenant) as tx:
+        return await read.get(tx, tenant, run_id)
+
+
+@router.post(
+    "/{run_id}/tasks/{task_id}/cancel",
+    operation_id="cancel_run_task",
+    summary="Cancel a task and all tasks below it",
+    description=(
+        "The request is stored, and the response waits up to a second for the worker. The run "
+        "goes on: the agent that called the task reads that it was cancelled. 202: some tasks "
+        "have not stopped yet."
+    ),
+    response_model=StoppedTasks,
+    responses={
+        **problems(404),
+        202: {"model": StoppedTasks, "description": "Some tasks have not stopped yet."},
+    },
+)
+async def cancel_task(
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    run_id: RunId,
+    task_id: Annotated[UUID, Path(description="The task's id.")],
+    response: Response,
+) -> Any:
+    with service.feed.watching(run_id) as news:
+        before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
+        stopping = {task for task, was_over in before.items() if not was_over}
+        until = monotonic() + _CONFIRMED_WITHIN_S
+        while stopping := stopping - await _over(service, tenant, run_id, stopping):
+            if not await news.wait(until - monotonic()):
+                response.status_code = 202
+                break
+    return {
+        "items": [
+            {"task_id": task, "status": _told(task, was_over, stopping)}
+            for task, was_over in before.items()
+        ]
+    }
+
+
+def _told(task: UUID, was_over: bool, stopping: set[UUID]) -> str:
+    if was_over:
+        return "already_final"
+    return "stopping" if task in stopping else "stopped"
+
+
+async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) -> set[UUID]:
+    async with acting_as(service.database.pool, tenant) as connection:
+        rows = await connection.fetch(
+            "SELECT id FROM tasks WHERE tenant_id = $1 AND run_id = $2 AND id = ANY($3)"
+            " AND status NOT IN ('queued', 'running', 'streaming')",
+            tenant,
+            run_id,
+            list(tasks),
+        )
+    return {row["id"] for row in rows}
+
+
+@router.post(
+    "/{run_id}/retry",
+    operation_id="retry_run",
+    summary="Repeat a finished run",
+    description=(
+        "Starts a new run (`retry_of` names this one) with the same input and pinned versions. "
+        "`last_step`: it takes over this run's log up to the last successful step, and goes on "
+        "from there."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the new run.")},
+)
+async def retry(
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    run_id: RunId,
+    body: Retry,
+    response: Response,
+    once: OnceDep,
+) -> Any:
+    from_last_step = body.from_ == "last_step"
+    async with service.database.begin(tenant) as tx:
+
+        async def accept() -> dict[str, Any]:
+            pool = service.database.pool
+            run = await repeat(
+                tx,
+                pool,
+                tenant,
+                run_id,
+                from_last_step=from_last_step,
+                memory=service.settings.memory,
+                principal=actor,
+            )
+            response.headers["Location"] = f"/v1/runs/{run['id']}"
+            return run
+
+        return await once(tx, response, Run, accept)

@@ -1,0 +1,301 @@
+"""Routes of runs."""
+
+import asyncio
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator, Field, StringConstraints
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.errors import headers, problems
+from bottega.api.routes.stream import until_final
+from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName, check_storable
+from bottega.api.schemas.messages import Message
+from bottega.api.schemas.runs import (
+    Context,
+    NewRun,
+    Run,
+    RunGraph,
+    RunSummary,
+    SessionName,
+    Status,
+    Task,
+)
+from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
+from bottega.errors import InvalidInputError
+from bottega.events.log import is_transient
+from bottega.runs import messages, read
+from bottega.runs import submit as submitting
+from bottega.settings import Settings
+from bottega.tenants import webhook_secrets
+from bottega.tools.addresses import AllowList
+from bottega.tools.egress import EgressRefusedError, refuse_inside
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+MAX_WAIT_S = 60.0
+
+Seq = Annotated[int, Field(ge=0, le=2**62)]
+Part = Annotated[int, Field(ge=0, le=10_000)]
+
+
+T = TypeVar("T")
+
+
+def _storable(value: T) -> T:
+    check_storable(value)
+    return value
+
+
+class RunQuery(ViewQuery):
+    """Query parameters of the list of runs."""
+
+    status: Status | None = None
+    agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
+    session_id: SessionName | None = None
+    user: Annotated[UserName | None, AfterValidator(_storable)] = None
+    created_after: PlaceInTime | None = None
+    created_before: PlaceInTime | None = None
+    metadata: Annotated[
+        list[Annotated[str, StringConstraints(pattern=r"^[^:]{1,64}:.{0,200}$")]],
+        AfterValidator(_storable),
+        Field(
+            default_factory=list,
+            max_length=5,
+            description=(
+                "`key:value`, up to five times: only runs with all of these in their metadata. A "
+                "value may be a text, or a number, `true`, `false` or `null`."
+            ),
+        ),
+    ]
+
+    def wanted(self) -> read.RunFilter:
+        pairs = [entry.partition(":") for entry in self.metadata]
+        return read.RunFilter(
+            status=self.status,
+            agent=self.agent,
+            session_id=self.session_id,
+            user=self.user,
+            created_after=self.created_after,
+            created_before=self.created_before,
+            metadata=[(key, value) for key, _, value in pairs],
+        )
+
+
+async def check_webhook(
+    tx: AsyncConnection,
+    tenant: UUID,
+    settings: Settings,
+    url: str | None,
+    *,
+    pointer: str = "/webhook_url",
+) -> None:
+    """Refuse a webhook that could never be sent; its host's addresses are checked when it is.
+
+    Raises:
+        InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
+    """
+    if url is None:
+        return
+    has_first = settings.webhook_secret is not None
+    if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
+        raise InvalidInputError(
+            "the tenant has no secret to sign webhooks with: make one with POST /v1/webhook-secret "
+            "(scope admin)",
+            code="no_webhook_secret",
+            pointer=pointer,
+        )
+    try:
+        refuse_inside(url, AllowList.parse(settings.egress_allow))
+    except EgressRefusedError as error:
+        raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
+
+
+@router.post(
+    "",
+    operation_id="create_run",
+    summary="Start a run",
+    description=(
+        "Stores and queues the run, and responds at once. With `wait` it responds when the run "
+        "has ended, or when the wait is over; the status shows which. With a repeated "
+        "`Idempotency-Key` it returns, and waits for, the existing run."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the run.")},
+)
+async def create(
+    once: OnceDep,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    body: NewRun,
+    response: Response,
+    wait: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
+    ] = 0,
+) -> Any:
+    new = submitting.NewRun.of(
+        body.model_dump(),
+        timeout_s=service.settings.run_timeout_s,
+        queue_timeout_s=service.settings.queue_timeout_s,
+        memory=service.settings.memory,
+        principal=principal.actor,
+    )
+    async with service.database.begin(tenant) as tx:
+        await check_webhook(tx, tenant, service.settings, body.webhook_url)
+
+        async def accept() -> dict[str, Any]:
+            run = await submitting.submit(tx, tenant, new)
+            response.headers["Location"] = f"/v1/runs/{run['id']}"
+            return run
+
+        run = await once(tx, response, Run, accept)
+    if not wait:
+        return run
+    run_id = UUID(str(run["id"]))
+    try:
+        async with asyncio.timeout(wait):
+            await until_final(service, principal, run_id)
+    except TimeoutError:
+        pass
+    except Exception as error:
+        if not is_transient(error):
+            raise
+        return run  # the run is accepted, though it cannot be watched now
+    async with service.database.begin(tenant) as tx:
+        return await read.get(tx, tenant, run_id)
+
+
+@router.get(
+    "",
+    operation_id="list_runs",
+    summary="List runs by age",
+    response_model=Page[Run] | Page[RunSummary],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[RunQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.page(
+        tx,
+        tenant,
+        query.wanted(),
+        after=query.place(UUID),
+        descending=query.descending,
+        limit=query.limit,
+        full=query.full,
+    )
+    return query.page(request, response, found, lambda run: run["id"])
+
+
+@router.get(
+    "/{run_id}",
+    operation_id="get_run",
+    summary="Read a run",
+    response_model=Run,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await read.get(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/tasks",
+    operation_id="list_run_tasks",
+    summary="List a run's tasks in the order of their creation",
+    response_model=Page[Task],
+    responses={**problems(404), 200: headers(Link=LINK)},
+)
+async def tasks(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.tasks_page(
+        tx,
+        tenant,
+        run_id,
+        after=query.place(tuple[PlaceInTime, UUID]),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
+
+
+class MessageQuery(PageQuery):
+    """Query parameters of a run's messages."""
+
+    task_id: Annotated[
+        UUID | None, Field(description="Task of the conversation; without, the run's own agent.")
+    ] = None
+
+
+@router.get(
+    "/{run_id}/messages",
+    operation_id="list_run_messages",
+    summary="List a run's messages",
+    description=(
+        "The conversation of the run's own agent, or of a task, from its log: the question, "
+        "messages from other agents, the model's answers, and the tools' answers. An agent's own "
+        "system message is in its definition."
+    ),
+    response_model=Page[Message],
+    responses={**problems(404), 200: headers(Link=LINK)},
+)
+async def list_messages(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[MessageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await messages.page(
+        tx,
+        tenant,
+        run_id,
+        query.task_id,
+        after=query.place(tuple[Seq, Part]),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda message: [message["seq"], message["part"]])
+
+
+@router.get(
+    "/{run_id}/graph",
+    operation_id="get_run_graph",
+    summary="Read the run's graph, with its agents' publications",
+    response_model=RunGraph,
+    responses=problems(404),
+)
+async def graph(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await read.graph(tx, tenant, run_id)
+
+
+@router.get(
+    "/{run_id}/context/{agent}",
+    operation_id="get_run_context",
+    summary="List the answers that an agent received from others",
+    response_model=Context,
+    responses=problems(404),
+)
+async def context(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: RunId,
+    agent: Annotated[str, Path(pattern=NAME_PATTERN)],
+) -> Any:
+    return {"items": await read.context(tx, tenant, run_id, agent)}

@@ -1,0 +1,107 @@
+"""Load of the workers, from their heartbeats."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from bottega.api.errors import problems
+from bottega.api.schemas.base import Answer
+from bottega.api.shared.deps import Tenant, Transaction
+from bottega.execution import heartbeat
+
+router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
+
+ByPriority = Annotated[
+    dict[str, int],
+    Field(description="Waiting tasks by priority.", examples=[{"1": 2, "5": 9}]),
+]
+Parked = Annotated[
+    int,
+    Field(description="Started tasks without a slot: they wait for tasks, or for one."),
+]
+
+
+class Pool(Answer):
+    """A worker's tasks, of all tenants together."""
+
+    size: Annotated[int, Field(description="Number of slots.")] = 0
+    min: int = 0
+    max: int = 0
+    busy: Annotated[int, Field(description="Slots that tasks hold.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    runs: Annotated[int, Field(description="Runs that it executes.")] = 0
+    totals: Annotated[
+        dict[str, float],
+        Field(
+            description=(
+                "Counters since the worker's start, by name; a histogram has its count, its sum, "
+                "and cumulative counts up to bounds (le_). Times in milliseconds."
+            ),
+            examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
+        ),
+    ] = Field(default_factory=dict)
+
+
+class Breaker(Answer):
+    """A circuit breaker: it stops the dispatch of a kind of task that keeps failing."""
+
+    kind: Annotated[str, Field(description="A hash of the agent's name and its instructions.")]
+    agent: str | None = None
+    state: Annotated[
+        Literal["open", "half_open"],
+        Field(description="`open`: none is dispatched. `half_open`: one is tried."),
+    ]
+    failures: int
+    retry_after_ms: Annotated[
+        int | None,
+        Field(description="Of an open breaker: time until one task is let through."),
+    ] = None
+
+
+class OwnTasks(Answer):
+    """A worker's tasks of the caller's tenant."""
+
+    running: Annotated[int, Field(description="Started tasks, including parked ones.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    breakers: Annotated[list[Breaker], Field(description="Breakers that are not closed.")] = Field(
+        default_factory=list
+    )
+
+
+class Worker(Answer):
+    """A worker that is alive."""
+
+    id: UUID
+    started_at: datetime
+    seen_at: Annotated[datetime, Field(description="Last heartbeat; one is due every two seconds.")]
+    pool: Pool
+    tenant: OwnTasks
+
+
+class Workers(Answer):
+    """The workers that are alive, oldest first."""
+
+    workers: list[Worker]
+
+
+@router.get(
+    "",
+    operation_id="get_scheduler",
+    summary="Read the workers' load",
+    description=(
+        "The workers with a heartbeat in the last 30 seconds, and their asynchronous tasks: "
+        "totals of all tenants, and the caller's own part."
+    ),
+    response_model=Workers,
+    responses=problems(),
+)
+async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
+    found = await heartbeat.alive(tx, tenant)
+    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found]}

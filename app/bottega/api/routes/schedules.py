@@ -1,0 +1,126 @@
+"""Routes of schedules."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from bottega.api.errors import headers, problems
+from bottega.api.routes.runs import check_webhook
+from bottega.api.schemas.base import NAME_PATTERN, Page
+from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
+from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
+from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, ViewQuery
+from bottega.background import schedules
+from bottega.db.pages import Part
+from bottega.tenants import audit
+
+router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+
+ScheduleName = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    run = {name: value for name, value in row["run"].items() if value is not None}
+    if url := run.get("webhook_url"):
+        run["webhook_url"] = url.split("?")[0]
+    return {**row, "run": run, "next_at": None if row["paused"] else row["next_at"]}
+
+
+@router.post(
+    "",
+    operation_id="create_schedule",
+    summary="Create a schedule",
+    description=(
+        "Each due time starts one run, however many workers there are. If due times were missed "
+        "while no worker was up, one run makes up for them. The agents need not exist yet: if a "
+        "run cannot start, `last_error` says why, and the next due time is another try."
+    ),
+    status_code=201,
+    response_model=Schedule,
+    responses={
+        **problems(400, 409, 413, 415),
+        201: headers(Location="Path of the new schedule."),
+    },
+)
+async def create(
+    once: OnceDep,
+    service: ServiceDep,
+    tx: Transaction,
+    tenant: Tenant,
+    body: NewSchedule,
+    response: Response,
+) -> Any:
+    url = body.run.webhook_url
+    await check_webhook(tx, tenant, service.settings, url, pointer="/run/webhook_url")
+
+    async def store() -> dict[str, Any]:
+        row = await schedules.create(tx, tenant, **body.model_dump())
+        response.headers["Location"] = f"/v1/schedules/{body.name}"
+        return _shown(row)
+
+    return await once(tx, response, Schedule, store)
+
+
+@router.get(
+    "",
+    operation_id="list_schedules",
+    summary="List schedules by name",
+    description="In a summary, `run` has no `input`.",
+    response_model=Page[Schedule],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[ViewQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await schedules.page(
+        tx,
+        tenant,
+        after=query.place(str),
+        descending=query.descending,
+        limit=query.limit,
+        full=query.full,
+    )
+    items = Part(map(_shown, found), more=found.more)
+    return query.page(request, response, items, lambda item: item["name"])
+
+
+@router.get(
+    "/{name}",
+    operation_id="get_schedule",
+    summary="Read the schedule",
+    response_model=Schedule,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
+    return _shown(await schedules.get(tx, tenant, name))
+
+
+@router.patch(
+    "/{name}",
+    operation_id="change_schedule",
+    summary="Pause or resume the schedule",
+    description="It resumes with its next due time; due times during the pause are skipped.",
+    response_model=Schedule,
+    responses=problems(400, 404, 413, 415),
+)
+async def change(tx: Transaction, tenant: Tenant, name: ScheduleName, body: ScheduleChange) -> Any:
+    return _shown(await schedules.pause(tx, tenant, name, body.paused))
+
+
+@router.delete(
+    "/{name}",
+    operation_id="delete_schedule",
+    summary="Delete the schedule",
+    description="The runs that it started stay.",
+    status_code=204,
+    responses=problems(404),
+)
+async def delete(tx: Transaction, tenant: Tenant, actor: Actor, name: ScheduleName) -> None:
+    await schedules.remove(tx, tenant, name)
+    await audit.note(tx, tenant, actor, "schedule.delete", name)

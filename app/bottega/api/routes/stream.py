@@ -1,0 +1,169 @@
+"""A run's events over HTTP: as pages, and as server-sent events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+from bottega.api.auth import Principal
+from bottega.api.errors import problems
+from bottega.api.schemas.base import Page
+from bottega.api.schemas.runs import Event as EventAnswer
+from bottega.api.server.http_protocol import DROP
+from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
+from bottega.api.shared.pages import PageQuery
+from bottega.container import Service
+from bottega.db.pages import Part
+from bottega.errors import UnauthenticatedError
+from bottega.events import log
+from bottega.events.frames import Frame
+from bottega.events.stream import Sight, Subscriber
+from bottega.settings import Settings
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+SLOW_POLL_S = 5.0
+RETRY_MS = 1000
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+
+
+async def until_final(service: Service, principal: Principal, run_id: UUID) -> None:
+    """Wait until the run is over, or this process is about to stop.
+
+    Raises:
+        UnauthenticatedError: the caller's key is no longer valid.
+    """
+    lost = asyncio.Event()
+    with service.feed.watching(run_id) as news:
+
+        def lose() -> None:
+            lost.set()
+            news.tell()
+
+        with service.keys.watching(principal.identity, lose):
+            while not service.feed.closed.is_set():
+                if lost.is_set():
+                    raise UnauthenticatedError(
+                        "your key was revoked or expired while you waited, or the first key was "
+                        "made; the run is accepted",
+                        code="bad_key",
+                    )
+                if (await service.tails.look(principal.tenant_id, run_id)).over:
+                    return
+                await news.wait(SLOW_POLL_S)
+
+
+class EventQuery(PageQuery, WatchQuery):
+    """Query parameters of a run's events."""
+
+
+@router.get(
+    "/{run_id}/events",
+    operation_id="list_run_events",
+    summary="List or stream a run's events",
+    description=(
+        "With `Accept: text/event-stream`: server-sent events. The stream begins behind `after` "
+        "(or `Last-Event-ID`), goes on live, and ends with the final event (or when the run is "
+        "deleted). Otherwise a page. `agents`, `types` and `depth` filter; the final event "
+        "always passes."
+    ),
+    response_model=Page[EventAnswer],
+    responses={
+        **problems(404),
+        200: {
+            "description": "A page of events, or the stream.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {
+            "description": (
+                "Streams only: the run is over and the client has all of it; this keeps an "
+                "EventSource from reconnecting."
+            )
+        },
+    },
+)
+async def events(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[EventQuery, Query()],
+    request: Request,
+    response: Response,
+    accept: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[str | None, Header(max_length=30)] = None,
+) -> Any:
+    sight = await service.tails.look(tenant, run_id)
+    if "text/event-stream" in (accept or ""):
+        after = query.after
+        if last_event_id and last_event_id.isascii() and last_event_id.isdigit():
+            after = min(int(last_event_id), MAX_SEQ)
+        if sight.over and after >= sight.last_seq:
+            return Response(status_code=204)
+        return _EventStream(_sse(service, principal, sight, after, query), service.settings)
+    place: int | None = query.place(int)
+    after, before = query.after, MAX_SEQ
+    if place is not None:
+        after, before = (after, place) if query.descending else (place, before)
+    found = await log.page(
+        service.database.pool,
+        tenant,
+        run_id,
+        query.only,
+        after=after,
+        before=before,
+        limit=query.limit,
+        descending=query.descending,
+    )
+    items = Part((event.envelope() for event in found), more=found.more)
+    return query.page(request, response, items, lambda event: event["seq"])
+
+
+class _EventStream(EventSourceResponse):
+    """Server-sent events of a run; a client that reads nothing for too long is dropped."""
+
+    def __init__(self, content: AsyncIterator[bytes], settings: Settings) -> None:
+        super().__init__(
+            content,
+            ping=0,  # the heartbeats below carry an id, too
+            send_timeout=settings.slow_reader_s,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            scope["extensions"][DROP]()
+
+
+async def _sse(
+    service: Service, principal: Principal, sight: Sight, after: int, query: WatchQuery
+) -> AsyncIterator[bytes]:
+    with service.tails.watching(sight, after) as tail:
+        subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
+        with service.keys.watching(principal.identity, subscriber.stop):
+            while (frames := await subscriber.next()) is not None:
+                if frames:
+                    yield b"".join(map(_encoded, frames))
+                else:
+                    # An id without data makes no event, but moves the place where a client resumes.
+                    yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
+        if subscriber.orphaned:
+            yield b": the run was deleted\r\n\r\n"
+        elif subscriber.stopped:
+            yield b": the key was revoked or has expired, or a key is required now\r\n\r\n"
+        elif not subscriber.finished:
+            yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
+
+
+def _encoded(frame: Frame) -> bytes:
+    place = "" if frame.seq is None else f"id: {frame.seq}\r\n"
+    head = f"{place}event: {frame.type}\r\ndata: ".encode()
+    return head + frame.body + b"\r\n\r\n"

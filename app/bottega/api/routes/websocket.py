@@ -1,0 +1,245 @@
+"""Watching a run over a WebSocket."""
+
+import asyncio
+import contextlib
+from typing import Any, cast
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Response, WebSocket
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.utils import ClientDisconnected
+
+from bottega.api.auth import Principal
+from bottega.api.errors import database_unavailable, field_problem, for_error, problem_response
+from bottega.api.server.http_protocol import DROP
+from bottega.api.server.limits import TURN
+from bottega.api.server.websocket_protocol import (
+    MAY_PING,
+    PING_BURST,
+    PINGS_PER_S,
+    SEND,
+    TOO_MANY_PINGS,
+)
+from bottega.api.shared.event_filter import WatchQuery
+from bottega.container import Service
+from bottega.errors import BottegaError, InvalidInputError
+from bottega.events.log import is_transient
+from bottega.events.stream import Sight, Subscriber, Tail
+from bottega.runs.control import request_cancel, request_task_cancel
+
+log = structlog.get_logger(__name__)
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+SUBPROTOCOL = "bottega.v1"
+FINISHED, STOPPING, BROKEN, REVOKED, SLOW, DELETED = 1000, 1001, 1011, 4001, 4008, 4010
+CLOSES = {
+    FINISHED: "the final event was sent",
+    STOPPING: "the server stops, reconnect with the seq in the reason",
+    BROKEN: "an error of the server, reconnect with the seq in the reason",
+    REVOKED: "the key was revoked or has expired, or a key is required now",
+    SLOW: (
+        "the client reads too slowly or sends too many pings, it may reconnect with the seq in "
+        "the reason"
+    ),
+    DELETED: "the run was deleted, do not reconnect",
+}
+PING_LIMIT = (
+    f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
+    "beyond that it is closed with 4008. Frames that the server does not know, and WebSocket pings "
+    "and pongs, count as pings; cancel frames count as requests instead"
+)
+_KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
+
+
+@router.websocket("/{run_id}/ws")
+async def watch(socket: WebSocket, run_id: str) -> None:
+    """Send the run's events as JSON text frames, then close with 1000.
+
+    A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}`` and
+    ``{"type": "cancel"}``. Cancelling needs the scope ``run``; a ``task_id`` limits it to that
+    task. Every frame but ``cancel`` counts as a ping.
+    """
+    with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
+        await _watch(socket, run_id)
+
+
+async def nowhere(socket: WebSocket) -> None:
+    """Refuse a WebSocket at any other path."""
+    detail = f"there is no WebSocket at this path: a run's is {router.prefix}/{{id}}/ws"
+    with contextlib.suppress(ClientDisconnected):
+        await socket.send_denial_response(problem_response(404, "not_found", detail))
+
+
+async def _watch(socket: WebSocket, run_id: str) -> None:
+    service: Service = socket.app.state.service
+    try:
+        query = WatchQuery.model_validate(dict(socket.query_params))
+        sight = await service.tails.look(socket.state.principal.tenant_id, UUID(run_id))
+    except Exception as error:
+        await socket.send_denial_response(_refusal(error))
+        return
+    offered = SUBPROTOCOL in socket.scope["subprotocols"]
+    with service.tails.watching(sight, query.after) as tail:
+        await socket.accept(SUBPROTOCOL if offered else None)
+        await _serve(socket, service, sight, tail, query)
+
+
+def _refusal(error: Exception) -> Response:
+    if isinstance(error, ValidationError):
+        found = [field_problem({**item, "loc": ("query", *item["loc"])}) for item in error.errors()]
+        detail = f"{found[0].parameter}: {found[0].detail}"
+        return problem_response(422, "invalid", detail, found[:20])
+    if isinstance(error, BottegaError):
+        return for_error(error)
+    if isinstance(error, ValueError):
+        return problem_response(422, "invalid", "the run's id must be a UUID")
+    if is_transient(error):
+        return database_unavailable()
+    raise error
+
+
+async def _serve(
+    socket: WebSocket, service: Service, sight: Sight, tail: Tail, query: WatchQuery
+) -> None:
+    """Send events and read frames until the run is over or either side ends."""
+    settings = service.settings
+    subscriber = Subscriber(tail, query.after, query.only, settings.heartbeat_s)
+    sending = _Sender(socket, subscriber, settings.slow_reader_s)
+    socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
+    tasks = [
+        asyncio.ensure_future(sending.send_all()),
+        asyncio.ensure_future(_read_frames(socket, service, sight, subscriber)),
+    ]
+    identity = socket.state.principal.identity
+    try:
+        with service.keys.watching(identity, sending.revoke):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():  # else an answer may have failed on a closed socket
+            tasks[1].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Sender:
+    """Sender of a subscriber's frames and of the final close frame.
+
+    Args:
+        patience_s: seconds that the client may read nothing.
+    """
+
+    def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
+        self._socket = socket
+        self._send = socket.scope["extensions"][SEND]
+        self._drop = socket.scope["extensions"][DROP]
+        self._subscriber = subscriber
+        self._patience_s = patience_s
+        self._place = subscriber.place
+
+    def revoke(self) -> None:
+        """End: the client's key is no longer valid."""
+        self._break_off(REVOKED, "key revoked, expired or missing")
+
+    def refuse_pings(self) -> None:
+        """End: the client sends too many pings."""
+        self._break_off(SLOW, "too many pings")
+
+    def _break_off(self, code: int, why: str) -> None:
+        self._subscriber.stop()
+        self._drop(code, f"{why}; resume after={self._place}")
+
+    async def send_all(self) -> None:
+        """Send frames until the socket is closed or dropped."""
+        try:
+            while (frames := await self._subscriber.next()) is not None:
+                place = self._subscriber.place
+                beat = b'{"type":"heartbeat","seq":%d}' % place
+                async with asyncio.timeout(self._patience_s):
+                    await self._send([frame.body for frame in frames] or [beat])
+                self._place = place
+            self._place = self._subscriber.place  # also past events that the filter left out
+            async with asyncio.timeout(self._patience_s):
+                if self._subscriber.finished:
+                    await self._socket.close(FINISHED)
+                elif self._subscriber.orphaned:
+                    await self._socket.close(DELETED, "the run was deleted")
+                elif not self._subscriber.stopped:
+                    hint = f"server stopping; resume after={self._place}"
+                    await self._socket.close(STOPPING, hint)
+        except TimeoutError:
+            self._drop(SLOW, f"slow; resume after={self._place}")
+        except (WebSocketDisconnect, ClientDisconnected):
+            pass
+        except Exception:
+            log.exception("websocket.broken")
+            self._drop(BROKEN, f"internal error; resume after={self._place}")
+
+
+async def _read_frames(
+    socket: WebSocket, service: Service, sight: Sight, subscriber: Subscriber
+) -> None:
+    """Answer the client's frames until it disconnects."""
+    with contextlib.suppress(WebSocketDisconnect):
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect" or subscriber.stopped:
+                return
+            answer = await _answer(_frame(message.get("text")), socket, service, sight)
+            if answer is None:
+                return
+            await socket.send_text(answer)
+
+
+async def _answer(
+    frame: dict[str, Any], socket: WebSocket, service: Service, sight: Sight
+) -> str | None:
+    """Answer one frame; return ``None`` after too many pings."""
+    extensions = socket.scope["extensions"]
+    match frame:
+        case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
+            if TURN in extensions:
+                await extensions[TURN]()
+            principal: Principal = socket.state.principal
+            try:
+                principal.need("run")
+                await _cancel(service, sight, others.get("task_id"), principal.actor)
+            except Exception as error:
+                return _error(error)
+            return '{"type":"cancel.accepted"}'
+        case _ if not extensions[MAY_PING]():
+            return None
+        case {"type": "ping", **others} if not others:
+            return '{"type":"pong"}'
+    return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
+
+
+async def _cancel(service: Service, sight: Sight, task: object, actor: str) -> None:
+    database = service.database
+    if task is None:
+        await request_cancel(database, sight.tenant_id, sight.run_id, actor)
+        return
+    try:
+        task_id = UUID(str(task))
+    except ValueError:
+        raise InvalidInputError("task_id must be a UUID") from None
+    await request_task_cancel(database, sight.tenant_id, sight.run_id, task_id, actor)
+
+
+def _error(error: Exception) -> str:
+    """Return a refusal as a frame."""
+    problem = from_json(bytes(_refusal(error).body))
+    answer = {"type": "error", "code": problem["code"], "detail": problem["detail"]}
+    return to_json(answer).decode()
+
+
+def _frame(text: str | None) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        frame = from_json(text or "")
+        if isinstance(frame, dict):
+            return cast(dict[str, Any], frame)
+    return {}

@@ -1,0 +1,116 @@
+"""Limits per tenant: requests per second, and concurrent streams.
+
+They are checked right after the key, so that a refusal is cheap. While there are no keys there are
+no limits: only this machine has access.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from urllib.parse import parse_qs
+from uuid import UUID
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bottega.api.errors import problem_response
+from bottega.api.server.middleware import refuse
+from bottega.clock import monotonic
+from bottega.tenants.ratelimit import Decision, Rate, RateLimits
+
+TURN = "bottega.turn"
+"""Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+
+
+class LimitTenants:
+    """Middleware that refuses with 429, and adds the remaining quota to every response.
+
+    Args:
+        per_s: requests (and ``cancel`` frames) of a tenant per second, on average.
+        streams: concurrent streams of a tenant: WebSockets, server-sent events, and requests that
+            wait for a run.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        per_s: float,
+        streams: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.app = app
+        self.streams = streams
+        self.open: Counter[UUID] = Counter()
+        self.limits = RateLimits(Rate.of(per_s), clock)
+        rate = self.limits.rate
+        self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal = scope.get("state", {}).get("principal")
+        if principal is None or principal.key_id is None:
+            await self.app(scope, receive, send)
+            return
+        tenant = principal.tenant_id
+        decision = self.limits.take(tenant)
+
+        async def told(message: Message) -> None:
+            if message["type"] in _STARTS:
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                headers["RateLimit-Policy"] = self.policy
+                headers["RateLimit"] = _left(decision)
+            await send(message)
+
+        if not decision.allowed:
+            detail = (
+                f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
+                f"{self.limits.rate.burst} at once: try again after Retry-After"
+            )
+            await _refuse("rate_limited", detail, decision.retry_after_s, scope, receive, told)
+        elif not _is_stream(scope):
+            await self.app(scope, receive, told)
+        elif self.open[tenant] >= self.streams:
+            detail = f"{self.streams} streams of your tenant are open here: close one first"
+            await _refuse("too_many_streams", detail, 1, scope, receive, told)
+        else:
+            await self._stream(tenant, scope, receive, told)
+
+    async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
+        async def turn() -> None:
+            while True:
+                decision = self.limits.take(tenant)
+                if decision.allowed:
+                    return
+                await asyncio.sleep(decision.retry_after_s)
+
+        scope.setdefault("extensions", {})[TURN] = turn
+        self.open[tenant] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.open[tenant] -= 1
+            if not self.open[tenant]:
+                del self.open[tenant]
+
+
+def _is_stream(scope: Scope) -> bool:
+    if scope["type"] == "websocket":
+        return True
+    if scope["path"] == "/v1/runs":
+        return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    asked = Headers(scope=scope).get("accept", "")
+    return "text/event-stream" in asked and scope["path"].endswith("/events")
+
+
+def _left(decision: Decision) -> str:
+    return f'"requests";r={decision.remaining};t={math.ceil(decision.whole_s)}'
+
+
+async def _refuse(
+    code: str, detail: str, retry_after_s: float, scope: Scope, receive: Receive, send: Send
+) -> None:
+    later = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    await refuse(problem_response(429, code, detail, headers=later), scope, receive, send)

@@ -1,0 +1,241 @@
+"""Routes that agents and graphs share: create, list, read, replace, delete, versions."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import NAME_PATTERN, Page
+from bottega.api.shared.deps import Actor, Tenant, Transaction
+from bottega.api.shared.etags import if_match_version
+from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, ViewQuery
+from bottega.db.pages import Part
+from bottega.definitions import store
+from bottega.definitions.store import Definition, Kind
+from bottega.tenants import audit
+
+DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
+Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Paging = Annotated[ViewQuery, Query()]
+IfMatch = Annotated[
+    str | None, Header(description='Do it only if this is the current version: `"3"`.')
+]
+
+_ETAG = "The version, for `If-Match`."
+
+ContentT = TypeVar("ContentT", bound=BaseModel)
+Prepare = Callable[[AsyncConnection, UUID, str, Any], Awaitable[dict[str, Any]]]
+"""Function (transaction, tenant, name, body) → content to store; raises for invalid bodies."""
+
+
+def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
+    """Return a definition as response body; set the ETag of ``response``."""
+    if response is not None:
+        response.headers["ETag"] = f'"{definition.version}"'
+    return {
+        **definition.content,
+        "name": definition.name,
+        "version": definition.version,
+        "created_at": definition.created_at,
+    }
+
+
+def definition_router(
+    kind: Kind,
+    *,
+    new: type[BaseModel],
+    content: type[BaseModel],
+    shown: type[BaseModel],
+    summary: type[BaseModel],
+    prepare: Prepare,
+) -> APIRouter:
+    """Return the routes of one kind under ``/v1/{noun}s``.
+
+    Args:
+        new: schema of POST: ``content`` with a ``name``.
+        content: schema of PUT.
+        shown: schema of responses.
+        summary: schema of list items, without bodies.
+    """
+    noun = kind.noun
+    router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
+    _add_create(router, kind, new, shown, prepare)
+    _add_changes(router, kind, content, shown, prepare)
+    _add_reads(router, kind, shown, summary)
+    _add_versions(router, kind, shown, summary)
+    return router
+
+
+def _add_create(
+    router: APIRouter,
+    kind: Kind,
+    new: type[BaseModel],
+    shown: type[BaseModel],
+    prepare: Prepare,
+) -> None:
+    noun = kind.noun
+
+    @router.post(
+        "",
+        operation_id=f"create_{noun}",
+        summary=f"Create a {noun}".replace("a agent", "an agent"),
+        status_code=201,
+        response_model=shown,
+        responses={
+            **problems(400, 409, 413, 415),
+            201: headers(ETag=_ETAG, Location="Path of the new resource."),
+        },
+    )
+    async def create(
+        once: OnceDep,
+        tx: Transaction,
+        tenant: Tenant,
+        body: new,  # type: ignore[valid-type]
+        response: Response,
+    ) -> Any:
+        name: str = body.name  # type: ignore[attr-defined]
+
+        async def define() -> dict[str, Any]:
+            prepared = await prepare(tx, tenant, name, body)
+            definition = await store.create(tx, kind, tenant, name, prepared)
+            response.headers["Location"] = f"/v1/{noun}s/{name}"
+            return answer(definition, response)
+
+        return await once(tx, response, shown, define)
+
+
+def _add_changes(
+    router: APIRouter,
+    kind: Kind,
+    content: type[BaseModel],
+    shown: type[BaseModel],
+    prepare: Prepare,
+) -> None:
+    noun = kind.noun
+
+    @router.put(
+        "/{name}",
+        operation_id=f"replace_{noun}",
+        summary=f"Store a new version of the {noun}",
+        response_model=shown,
+        responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
+    )
+    async def replace(
+        tx: Transaction,
+        tenant: Tenant,
+        name: DefinitionName,
+        body: content,  # type: ignore[valid-type]
+        response: Response,
+        if_match: IfMatch = None,
+    ) -> Any:
+        prepared = await prepare(tx, tenant, name, body)
+        expected = if_match_version(if_match)
+        definition = await store.replace(tx, kind, tenant, name, prepared, expected)
+        return answer(definition, response)
+
+    @router.delete(
+        "/{name}",
+        operation_id=f"delete_{noun}",
+        summary=f"Delete the {noun}",
+        description="Runs that were accepted before keep their pinned version.",
+        status_code=204,
+        responses=problems(404, 412),
+    )
+    async def delete(
+        tx: Transaction,
+        tenant: Tenant,
+        actor: Actor,
+        name: DefinitionName,
+        if_match: IfMatch = None,
+    ) -> None:
+        await store.delete(tx, kind, tenant, name, if_match_version(if_match))
+        await audit.note(tx, tenant, actor, f"{noun}.delete", name)
+
+
+def _add_reads(
+    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+) -> None:
+    noun = kind.noun
+
+    @router.get(
+        "",
+        operation_id=f"list_{noun}s",
+        summary=f"List {noun}s by name",
+        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
+        responses={**problems(), 200: headers(Link=LINK)},
+    )
+    async def list_(
+        tx: Transaction, tenant: Tenant, query: Paging, request: Request, response: Response
+    ) -> Any:
+        found = await store.page(
+            tx,
+            kind,
+            tenant,
+            after=query.place(str),
+            descending=query.descending,
+            limit=query.limit,
+            full=query.full,
+        )
+        items = Part(map(answer, found), more=found.more)
+        return query.page(request, response, items, lambda item: item["name"])
+
+    @router.get(
+        "/{name}",
+        operation_id=f"get_{noun}",
+        summary=f"Read the {noun}",
+        response_model=shown,
+        responses={**problems(404), 200: headers(ETag=_ETAG)},
+    )
+    async def get(tx: Transaction, tenant: Tenant, name: DefinitionName, response: Response) -> Any:
+        return answer(await store.get(tx, kind, tenant, name), response)
+
+
+def _add_versions(
+    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+) -> None:
+    noun = kind.noun
+
+    @router.get(
+        "/{name}/versions",
+        operation_id=f"list_{noun}_versions",
+        summary=f"List the {noun}'s versions",
+        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
+        responses={**problems(404), 200: headers(Link=LINK)},
+    )
+    async def versions(
+        tx: Transaction,
+        tenant: Tenant,
+        name: DefinitionName,
+        query: Paging,
+        request: Request,
+        response: Response,
+    ) -> Any:
+        found = await store.versions(
+            tx,
+            kind,
+            tenant,
+            name,
+            after=query.place(int),
+            descending=query.descending,
+            limit=query.limit,
+            full=query.full,
+        )
+        items = Part(map(answer, found), more=found.more)
+        return query.page(request, response, items, lambda item: item["version"])
+
+    @router.get(
+        "/{name}/versions/{version}",
+        operation_id=f"get_{noun}_version",
+        summary=f"Read one version of the {noun}",
+        response_model=shown,
+        responses={**problems(404), 200: headers(ETag=_ETAG)},
+    )
+    async def version(
+        tx: Transaction, tenant: Tenant, name: DefinitionName, version: Version, response: Response
+    ) -> Any:
+        return answer(await store.version(tx, kind, tenant, name, version), response)
