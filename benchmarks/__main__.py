@@ -30,8 +30,8 @@ import psutil
 import websockets
 from pydantic_core import from_json
 
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
-from bottega.demo.scenarios import SOFTWARE
 from bottega.llm.demo_process import demo_model
 
 CALLS = 7
@@ -45,7 +45,7 @@ async def process(
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "bottega.cli",
+        "bottega.cli.commands",
         *arguments,
         env={**os.environ, "COLUMNS": "200", **environment},
         stderr=asyncio.subprocess.PIPE,

@@ -20,7 +20,7 @@ def start_s(folder: str) -> float:
         environment.pop(name, None)
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "bottega.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "bottega.cli.commands", "serve", "--port", "0"],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,

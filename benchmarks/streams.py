@@ -28,9 +28,9 @@ import psutil
 from pydantic_core import from_json
 
 from benchmarks.__main__ import cpu_s, define, percentile, process, temporary_database
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
-from bottega.demo.scenarios import SOFTWARE
 from bottega.events import log
 from bottega.events.types import EventType
 from bottega.events.wakeups import Notifier, background

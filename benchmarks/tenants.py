@@ -128,7 +128,7 @@ def made_key(environment: dict[str, str], tenant: str) -> str:
     return made.stdout.strip()
 
 
-BOTTEGA = (sys.executable, "-m", "bottega.cli")
+BOTTEGA = (sys.executable, "-m", "bottega.cli.commands")
 
 
 def main() -> None:

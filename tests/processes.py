@@ -58,7 +58,7 @@ async def limited_command(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "bottega.cli",
+        "bottega.cli.commands",
         *arguments,
         env={**os.environ, "COLUMNS": "300", **environment},
         stderr=PIPE,

@@ -17,7 +17,7 @@ from bottega.events.wakeups import TEXT, Feed, Notifier, background
 from bottega.execution import queue
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.remembering import Remembering, builtin, keeping, open_remembering
+from bottega.memory_services import Remembering, builtin, keeping, open_remembering
 from bottega.settings import Settings, redactor, secrets
 from bottega.tenants.key_cache import Keyring
 

@@ -26,8 +26,8 @@ from pydantic_core import from_json
 from benchmarks.chaos.audit import Entry, Requests, RunLog, by_step
 from benchmarks.chaos.model import CountingModel
 from benchmarks.chaos.proxy import Proxy
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
-from bottega.demo.scenarios import SOFTWARE
 
 LATENCY_S = (0.05, 0.2)
 _LOGS = """
@@ -138,7 +138,7 @@ class Stage:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "bottega.cli",
+            "bottega.cli.commands",
             *arguments,
             env={**os.environ, "COLUMNS": "300", **self.environment, **environment},
             stderr=PIPE,

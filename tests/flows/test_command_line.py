@@ -17,7 +17,7 @@ from bottega import __version__
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
     """Return the exit status and standard error of a command that ends by itself."""
     ended = subprocess.run(
-        [sys.executable, "-m", "bottega.cli", *arguments],
+        [sys.executable, "-m", "bottega.cli.commands", *arguments],
         env={**os.environ, "COLUMNS": "300", "OPENAI_API_KEY": "k", **environment},
         capture_output=True,
         text=True,
@@ -73,7 +73,7 @@ def test_an_unmigrated_database_and_a_taken_port(server: str, database_url: str)
 
 def test_settings_are_shown_with_secrets_masked() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "bottega.cli", "settings"],
+        [sys.executable, "-m", "bottega.cli.commands", "settings"],
         env={
             **os.environ,
             "COLUMNS": "300",
@@ -99,7 +99,7 @@ def test_settings_are_shown_with_secrets_masked() -> None:
 
 def test_the_version_is_shown() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "bottega.cli", "--version"],
+        [sys.executable, "-m", "bottega.cli.commands", "--version"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -111,7 +111,7 @@ def test_the_version_is_shown() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_demo_model_leaves_nothing_behind(number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "bottega.cli", "demo-model"],
+        [sys.executable, "-m", "bottega.cli.commands", "demo-model"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -132,7 +132,7 @@ def test_the_address_is_in_a_log_file_while_the_service_runs(
     with (
         log.open("w") as output,
         subprocess.Popen(
-            [sys.executable, "-m", "bottega.cli", "serve", "--no-worker", "--port", "0"],
+            [sys.executable, "-m", "bottega.cli.commands", "serve", "--no-worker", "--port", "0"],
             env={**os.environ, "DATABASE_URL": database_url, "OPENAI_API_KEY": "test-key"},
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -27,7 +27,7 @@ def bottega(database_url: str) -> Any:
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "bottega.cli", *arguments],
+            [sys.executable, "-m", "bottega.cli.commands", *arguments],
             env={
                 "PATH": "",
                 "PYTHONPATH": str(Path(__file__).parents[2] / "app"),

@@ -8,7 +8,7 @@ the graph → every step is journalled → a WebSocket shows it.
 import re
 from typing import Any
 
-from bottega.demo.scenarios import SOFTWARE
+from bottega.cli.demo.scenarios import SOFTWARE
 from tests.fake_model import FakeModel
 from tests.service import Running
 from tests.team import CALLS, asked_of, define, start, systems

@@ -18,7 +18,7 @@ async def refused(*arguments: str, **environment: str) -> str:
     """Return the error of a ``bottega …`` command that must end with status 1."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "bottega.cli", *arguments),
+        *("-m", "bottega.cli.commands", *arguments),
         env={**os.environ, "COLUMNS": "1000", **environment},
         stderr=PIPE,
     )

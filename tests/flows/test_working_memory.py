@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
-from bottega.demo.scenarios import SOFTWARE
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text

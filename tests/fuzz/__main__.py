@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx2
 
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
-from bottega.demo.scenarios import SOFTWARE
 from tests.conftest import data_folder
 from tests.fuzz.checks import KEY_ID
 from tests.processes import command

@@ -15,7 +15,7 @@ KEY = 'sk-1234567890/"x'
 LOGGING = f"""
 import logging, structlog
 from bottega.redaction import Redactor
-from bottega.telemetry import configure_logging
+from bottega.logs import configure_logging
 
 KEY = {KEY!r}
 configure_logging("debug", Redactor([KEY]).text)

@@ -76,7 +76,7 @@ def empty_url(server: str) -> Iterator[str]:
 def migrate_at_once(url: str, processes: int) -> list[int]:
     """Run ``bottega migrate`` in several processes; return their exit codes."""
     environment = {**os.environ, "DATABASE_URL": url}
-    command = [sys.executable, "-m", "bottega.cli", "migrate"]
+    command = [sys.executable, "-m", "bottega.cli.commands", "migrate"]
     started = [subprocess.Popen(command, env=environment) for _ in range(processes)]
     return [process.wait(60) for process in started]
 

@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
-from bottega.demo.scenarios import SOFTWARE
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.conftest import at

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.terminal import console, database, run, start
+from bottega.cli.terminal import console, database, run, start
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
 tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def start(**overrides: object) -> Settings:
     """Return the settings with the command line's values, and configure the log."""
-    from bottega.telemetry import configure_logging
+    from bottega.logs import configure_logging
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     configure_logging(settings.log_level, redactor(settings).text)

@@ -13,8 +13,8 @@ import httpx2
 from rich.console import Console
 from rich.panel import Panel
 
-from bottega.demo.client import DemoError, checked
-from bottega.demo.scenarios import Scenario
+from bottega.cli.demo.client import DemoError, checked
+from bottega.cli.demo.scenarios import Scenario
 
 RIGHT = ("collector", "writer", "checker")
 NIGHTS = (10, 18, 24)

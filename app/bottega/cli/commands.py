@@ -11,11 +11,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
-from bottega.admin_cli import keys, tenants
-from bottega.demo.scenarios import SCENARIOS, ScenarioName
+from bottega.cli.admin import keys, tenants
+from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
+from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.settings import Settings, redactor
-from bottega.terminal import console, database, run, start, store_bootstrap_key
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -110,7 +110,7 @@ def demo(
     learning: thirty similar tasks, in which a pattern is found, validated and used.
     """
     settings = start(port=port)
-    from bottega.demo import session
+    from bottega.cli.demo import session
 
     chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
     if task is not None and scenario == "learning":

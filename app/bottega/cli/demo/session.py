@@ -14,11 +14,11 @@ from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.text import Text
 
+from bottega.cli.demo import learning
+from bottega.cli.demo.board import Board
+from bottega.cli.demo.client import DemoError, checked
+from bottega.cli.demo.scenarios import LEARNING, Scenario, is_ours
 from bottega.clock import utcnow
-from bottega.demo import learning
-from bottega.demo.board import Board
-from bottega.demo.client import DemoError, checked
-from bottega.demo.scenarios import LEARNING, Scenario, is_ours
 from bottega.main import serve
 from bottega.settings import Settings
 from bottega.tenants import operator

@@ -1,1 +1,0 @@
-"""``bottega demo``: an ordinary client of the service, with a live view."""
