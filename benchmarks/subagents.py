@@ -33,7 +33,7 @@ from heapq import heapify, heappop
 from benchmarks.journalled import measure_service
 from benchmarks.swarms import measure_fan_out, measure_saturation, measure_scale
 from bottega.container import GC_THRESHOLD
-from bottega.subagents.queue import Entry, TakeQueue, effective_priority
+from bottega.subagents.queue import QueueEntry, TakeQueue, effective_priority
 
 SIZES = (100, 1_000, 10_000, 100_000)
 AGEING_INTERVAL_S = 5.0
@@ -46,27 +46,27 @@ class RebuiltHeap:
     """A queue for one tenant: computes all effective priorities and a heap for each take."""
 
     def __init__(self) -> None:
-        self.entries: set[Entry] = set()
+        self.entries: set[QueueEntry] = set()
         self.taken: Counter[Hashable] = Counter()
         self.orders = itertools.count(1)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: QueueEntry) -> None:
         entry.order = entry.order or next(self.orders)
         self.entries.add(entry)
 
-    def discard(self, entry: Entry) -> bool:
+    def discard(self, entry: QueueEntry) -> bool:
         self.entries.remove(entry)
         return True
 
-    def rank(self, entry: Entry, now: float) -> tuple[int, float, int]:
+    def rank(self, entry: QueueEntry, now: float) -> tuple[int, float, int]:
         waited = now - entry.enqueued_at
         aged = effective_priority(entry.priority, waited, AGEING_INTERVAL_S)
         return aged, entry.enqueued_at, entry.order
 
-    def has_room(self, entry: Entry) -> bool:
+    def has_room(self, entry: QueueEntry) -> bool:
         return self.taken[entry.parent] < entry.limit
 
-    def take(self, now: float) -> Entry | None:
+    def take(self, now: float) -> QueueEntry | None:
         heap = [(*self.rank(one, now), one) for one in self.entries]
         heapify(heap)
         while heap:
@@ -77,7 +77,7 @@ class RebuiltHeap:
                 return entry
         return None
 
-    def position(self, entry: Entry, now: float) -> int:
+    def position(self, entry: QueueEntry, now: float) -> int:
         own = self.rank(entry, now)
         return sum(self.rank(one, now) < own for one in self.entries if self.has_room(one))
 
@@ -88,7 +88,7 @@ class RebuiltHeap:
 Queue = TakeQueue | RebuiltHeap
 
 
-def filled(queue: Queue, size: int, parents: int, free: int) -> list[Entry]:
+def filled(queue: Queue, size: int, parents: int, free: int) -> list[QueueEntry]:
     """Add ``size`` entries, enqueued over a minute up to second 0, evenly from all parents.
 
     Args:
@@ -96,14 +96,14 @@ def filled(queue: Queue, size: int, parents: int, free: int) -> list[Entry]:
     """
     dice = random.Random(7)
     for parent in range(free, parents):
-        queue.push(Entry("t", "r", parent, 1, 1, -OLDEST_S, None))
+        queue.push(QueueEntry("t", "r", parent, 1, 1, -OLDEST_S, None))
         assert queue.take(0.0)
     entries = []
     for number in range(size):
         parent = number % parents
         limit = size if parent < free else 1
         enqueued_at = -OLDEST_S * (size - number) / size
-        entries.append(Entry("t", "r", parent, limit, dice.randint(1, 10), enqueued_at, None))
+        entries.append(QueueEntry("t", "r", parent, limit, dice.randint(1, 10), enqueued_at, None))
         queue.push(entries[-1])
     return entries
 
@@ -121,7 +121,7 @@ def us_per_operation(operation: Callable[[int], object]) -> float:
     return (time.process_time() - began) / done * 1e6
 
 
-def push_and_take(queue: Queue, entries: list[Entry], step_s: float = 0.0) -> float:
+def push_and_take(queue: Queue, entries: list[QueueEntry], step_s: float = 0.0) -> float:
     """Take one entry and add a similar one; the clock moves by ``step_s`` in between."""
 
     def operation(number: int) -> None:
@@ -134,11 +134,11 @@ def push_and_take(queue: Queue, entries: list[Entry], step_s: float = 0.0) -> fl
     return us_per_operation(operation)
 
 
-def push_and_take_ageing(queue: Queue, entries: list[Entry]) -> float:
+def push_and_take_ageing(queue: Queue, entries: list[QueueEntry]) -> float:
     return push_and_take(queue, entries, 0.05)
 
 
-def full_parents_turn(queue: Queue, entries: list[Entry]) -> float:
+def full_parents_turn(queue: Queue, entries: list[QueueEntry]) -> float:
     """Free one parent when all are at their limit, and take its next entry."""
     parents = len({entry.parent for entry in entries})
 
@@ -151,7 +151,7 @@ def full_parents_turn(queue: Queue, entries: list[Entry]) -> float:
     return us_per_operation(operation)
 
 
-def push_and_discard(queue: Queue, entries: list[Entry]) -> float:
+def push_and_discard(queue: Queue, entries: list[QueueEntry]) -> float:
     def operation(number: int) -> None:
         entry = entries[number * 7919 % len(entries)]
         queue.discard(entry)
@@ -160,16 +160,16 @@ def push_and_discard(queue: Queue, entries: list[Entry]) -> float:
     return us_per_operation(operation)
 
 
-def position_of_new(queue: Queue, entries: list[Entry], priority: int) -> float:
+def position_of_new(queue: Queue, entries: list[QueueEntry], priority: int) -> float:
     """Return the position of a new entry."""
-    new = Entry("t", "r", entries[0].parent, entries[0].limit, priority, 0.0, None)
+    new = QueueEntry("t", "r", entries[0].parent, entries[0].limit, priority, 0.0, None)
     queue.push(new)
     took = us_per_operation(lambda _: queue.position(new, 0.0))
     queue.discard(new)
     return took
 
 
-Part = Callable[[Queue, list[Entry]], float]
+Part = Callable[[Queue, list[QueueEntry]], float]
 TURN: dict[str, Part] = {"a parent's turn (release, take, push)": full_parents_turn}
 PARTS: dict[str, Part] = {
     "position of a new one, priority 5": partial(position_of_new, priority=5),

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import PatternState
-from bottega.memory.patterns.validation import Evidence, Tally, Verdict, following, judged, worse
+from bottega.memory.patterns.validation import (
+    BettingEvidence,
+    Tally,
+    Verdict,
+    following,
+    judged,
+    worse,
+)
 
 OPTIONS = LearningOptions()
 NIGHTS = 200
@@ -50,7 +57,7 @@ def verdict(good: int, n: int, baseline: float) -> Verdict:
 
 @cache
 def e_value(good: int, n: int, baseline: float) -> float:
-    return Evidence().after(True, baseline, good).after(False, baseline, n - good).e_value
+    return BettingEvidence().after(True, baseline, good).after(False, baseline, n - good).e_value
 
 
 def outcomes(rate: float, patterns: int, applications: int, seed: int) -> Outcomes:
@@ -89,7 +96,7 @@ def learnt(rate: float, patterns: int, seed: int, known: int) -> NDArray[np.bool
     for number in range(patterns):
         like = (random.random(known + NIGHTS) < rate).astype(int)
         sums = np.concatenate(([0], np.cumsum(like)))
-        evidence, tally, rates = Evidence(), Tally(), 0.0
+        evidence, tally, rates = BettingEvidence(), Tally(), 0.0
         for night, good in enumerate(random.random(NIGHTS) < rate):
             last = known + night
             first = max(0, last - 200)

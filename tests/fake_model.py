@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import Answer, Call
+from bottega.llm.demo_model.conversation import Answer, DemoCall
 from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
@@ -41,7 +41,7 @@ def text(content: str) -> Answer:
 
 def calls(*items: tuple[str, dict[str, Any]], content: str = "") -> Answer:
     """Build tool calls ``(name, arguments)``, all in one message."""
-    return Answer(content, tuple(Call(name, arguments) for name, arguments in items))
+    return Answer(content, tuple(DemoCall(name, arguments) for name, arguments in items))
 
 
 def http_error(

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
-from bottega.events.stream import Tails
-from bottega.events.wakeups import TEXT, Feed, Notifier, background
+from bottega.events.stream import RunStreams
+from bottega.events.wakeups import TEXT, Notifier, WakeupFeed, background
 from bottega.execution import queue
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory_services import Remembering, builtin, keeping, open_remembering
+from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
 from bottega.settings import Settings, redactor, secrets
-from bottega.tenants.key_cache import Keyring
+from bottega.tenants.key_cache import KeyCache
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
 with hardly any cycles, and collections took a third of the CPU."""
 
 if TYPE_CHECKING:
-    from bottega.execution.async_tasks import Bench
-    from bottega.execution.build_agents import Workshop
-    from bottega.execution.retrieval import Taught
+    from bottega.execution.async_tasks import SubagentRuntime
+    from bottega.execution.build_agents import AgentDependencies
+    from bottega.execution.retrieval import MemorySources
     from bottega.llm.openai_provider import OpenAIProvider
     from bottega.memory.learning.reflection import Analyst
     from bottega.tools.builtin import ToolDeps
@@ -50,9 +50,9 @@ class Service:
 
     settings: Settings
     database: Database
-    feed: Feed
-    tails: Tails
-    keys: Keyring
+    feed: WakeupFeed
+    tails: RunStreams
+    keys: KeyCache
     memory: EpisodicMemory
     patterns: PatternCache
     descriptors: Descriptors
@@ -78,18 +78,18 @@ async def open_service(
     descriptors.note(settings.max_connections)
     async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
-        feed = Feed(database.connect)
-        keyring = Keyring(database.pool, database.connect, local=settings.on_loopback)
-        tails = Tails(database.pool, feed)
+        feed = WakeupFeed(database.connect)
+        key_cache = KeyCache(database.pool, database.connect, local=settings.on_loopback)
+        tails = RunStreams(database.pool, feed)
         # In every process: waiting runs must time out even if no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
-            open_remembering(settings, database) as remembering,
+            open_memory_services(settings, database) as memory_services,
             background(
                 lambda: sweeping,
                 lambda: warn_when_exhausted(descriptors),
-                remembering.memory.accesses.run,
-                remembering.matchers.run,
+                memory_services.memory.accesses.run,
+                memory_services.matchers.run,
             ),
             contextlib.AsyncExitStack() as stack,
         ):
@@ -98,19 +98,19 @@ async def open_service(
                 database,
                 feed,
                 tails,
-                keyring,
-                remembering.memory,
-                remembering.patterns,
+                key_cache,
+                memory_services.memory,
+                memory_services.patterns,
                 descriptors,
                 working=worker,
             )
             if api:
-                await keyring.is_open()
-                watching = background(feed.run, tails.run, keyring.run)
+                await key_cache.is_open()
+                watching = background(feed.run, tails.run, key_cache.run)
                 await stack.enter_async_context(watching)
                 stack.callback(service.feed.close)
             if worker:
-                await stack.enter_async_context(_worker(service, remembering))
+                await stack.enter_async_context(_worker(service, memory_services))
             gc.freeze()  # these objects stay: exclude them from collections
             gc.set_threshold(*GC_THRESHOLD)
             yield service
@@ -118,11 +118,11 @@ async def open_service(
 
 def _workshop(
     settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
-) -> "Workshop":
-    from bottega.execution.build_agents import Workshop
+) -> "AgentDependencies":
+    from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
 
-    return Workshop(
+    return AgentDependencies(
         provider_for=lambda definition: providers(
             definition["provider"] or settings.model_api
         ).for_model(
@@ -146,9 +146,9 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
     return ModelAnalyst(provider, settings.memory_model)
 
 
-def _bench(settings: Settings) -> "Bench":
+def _bench(settings: Settings) -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
-    from bottega.execution.async_tasks import Bench
+    from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.plugins import subagent_plugins
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
@@ -157,11 +157,11 @@ def _bench(settings: Settings) -> "Bench":
     scheduler = SubagentScheduler(settings.subagent_options)
     totals = Totals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
-    return Bench(registry, subagent_plugins(), totals)
+    return SubagentRuntime(registry, subagent_plugins(), totals)
 
 
 @asynccontextmanager
-async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[None]:
+async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
     """Execute runs during the block; at its end, hand back unfinished ones."""
     from bottega.execution.budget import DayBudgets
     from bottega.execution.executor import Executor
@@ -177,35 +177,35 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
     known = redactor(settings)
     notifier = Notifier(database.connect)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
-    bench = _bench(settings)
+    runtime = _bench(settings)
     async with _models(settings) as providers, aclosing(egress):
         analyst = _analyst(settings, providers)
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(
             pool=database.pool,
-            workshop=_workshop(settings, providers, ToolDeps(egress, known=known)),
+            dependencies=_workshop(settings, providers, ToolDeps(egress, known=known)),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,
             live_text=live_text,
             known=known,
-            bench=bench,
-            taught=_taught(service, analyst),
+            runtime=runtime,
+            sources=_taught(service, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
         )
         watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
         async with (
-            heartbeats(database.pool, lambda: bench.snapshot(len(executor.under_way()))),
+            heartbeats(database.pool, lambda: runtime.snapshot(len(executor.under_way()))),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
                 *(executor.hand_back_waiting, day_budgets.run),
             ),
-            bench.registry,
+            runtime.registry,
             _by_the_clock(service, egress),
-            keeping(settings, database, remembering, executor.execute, analyst) as execute,
+            keeping(settings, database, memory_services, executor.execute, analyst) as execute,
         ):
             try:
                 async with _taking_runs(service, execute):
@@ -216,11 +216,11 @@ async def _worker(service: Service, remembering: Remembering) -> AsyncIterator[N
                         await notifier.sent()
 
 
-def _taught(service: Service, analyst: "Analyst | None") -> "Taught":
-    from bottega.execution.retrieval import Taught
+def _taught(service: Service, analyst: "Analyst | None") -> "MemorySources":
+    from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
-    return Taught(
+    return MemorySources(
         service.memory,
         service.patterns,
         settings.learning_options,

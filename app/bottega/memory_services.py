@@ -19,18 +19,18 @@ from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.wakeups import background
 from bottega.execution.queue import Execute
-from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.settings import Settings
 
 if TYPE_CHECKING:
     from bottega.llm.openai_embedder import OpenAIEmbedder
-    from bottega.memory.episodes.redis_cache import RedisLevel
+    from bottega.memory.episodes.redis_cache import RedisCache
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
@@ -42,19 +42,21 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Remembering:
+class MemoryServices:
     """The memory of a process and its services."""
 
     memory: EpisodicMemory
     patterns: PatternCache
-    matchers: Matchers
+    matchers: MatcherCache
     embedders: Embedders
     objects: Objects
-    hot: HotEpisodes
+    hot: EpisodeCache
 
 
 @asynccontextmanager
-async def open_remembering(settings: Settings, database: Database) -> AsyncIterator[Remembering]:
+async def open_memory_services(
+    settings: Settings, database: Database
+) -> AsyncIterator[MemoryServices]:
     """Open the services of memory besides the database; connect to nothing yet.
 
     Raises:
@@ -84,7 +86,7 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
                 hint="only this machine can read this folder: with processes on several machines, "
                 "set BOTTEGA_OBJECTS_URL to a shared store",
             )
-        hot = HotEpisodes(_redis(settings))
+        hot = EpisodeCache(_redis(settings))
         stack.push_async_callback(hot.aclose)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
@@ -95,18 +97,18 @@ async def open_remembering(settings: Settings, database: Database) -> AsyncItera
             options=settings.memory_options,
             clock=utcnow,
         )
-        matchers = Matchers(database.pool, database.connect)
+        matchers = MatcherCache(database.pool, database.connect)
         patterns = PatternCache(
             database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
         )
-        yield Remembering(memory, patterns, matchers, embedders, objects, hot)
+        yield MemoryServices(memory, patterns, matchers, embedders, objects, hot)
 
 
 @asynccontextmanager
 async def keeping(
     settings: Settings,
     database: Database,
-    parts: Remembering,
+    parts: MemoryServices,
     execute: Execute,
     analyst: "Analyst | None" = None,
 ) -> AsyncIterator[Execute]:
@@ -117,22 +119,22 @@ async def keeping(
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
     """
-    from bottega.background.leased_work import Alarm, heed
+    from bottega.background.leased_work import LeasedWork, heed
     from bottega.memory.episodes import embedding_worker
-    from bottega.memory.episodes.maintenance import Upkeep
-    from bottega.memory.learning.reflection_worker import Learning
+    from bottega.memory.episodes.maintenance import EpisodeUpkeep
+    from bottega.memory.learning.reflection_worker import ReflectionWorker
 
-    vectors = embedding_worker.Keeper(database.pool, parts.embedders)
-    upkeep = Upkeep(database.pool, parts.objects, parts.memory.tending)
-    learning = Learning(database.pool, parts.patterns, analyst=analyst)
+    vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
+    upkeep = EpisodeUpkeep(database.pool, parts.objects, parts.memory.tending)
+    learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
     stored = [
-        Alarm(CHANNEL, each, poll_s=embedding_worker.POLL_S)
+        LeasedWork(CHANNEL, each, poll_s=embedding_worker.POLL_S)
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
     ]
-    ordered = Alarm(CHANNEL, maintenance.work, poll_s=60.0)
+    ordered = LeasedWork(CHANNEL, maintenance.work, poll_s=60.0)
     by_the_clock = [
-        Alarm(CHANNEL, each, poll_s=60.0)
+        LeasedWork(CHANNEL, each, poll_s=60.0)
         for each in (
             *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
             maintenance.begin_nights,
@@ -153,7 +155,7 @@ async def keeping(
         yield executing
 
 
-def _maintenance(settings: Settings, database: Database, parts: Remembering) -> "Maintenance":
+def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
     from bottega.background.cron import next_tick, previous_tick
     from bottega.memory.learning import indexes
     from bottega.memory.learning.discovery import Discovery
@@ -168,7 +170,7 @@ def _maintenance(settings: Settings, database: Database, parts: Remembering) -> 
         parts.memory,
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
-        indexes.Indices(as_maintenance),
+        indexes.IndexMaintenance(as_maintenance),
         Reports(database.pool, parts.hot),
     )
     nights = Nights(
@@ -213,9 +215,9 @@ def _folder(settings: Settings) -> Path:
     return (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
 
 
-def _redis(settings: Settings) -> "RedisLevel | None":
+def _redis(settings: Settings) -> "RedisCache | None":
     if settings.redis_url is None:
         return None
-    from bottega.memory.episodes.redis_cache import RedisLevel
+    from bottega.memory.episodes.redis_cache import RedisCache
 
-    return RedisLevel(settings.redis_url.get_secret_value())
+    return RedisCache(settings.redis_url.get_secret_value())

@@ -21,7 +21,14 @@ from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.mining import mine
 from bottega.memory.learning.reflection import applications_of
-from bottega.memory.patterns.evidence import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.patterns.evidence import (
+    Group,
+    WeighedEvidence,
+    evidence_of,
+    falling,
+    validated,
+    weigh,
+)
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -228,7 +235,7 @@ class Patterns:
     def _given(self, pattern: Pattern) -> list[Application]:
         return [each for each in self._of(pattern) if each.arm in APPLIED]
 
-    def _weighed(self, pattern: Pattern) -> Weighed:
+    def _weighed(self, pattern: Pattern) -> WeighedEvidence:
         since = self.now - timedelta(days=self.options.evidence_days)
         counts: Counter[tuple[Any, ...]] = Counter()
         lately: Counter[tuple[Any, ...]] = Counter()

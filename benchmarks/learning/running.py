@@ -26,15 +26,15 @@ from bottega.events.types import EventType, RunStatus
 from bottega.execution.memory import may_help
 from bottega.execution.retrieval import (
     MOST_EPISODES,
-    Lot,
-    Taught,
+    Assignment,
+    MemorySources,
     episode_event,
     patterns_for,
-    told,
+    render_episode,
 )
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.learning.episode_recorder import TOOL_ERROR, About, Telling
+from bottega.memory.learning.episode_recorder import TOOL_ERROR, EpisodeRecorder, RunFacts
 from bottega.memory.patterns.pattern import Features
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.signature import failure_signature
@@ -80,7 +80,7 @@ class _Run:
     """Emits the events of one run."""
 
     task: Task
-    telling: Telling
+    telling: EpisodeRecorder
     texts: list[str] = field(default_factory=list)
     calls: int = 0
     tokens: int = 0
@@ -118,7 +118,7 @@ class _Run:
 
 
 async def play(task: Task, right: Right, giving: "Nothing") -> Played:
-    about = About(
+    about = RunFacts(
         run_id=task.run_id,
         session_id=None,
         principal=None,
@@ -134,7 +134,7 @@ async def play(task: Task, right: Right, giving: "Nothing") -> Played:
         task_type=task.task_type,
         capabilities=about.capabilities,
     )
-    telling = Telling(about)
+    telling = EpisodeRecorder(about)
     telling.goals = goals
     run = _Run(task, telling)
     run.recalled(await giving.start(task, goals.features))
@@ -239,7 +239,7 @@ class LastFew(Nothing):
 
 
 def _episode(episode: Episode) -> Event:
-    return {"source": f"episode:{episode.id}", "version": 1, "content": told(episode)}
+    return {"source": f"episode:{episode.id}", "version": 1, "content": render_episode(episode)}
 
 
 class Remembering(Nothing):
@@ -252,7 +252,7 @@ class Remembering(Nothing):
     def __init__(self, world: World, options: LearningOptions, *, learns: bool) -> None:
         self.episodes = Episodes(len(world.tasks))
         self.patterns = Patterns(self.episodes, options)
-        self._taught: Any = Taught(self.episodes, self.patterns, options)  # type: ignore[arg-type]
+        self._taught: Any = MemorySources(self.episodes, self.patterns, options)  # type: ignore[arg-type]
         self._salt = world.salt
         self._learns = learns
 
@@ -283,7 +283,7 @@ class Remembering(Nothing):
         if not self._learns:
             return []
         self.patterns.now = task.at
-        lot = Lot(self._salt, task.run_id, learns=True)
+        lot = Assignment(self._salt, task.run_id, learns=True)
         found: list[Any] = await patterns_for(
             self._taught, TENANT, features, lot, failure_signature=signature
         )

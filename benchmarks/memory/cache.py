@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.memory.stage import TENANT
-from bottega.memory.episodes.cache import CAPACITY, HotEpisodes
+from bottega.memory.episodes.cache import CAPACITY, EpisodeCache
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
 
 
@@ -45,7 +45,7 @@ def least_recent(order: NDArray[np.intp], capacity: int, warm: int) -> float:
 
 async def ours(order: NDArray[np.intp], capacity: int, warm: int) -> tuple[float, float]:
     """Return the hit rate of the service's cache, and the microseconds of a hit."""
-    cache = HotEpisodes(capacity=capacity, ttl_s=1e9)
+    cache = EpisodeCache(capacity=capacity, ttl_s=1e9)
     at = datetime(2026, 1, 1, tzinfo=UTC)
     hits = 0
     for place, item in enumerate(order.tolist()):

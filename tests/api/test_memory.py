@@ -11,9 +11,9 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
-from bottega.memory.learning.context import Memory, Outcome
+from bottega.memory.learning.context import ReportedOutcome, TaskMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -166,9 +166,13 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         acting_as(pool, DEFAULT_TENANT) as only,
         asyncio.timeout(10),
     ):
-        patterns = PatternCache(pool, matchers=Matchers(pool, database.connect), clock=utcnow)
-        learned = await Memory(pool, server_.service.memory, patterns).learn_from_episode(
-            DEFAULT_TENANT, stored, outcomes=[Outcome(pattern, True)], principal="me", on=only
+        patterns = PatternCache(pool, matchers=MatcherCache(pool, database.connect), clock=utcnow)
+        learned = await TaskMemory(pool, server_.service.memory, patterns).learn_from_episode(
+            DEFAULT_TENANT,
+            stored,
+            outcomes=[ReportedOutcome(pattern, True)],
+            principal="me",
+            on=only,
         )
         assert learned.applications == 1
 

@@ -7,8 +7,8 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
-from bottega.subagents.budget import Account
-from bottega.subagents.handle import DispatchParams, Outcome, Parent, SubagentHandle
+from bottega.subagents.budget import TokenAccount
+from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
@@ -141,7 +141,7 @@ def by_hand(
 ) -> Parent:
     """Create a parent without an agent: of a run of its own, or part of the task ``owner``."""
     limits = about.pop("limits", where.limits)
-    account = Account("all tasks together", limits.max_total_tokens)
+    account = TokenAccount("all tasks together", limits.max_total_tokens)
     paying = () if owner is None else (owner.account, *owner.parent.accounts)
     parent = Parent(
         **{
@@ -168,9 +168,9 @@ class Job:
 
     def __init__(self) -> None:
         self.started = self.cancelled = False
-        self.end: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[SubagentOutcome] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, handle: SubagentHandle) -> Outcome:
+    async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
         self.started = True
         try:
             return await self.end
@@ -179,11 +179,13 @@ class Job:
             raise
 
     async def finish(self, output: str = "done") -> None:
-        self.end.set_result(Outcome(SubagentStatus.COMPLETED, output=output))
+        self.end.set_result(SubagentOutcome(SubagentStatus.COMPLETED, output=output))
         await settled()
 
     async def fail(self, code: str = "agent_failed") -> None:
-        self.end.set_result(Outcome(SubagentStatus.FAILED, error="it broke", error_code=code))
+        self.end.set_result(
+            SubagentOutcome(SubagentStatus.FAILED, error="it broke", error_code=code)
+        )
         await settled()
 
 

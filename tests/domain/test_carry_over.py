@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from bottega.events.types import Event, EventType
-from bottega.execution.replay_tasks import Memory, remember
+from bottega.execution.replay_tasks import TaskReplay, remember
 from bottega.runs.retry import carry_over
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -132,7 +132,7 @@ class Repetition:
             )
             for seq, row in enumerate(carried.events, start=2)
         ]
-        self.memory: Memory = remember(self.events, NOW)
+        self.memory: TaskReplay = remember(self.events, NOW)
 
     def goes_on_with(self) -> set[UUID]:
         """Return the tasks that are done again."""

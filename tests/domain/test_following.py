@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.events.types import EventType
-from bottega.memory.patterns.adherence import MOST, Following
+from bottega.memory.patterns.adherence import MOST, Adherence
 from bottega.memory.patterns.pattern import Arm
 
 ONE, TASK = UUID(int=1), UUID(int=2)
@@ -53,7 +53,7 @@ def agent(name: str, task: UUID = TASK, code: str | None = None) -> list[Any]:
 
 
 def hear(*events: Any) -> list[tuple[Any, Any]]:
-    following = Following()
+    following = Adherence()
     for event in events:
         following.hear(*event)
     return [(told["followed"], told["good"]) for told in following.told()]
@@ -122,7 +122,7 @@ def test_all_arms_are_measured_alike(
 
 
 def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
-    following = Following()
+    following = Adherence()
     for event in (shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)):
         following.hear(*event)
     episode = shown(source="episode:1")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.execution.retrieval import Lot, choose, pattern_text
+from bottega.execution.retrieval import Assignment, choose, pattern_text
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (
@@ -38,8 +38,8 @@ def match(number: int, *, validated: bool = True) -> Match:
     return Match(pattern, score=1 / number, quality=1.0)
 
 
-def lot(run: int, *, learns: bool = True) -> Lot:
-    return Lot(SALT, UUID(int=run), learns)
+def assignment(run: int, *, learns: bool = True) -> Assignment:
+    return Assignment(SALT, UUID(int=run), learns)
 
 
 VALIDATED = [match(n) for n in range(1, 6)]
@@ -51,7 +51,7 @@ def test_at_most_three_patterns_are_given_and_one_of_them_on_trial(
     run: int, validated: int, candidates: int, learns: bool
 ) -> None:
     matches, tried = VALIDATED[:validated], CANDIDATES[:candidates]
-    chosen = choose(matches, tried, lot(run, learns=learns), LearningOptions())
+    chosen = choose(matches, tried, assignment(run, learns=learns), LearningOptions())
     arms = [each.arm for each in chosen]
     assert sum(arm in (Arm.USED, Arm.TRIAL) for arm in arms) <= 3
     assert arms.count(Arm.TRIAL) + arms.count(Arm.CONTROL) == (bool(candidates) and learns)
@@ -60,12 +60,12 @@ def test_at_most_three_patterns_are_given_and_one_of_them_on_trial(
     assert best == top, "the best count, and those below them in no arm"
     if Arm.TRIAL in arms or Arm.CONTROL in arms:
         assert chosen[-1].pattern == tried[0].pattern
-    assert chosen == choose(matches, tried, lot(run, learns=learns), LearningOptions())
+    assert chosen == choose(matches, tried, assignment(run, learns=learns), LearningOptions())
 
 
 def test_run_without_learning_gets_validated_patterns_only() -> None:
     for run in range(50):
-        chosen = choose(VALIDATED, CANDIDATES, lot(run, learns=False), LearningOptions())
+        chosen = choose(VALIDATED, CANDIDATES, assignment(run, learns=False), LearningOptions())
         assert [each.arm for each in chosen] == [Arm.USED] * 3
 
 
@@ -74,7 +74,7 @@ def test_shares_are_as_configured() -> None:
     arms = [
         each.arm
         for run in range(4000)
-        for each in choose(VALIDATED[:1], CANDIDATES[:1], lot(run), options)
+        for each in choose(VALIDATED[:1], CANDIDATES[:1], assignment(run), options)
     ]
     assert arms.count(Arm.TRIAL) == pytest.approx(1200, abs=120)
     assert arms.count(Arm.WITHHELD) == pytest.approx(800, abs=110)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.memory.episodes.consolidation import Closeness
-from bottega.memory.episodes.similarity import Candidate, groups, said, task_key
+from bottega.memory.episodes.similarity import SimilarityCandidate, groups, said, task_key
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
@@ -191,10 +191,10 @@ def test_key_of_a_long_text_takes_linear_time(text: str) -> None:
 
 def candidate(
     number: int, vector: list[float], *, days: float = 0, alike: tuple[object, ...] = ("x",)
-) -> Candidate:
+) -> SimilarityCandidate:
     whole = np.array(vector, np.float32)
     at = NOW + timedelta(days=days)
-    return Candidate(UUID(int=number), at, alike, whole / np.linalg.norm(whole))
+    return SimilarityCandidate(UUID(int=number), at, alike, whole / np.linalg.norm(whole))
 
 
 candidates = st.lists(
@@ -211,7 +211,9 @@ candidates = st.lists(
 
 
 @given(candidates, st.randoms())
-def test_members_of_a_group_are_pairwise_close(given: list[Candidate], random: Any) -> None:
+def test_members_of_a_group_are_pairwise_close(
+    given: list[SimilarityCandidate], random: Any
+) -> None:
     closeness = Closeness()
     found = groups(given, closeness)
     members = [each.id for group in found for each in group]
@@ -229,7 +231,7 @@ def test_members_of_a_group_are_pairwise_close(given: list[Candidate], random: A
 
 
 @given(candidates)
-def test_close_groups_are_joined(given: list[Candidate]) -> None:
+def test_close_groups_are_joined(given: list[SimilarityCandidate]) -> None:
     """Check also that no two of the remaining episodes are close."""
     closeness = Closeness()
     found = groups(given, closeness)

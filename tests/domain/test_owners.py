@@ -1,6 +1,6 @@
 """Privacy of texts in patterns: only texts of several owners may appear."""
 
-from bottega.memory.patterns.owners import Told, owner_of, public_features
+from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
 
 
 def test_owner_of_an_episode() -> None:
@@ -10,8 +10,10 @@ def test_owner_of_an_episode() -> None:
 
 
 def test_texts_of_few_owners_are_removed_from_features() -> None:
-    def told(owner: str | None, domain: str, task_type: str = "clerk") -> Told:
-        return Told({"domain": domain, "task_type": task_type, "complexity": 0.5}, owner, "clerk")
+    def told(owner: str | None, domain: str, task_type: str = "clerk") -> OwnedFeatures:
+        return OwnedFeatures(
+            {"domain": domain, "task_type": task_type, "complexity": 0.5}, owner, "clerk"
+        )
 
     shown = public_features(
         [
@@ -26,8 +28,10 @@ def test_texts_of_few_owners_are_removed_from_features() -> None:
 
 
 def test_features_that_a_client_sends_belong_to_the_episodes_user() -> None:
-    def told(owner: str, **features: object) -> Told:
-        return Told({"tools_required": ["fetch"], "urgent": True, **features}, owner, "clerk")
+    def told(owner: str, **features: object) -> OwnedFeatures:
+        return OwnedFeatures(
+            {"tools_required": ["fetch"], "urgent": True, **features}, owner, "clerk"
+        )
 
     shown = public_features(
         [

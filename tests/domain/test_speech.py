@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from bottega.events.live_text import MAX_CHARACTERS, Speeches
+from bottega.events.live_text import MAX_CHARACTERS, PartialCompletions
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -26,12 +26,12 @@ def piece(at: int, text: str, *, call: int = 1, attempt: int = 1) -> dict[str, A
     return {"task_id": None, "call": call, "attempt": attempt, "at": at, "text": text, "now": NOW}
 
 
-def texts(speeches: Speeches) -> list[str]:
+def texts(speeches: PartialCompletions) -> list[str]:
     return [speech.text for speech in speeches.open()]
 
 
-def speaking() -> Speeches:
-    speeches = Speeches(uuid4())
+def speaking() -> PartialCompletions:
+    speeches = PartialCompletions(uuid4())
     speeches.see(event("llm.started", call=1, attempt=1))
     return speeches
 

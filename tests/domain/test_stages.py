@@ -7,33 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.lifecycle import Ages, Stage
+from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-AGES = Ages()
+AGES = AgeThresholds()
 
 
 @pytest.mark.parametrize(
     ("days", "stage"),
     [
-        (-1, Stage.ACTIVE),
-        (0, Stage.ACTIVE),
-        (30, Stage.ACTIVE),
-        (30.01, Stage.MATURE),
-        (180, Stage.MATURE),
-        (180.01, Stage.AGED),
-        (365, Stage.AGED),
-        (365.01, Stage.ARCHIVED),
-        (40_000, Stage.ARCHIVED),
+        (-1, AgeStage.ACTIVE),
+        (0, AgeStage.ACTIVE),
+        (30, AgeStage.ACTIVE),
+        (30.01, AgeStage.MATURE),
+        (180, AgeStage.MATURE),
+        (180.01, AgeStage.AGED),
+        (365, AgeStage.AGED),
+        (365.01, AgeStage.ARCHIVED),
+        (40_000, AgeStage.ARCHIVED),
     ],
 )
-def test_age_determines_the_stage(days: float, stage: Stage) -> None:
+def test_age_determines_the_stage(days: float, stage: AgeStage) -> None:
     assert AGES.stage(NOW - timedelta(days=days), NOW) is stage
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=1000)))
 def test_stage_begins_at_its_age(age: timedelta) -> None:
-    order = list(Stage)
+    order = list(AgeStage)
     reached = order.index(AGES.stage(NOW - age, NOW))
     for place, stage in enumerate(order[1:], 1):
         assert (NOW - age < AGES.begins(stage, NOW)) == (reached >= place)
@@ -47,9 +47,9 @@ def test_deleted_episode_is_kept_for_a_while() -> None:
 @pytest.mark.parametrize("days", [(31.0, 30.0, 365.0), (30.0, 400.0, 365.0), (-1.0, 30.0, 365.0)])
 def test_ages_that_do_not_rise_are_refused(days: tuple[float, float, float]) -> None:
     with pytest.raises(InvalidInputError, match="must rise"):
-        Ages(*days)
+        AgeThresholds(*days)
 
 
 def test_negative_retention_is_refused() -> None:
     with pytest.raises(InvalidInputError):
-        Ages(deleted_days=-1)
+        AgeThresholds(deleted_days=-1)

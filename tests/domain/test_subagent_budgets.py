@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.agents import AssistantMessage, Usage
 from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
-from bottega.subagents.budget import MAX_OUTPUT, MIN_OUTPUT, Account, grant, reserved
+from bottega.subagents.budget import MAX_OUTPUT, MIN_OUTPUT, TokenAccount, grant, reserved
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm
@@ -132,7 +132,7 @@ def test_tasks_below_a_task_spend_from_its_budget_too() -> None:
 
 def test_account_outside_the_run_is_asked_but_not_charged() -> None:
     async def run() -> None:
-        daily = Account("what is left for today", 10_000, spent=9_900)
+        daily = TokenAccount("what is left for today", 10_000, spent=9_900)
         model = Model(go=[dispatch("a"), await_all, "end"], a=["never"])
         async with registry() as where:
             recorder = Notes()
@@ -160,7 +160,7 @@ def test_dispatch_without_tokens_left_is_refused() -> None:
 class TestReserving:
     def test_call_that_only_reservations_block_waits(self) -> None:
         async def run() -> None:
-            account = Account("budget", 1_000)
+            account = TokenAccount("budget", 1_000)
             order = []
 
             async def spend(name: str, sent: int, seconds: float) -> None:
@@ -186,7 +186,7 @@ class TestReserving:
 
     def test_failed_call_returns_its_reservation(self) -> None:
         async def run() -> None:
-            account = Account("budget", 1_000)
+            account = TokenAccount("budget", 1_000)
             with pytest.raises(ValueError, match="no"):
                 async with reserved([account], 10):
                     raise ValueError("no")
@@ -203,13 +203,13 @@ class TestReserving:
     def test_grant_never_exceeds_the_remaining_tokens(
         self, limit: int, spent: int, held: int, sent: int
     ) -> None:
-        account = Account("budget", limit, spent=spent, reserved=held)
+        account = TokenAccount("budget", limit, spent=spent, reserved=held)
         try:
-            most = grant([Account("no limit"), account], sent)
+            most = grant([TokenAccount("no limit"), account], sent)
         except BudgetExhaustedError:
             assert spent + sent + MIN_OUTPUT > limit
             return
-        if isinstance(most, Account):
+        if isinstance(most, TokenAccount):
             assert most is account
             assert held > 0
             assert spent + held + sent + MIN_OUTPUT > limit
@@ -229,8 +229,8 @@ class TestReserving:
         self, limit: int, calls: list[tuple[int, int, int]]
     ) -> None:
         async def run() -> None:
-            account = Account("budget", limit)
-            own = [Account("own", 6_000) for _ in calls]
+            account = TokenAccount("budget", limit)
+            own = [TokenAccount("own", 6_000) for _ in calls]
 
             async def task(index: int) -> None:
                 sent, seconds, output = calls[index]

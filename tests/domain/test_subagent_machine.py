@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from bottega.errors import IllegalTransition, SubagentRefusedError
-from bottega.subagents.handle import DispatchParams, Outcome, Parent, Past, SubagentHandle, needed
+from bottega.subagents.handle import (
+    DispatchParams,
+    Parent,
+    RestoredTask,
+    SubagentHandle,
+    SubagentOutcome,
+    needed,
+)
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
@@ -35,9 +42,9 @@ LIMITS = SubagentLimits(
 )
 OPTIONS = SchedulerOptions(min_workers=3, max_workers=3, failure_threshold=2)
 ENDS = {
-    "completed": Outcome(S.COMPLETED, output="done"),
-    "failed": Outcome(S.FAILED, error="no", error_code="agent_failed"),
-    "budget": Outcome(S.FAILED, error="no", error_code="budget_exhausted"),
+    "completed": SubagentOutcome(S.COMPLETED, output="done"),
+    "failed": SubagentOutcome(S.FAILED, error="no", error_code="agent_failed"),
+    "budget": SubagentOutcome(S.FAILED, error="no", error_code="budget_exhausted"),
 }
 
 
@@ -66,8 +73,8 @@ class Work:
         self.told = asyncio.get_running_loop().create_future()
         return await self.told
 
-    async def __call__(self, handle: SubagentHandle) -> Outcome:
-        while not isinstance(said := await self.next(), Outcome):
+    async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
+        while not isinstance(said := await self.next(), SubagentOutcome):
             if said == "park":
                 async with self.where.scheduler.parking(handle):
                     self.inside = self.parked = self.slotless = True
@@ -341,9 +348,11 @@ class Tasks(RuleBasedStateMachine):
         self.do(restored)
 
     def restore(self, parent: Parent, old: SubagentHandle) -> None:
-        ended = Outcome(old.status, output=old.final_output) if old.status.is_final else None
+        ended = (
+            SubagentOutcome(old.status, output=old.final_output) if old.status.is_final else None
+        )
         params = DispatchParams(old.prompt, "helper", instructions=old.instructions)
-        past = Past(params, old.attempt + 1, self.now() - old.created_at, outcome=ended)
+        past = RestoredTask(params, old.attempt + 1, self.now() - old.created_at, outcome=ended)
         handle = self.where.restore(
             parent, past, Work(self.where), task_id=old.task_id, place=old.path[-1]
         )

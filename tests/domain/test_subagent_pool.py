@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import SubagentQueueFullError, SubagentQuotaExceededError
-from bottega.subagents.handle import Outcome
+from bottega.subagents.handle import SubagentOutcome
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
@@ -61,7 +61,9 @@ class TestSize:
                 await passed(50)
                 assert where.scheduler.size == 8
                 for handle in handles[:8]:
-                    job(handle).end.set_result(Outcome(S.COMPLETED))  # all in one turn of the loop
+                    job(handle).end.set_result(
+                        SubagentOutcome(S.COMPLETED)
+                    )  # all in one turn of the loop
                 await settled()
                 assert where.scheduler.size == 8
                 assert where.scheduler.busy == 8

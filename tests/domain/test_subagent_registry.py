@@ -7,7 +7,7 @@ import pytest
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.errors import IllegalTransition
-from bottega.subagents.handle import DispatchParams, Outcome, Past, SubagentHandle
+from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus, check_move
 from tests.domain.subagents import (
@@ -310,7 +310,7 @@ class TestCollection:
                 handle = put(where, by_hand(where, heard := Heard()))
                 await settled()
                 where.cancel(handle.task_id, "enough")
-                assert not where.finish(handle, Outcome(S.COMPLETED, output="late"))
+                assert not where.finish(handle, SubagentOutcome(S.COMPLETED, output="late"))
                 assert where.late_results == 1
                 assert status(handle) == S.CANCELLED
                 assert handle.final_output is None
@@ -320,12 +320,12 @@ class TestCollection:
 
     def test_work_that_resists_cancellation_ends_late(self) -> None:
         async def run() -> None:
-            async def stubborn(handle: Any) -> Outcome:
+            async def stubborn(handle: Any) -> SubagentOutcome:
                 try:
                     await passed(100)
                 except BaseException:
                     await passed(1)
-                return Outcome(S.COMPLETED, output="late")
+                return SubagentOutcome(S.COMPLETED, output="late")
 
             async with registry() as where:
                 handle = put(where, by_hand(where), work=stubborn)
@@ -404,9 +404,9 @@ class TestEndings:
 
 
 class TestRestoring:
-    def past(self, **about: Any) -> Past:
+    def past(self, **about: Any) -> RestoredTask:
         params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"), named=True)
-        return Past(**{"params": params, "attempt": 2, "waited": 10.0, **about})
+        return RestoredTask(**{"params": params, "attempt": 2, "waited": 10.0, **about})
 
     def test_unfinished_task_is_queued_again_with_its_age_and_deadline(self) -> None:
         async def run() -> None:
@@ -454,7 +454,7 @@ class TestRestoring:
                 below = by_hand(where, owner=top)
                 usage = AgentUsage(input=70, output=30, model_calls=2)
                 past = self.past(
-                    outcome=Outcome(S.COMPLETED, output="R"),
+                    outcome=SubagentOutcome(S.COMPLETED, output="R"),
                     duration_ms=1234,
                     spent=Usage(input=40),
                     usage=usage,
@@ -475,7 +475,9 @@ class TestRestoring:
                 above = {"designer": frozenset(("requirements",))}
                 parent = by_hand(where, ancestors=lambda name: above.get(name, frozenset()))
                 design = put(where, parent, "design", agent="designer")
-                done = self.past(agent="requirements", outcome=Outcome(S.COMPLETED, output="R"))
+                done = self.past(
+                    agent="requirements", outcome=SubagentOutcome(S.COMPLETED, output="R")
+                )
                 where.restore(parent, done, Job(), task_id=id_of(parent, "r"), place=(1, 1))
                 await settled()
                 assert design.status is S.RUNNING

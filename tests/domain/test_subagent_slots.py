@@ -4,7 +4,7 @@ import asyncio
 from uuid import uuid4
 
 from bottega.agents import Recorder
-from bottega.subagents.handle import Outcome, SubagentHandle
+from bottega.subagents.handle import SubagentHandle, SubagentOutcome
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm
@@ -30,9 +30,9 @@ class Parts:
     def __init__(self) -> None:
         self.over = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, handle: SubagentHandle) -> Outcome:
+    async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
         await self.over
-        return Outcome(SubagentStatus.COMPLETED, output="done")
+        return SubagentOutcome(SubagentStatus.COMPLETED, output="done")
 
 
 def one_slot() -> SubagentRegistry:

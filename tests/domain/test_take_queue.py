@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bottega.subagents.queue import WAKE, Entry, TakeQueue
+from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 
 TENANTS = "ab"
 PARENTS = {"ax1": 1, "ax2": 2, "ax3": 0, "ay1": 2, "az1": 3, "bx1": 1, "bx2": 3, "by1": 2}
@@ -33,15 +33,15 @@ parents = st.sampled_from(sorted(PARENTS))
 
 def entry(
     parent: str = "ax1", priority: int = 5, at: float = 0.0, limit: int = 1000, item: Any = None
-) -> Entry:
-    return Entry(parent[0], parent[:2], parent, limit, priority, at, item)
+) -> QueueEntry:
+    return QueueEntry(parent[0], parent[:2], parent, limit, priority, at, item)
 
 
 class Naive:
     """Reference queue: one list, searched at every call."""
 
     def __init__(self, tenant_limit: int | None) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[QueueEntry] = []
         self.taken: list[tuple[Hashable, Hashable]] = []
         self.turns: list[Hashable] = []
         self.turns_of: dict[Hashable, list[Hashable]] = {tenant: [] for tenant in TENANTS}
@@ -51,12 +51,12 @@ class Naive:
         limits = [PARENTS[str(parent)]]
         return sum(holder == parent for _, holder in self.taken) < limits[0]
 
-    def rank(self, waiting: Entry, now: float) -> tuple[int, float, int]:
+    def rank(self, waiting: QueueEntry, now: float) -> tuple[int, float, int]:
         steps = floor((now - waiting.enqueued_at) / INTERVAL)
         aged = max(1, waiting.priority - steps) if waiting.priority else WAKE
         return aged, waiting.enqueued_at, waiting.order
 
-    def ready(self, tenant: Hashable) -> list[Entry]:
+    def ready(self, tenant: Hashable) -> list[QueueEntry]:
         return [one for one in self.entries if one.tenant == tenant and self.has_room(one.parent)]
 
     def keep_turns(self) -> None:
@@ -75,7 +75,7 @@ class Naive:
             turns = [run for run in self.turns_of[tenant] if run in runs]
             self.turns_of[tenant] = turns + [run for run in runs if run not in turns]
 
-    def take(self, now: float) -> Entry | None:
+    def take(self, now: float) -> QueueEntry | None:
         if not self.turns:
             return None
         tenant = self.turns.pop(0)
@@ -89,7 +89,7 @@ class Naive:
         self.keep_turns()
         return best
 
-    def ahead(self, waiting: Entry, now: float) -> int:
+    def ahead(self, waiting: QueueEntry, now: float) -> int:
         """Count its tenant's ready entries that the turns of runs put before an entry."""
         ready = Counter(one.run for one in self.ready(waiting.tenant))
         own = self.rank(waiting, now)
@@ -119,13 +119,13 @@ class Queues(RuleBasedStateMachine):
         self.queue = TakeQueue(INTERVAL, tenant_limit, self.tell)
         self.naive = Naive(tenant_limit)
         self.now = 100.0
-        self.before: list[Entry] = []
+        self.before: list[QueueEntry] = []
 
     def tell(self, parent: Hashable, by: int) -> None:
         assert by
         self.told[parent] += by
 
-    def push(self, waiting: Entry) -> None:
+    def push(self, waiting: QueueEntry) -> None:
         self.queue.push(waiting)
         self.naive.entries.append(waiting)
         self.naive.keep_turns()
@@ -375,7 +375,9 @@ def test_no_state_is_kept_for_finished_tenants_runs_and_parents() -> None:
     for _ in range(20):
         tenant, run, parent = Key(), Key(), Key()
         kept += [weakref.ref(key) for key in (tenant, run, parent)]
-        entries = [Entry(tenant, run, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)]
+        entries = [
+            QueueEntry(tenant, run, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)
+        ]
         for one in entries:
             queue.push(one)
         queue.discard(entries[0])
@@ -411,16 +413,16 @@ def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) 
     queue = TakeQueue()
     for parent in range(blocked):
         for number in range(each + 1):
-            queue.push(Entry("a", "r", parent, 1, 1 + number % 10, 0.0, None))
+            queue.push(QueueEntry("a", "r", parent, 1, 1 + number % 10, 0.0, None))
         queue.take(0.0)
     for parent in range(blocked, blocked + free):
-        queue.push(Entry("a", "r", parent, 5, 1 + parent % 10, 1.0, None))
+        queue.push(QueueEntry("a", "r", parent, 5, 1 + parent % 10, 1.0, None))
     for tenant in range(tenants):
-        queue.push(Entry(tenant, "r", f"of {tenant}", 1, 5, 0.0, None))
+        queue.push(QueueEntry(tenant, "r", f"of {tenant}", 1, 5, 0.0, None))
     for run in range(runs):
-        queue.push(Entry("a", run, f"of {run}", 1, 5, 0.0, None))
-    new = [Entry("a", "r", 0, 1, 5, 2.0, None) for _ in range(20)]
-    room = [Entry("a", "r", "new", 20, 5, 2.0, None) for _ in range(20)]
+        queue.push(QueueEntry("a", run, f"of {run}", 1, 5, 0.0, None))
+    new = [QueueEntry("a", "r", 0, 1, 5, 2.0, None) for _ in range(20)]
+    room = [QueueEntry("a", "r", "new", 20, 5, 2.0, None) for _ in range(20)]
     return {
         "push": max(lines_run(lambda one=one: queue.push(one)) for one in [*new, *room]),  # type: ignore[misc]
         "position": lines_run(lambda: queue.position(room[-1], 2.0)),

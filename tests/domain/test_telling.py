@@ -15,17 +15,19 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
-from bottega.memory.learning.episode_recorder import About, Telling
+from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
 from bottega.redaction import Redactor
 
 RUN, TASK = UUID(int=1), UUID(int=2)
 HTTP = {"type": "http", "name": "pay", "method": "POST"}
 
 
-def about(**changes: Any) -> About:
+def about(**changes: Any) -> RunFacts:
     definitions = {"boss": {"tools": [HTTP], "metadata": {"domain": "finance"}}, "helper": {}}
     given = {"session_id": None, "principal": "key:1", "input": "Pay invoice 17.", "first": "boss"}
-    return About(**{"run_id": RUN, "definitions": definitions, "metadata": {}, **given, **changes})
+    return RunFacts(
+        **{"run_id": RUN, "definitions": definitions, "metadata": {}, **given, **changes}
+    )
 
 
 def tool(name: str, call: int, *, error: str | None = None, result: Any = "done") -> list[Any]:
@@ -56,7 +58,7 @@ def tell(
     known: Redactor = Redactor(()),
     **changes: Any,
 ) -> dict[str, Any]:
-    telling = Telling(about(**changes), known.text)
+    telling = EpisodeRecorder(about(**changes), known.text)
     for event in events:
         telling.hear(*event)
     return telling.episode(

@@ -14,7 +14,7 @@ from benchmarks import validation as simulated
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import PatternState
 from bottega.memory.patterns.validation import (
-    Evidence,
+    BettingEvidence,
     Tally,
     Verdict,
     binomial_p,
@@ -175,7 +175,7 @@ class TestEValues:
         value = e_value(applied)
         random.shuffle(applied)
         assert e_value(applied) == pytest.approx(value, rel=1e-9)
-        grouped = Evidence()
+        grouped = BettingEvidence()
         for each in set(applied):
             grouped = grouped.after(each[0], each[1], applied.count(each))
         assert grouped.e_value == pytest.approx(value, rel=1e-9)
@@ -187,7 +187,7 @@ class TestEValues:
         At the baseline's rate it is unchanged, at a lower rate not higher: so it is a test
         martingale, and Ville's inequality holds.
         """
-        evidence = Evidence()
+        evidence = BettingEvidence()
         for each in applied:
             evidence = evidence.after(*each)
         good, bad = evidence.after(True, baseline).e_value, evidence.after(False, baseline).e_value
@@ -201,7 +201,7 @@ class TestEValues:
         random = np.random.default_rng(7)
         reached = 0
         for _ in range(400):
-            evidence = Evidence()
+            evidence = BettingEvidence()
             for baseline in random.uniform(0.1, 0.9, 150):
                 evidence = evidence.after(bool(random.random() < baseline), float(baseline))
                 if evidence.e_value >= 20:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.evidence import Group, Weighed, evidence_of, falling, validated, weigh
+from bottega.memory.patterns.evidence import (
+    Group,
+    WeighedEvidence,
+    evidence_of,
+    falling,
+    validated,
+    weigh,
+)
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
 from bottega.memory.patterns.validation import Tally, Verdict, e_value
 
@@ -32,7 +39,7 @@ groups = st.lists(
 )
 
 
-def look(state: PatternState, weighed: Weighed) -> tuple[PatternState, str | None]:
+def look(state: PatternState, weighed: WeighedEvidence) -> tuple[PatternState, str | None]:
     found = validated(UUID(int=1), 1, state, weighed, OPTIONS, discovered=False)
     return found.state, found.reason
 
@@ -103,7 +110,7 @@ def test_baseline_is_the_mean_under_the_commonest_name() -> None:
     assert found.baseline.rate == pytest.approx(0.5)
     assert (found.baseline.name, found.baseline.n) == ("like_tasks", 8)
     assert found.lately == Tally(3, 4)
-    assert weigh([]) == Weighed()
+    assert weigh([]) == WeighedEvidence()
 
 
 def test_savings_are_measured_against_runs_without_the_pattern() -> None:
@@ -114,7 +121,7 @@ def test_savings_are_measured_against_runs_without_the_pattern() -> None:
 
 
 class TestDemotion:
-    well = Weighed(lately=Tally(90, 100), given=Tally(90, 100), baseline=HALF, e_value=1e9)
+    well = WeighedEvidence(lately=Tally(90, 100), given=Tally(90, 100), baseline=HALF, e_value=1e9)
 
     def test_successful_pattern_stays(self) -> None:
         assert look(PatternState.VALIDATED, self.well) == (PatternState.VALIDATED, None)
@@ -140,7 +147,7 @@ class TestDemotion:
 class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
-        few = Weighed(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
+        few = WeighedEvidence(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
         found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS, discovered=False)
         after = evidence_of(before, found, few, NOW)
         assert (after.confidence, after.p_value) == (0.9, 0.001)
@@ -148,13 +155,13 @@ class TestStoredEvidence:
         assert after.uplift == 0.5
 
     def test_validation_without_news_keeps_its_time(self) -> None:
-        some = Weighed(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
+        some = WeighedEvidence(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
         found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS, discovered=False)
         once = evidence_of(Evidence(), found, some, NOW)
         assert once.validated_at == NOW
         assert evidence_of(once, found, some, datetime(2027, 1, 1, tzinfo=UTC)) is once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
-        none = Weighed()
+        none = WeighedEvidence()
         found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS, discovered=False)
         assert evidence_of(Evidence(), found, none, NOW) == Evidence()

@@ -11,7 +11,7 @@ from benchmarks.chaos.proxy import Proxy
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
 from bottega.db.sessions import Silence
-from bottega.events.wakeups import Feed, Notifier, background
+from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.flows.test_faults import before
@@ -74,7 +74,7 @@ async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None
         quick(database_url) as (proxy, database),
         open_database(database_url) as direct,
     ):
-        feed, notifier = Feed(database.connect), Notifier(direct.connect)
+        feed, notifier = WakeupFeed(database.connect), Notifier(direct.connect)
         async with background(feed.run, notifier.run):
             run_id = DEFAULT_TENANT
             with feed.watching(run_id) as news:

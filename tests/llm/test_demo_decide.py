@@ -10,7 +10,7 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import utcnow
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
 from bottega.llm.demo_model.checks import problem
-from bottega.llm.demo_model.conversation import Answer, Call
+from bottega.llm.demo_model.conversation import Answer, DemoCall
 from bottega.llm.demo_model.decide import decide
 from bottega.llm.demo_model.toolbox import arithmetic
 
@@ -136,7 +136,7 @@ class TestCoordinator:
         wrapper = SubAgentWrapper(BaseAgent("You help."), "helper", "Helps.")
         schema = wrapper.schema
         answer = ask(("user", "Do it"), tools=[tool(schema.name, schema.parameters)])
-        assert answer.calls == (Call("helper", {"query": "Do it (your part: helper)"}),)
+        assert answer.calls == (DemoCall("helper", {"query": "Do it (your part: helper)"}),)
 
 
 class TestSpecialist:
@@ -240,18 +240,18 @@ class TestToolbox:
 
     def test_arithmetic_goes_to_the_calculator(self) -> None:
         assert self.answer("How much is 12 * (3 + 4)?").calls == (
-            Call("calculator", {"expression": "12 * (3 + 4)"}),
+            DemoCall("calculator", {"expression": "12 * (3 + 4)"}),
         )
 
     def test_time_goes_to_the_clock(self) -> None:
-        assert self.answer("What time is it?").calls == (Call("current_time", {}),)
+        assert self.answer("What time is it?").calls == (DemoCall("current_time", {}),)
 
     def test_one_message_may_call_both(self) -> None:
         answer = self.answer("What's the date, and 2+2?")
         assert {made.name for made in answer.calls} == {"calculator", "current_time"}
 
     def test_named_tool_is_called(self) -> None:
-        assert self.answer("Use the current time tool").calls == (Call("current_time", {}),)
+        assert self.answer("Use the current time tool").calls == (DemoCall("current_time", {}),)
 
     def test_after_the_result_it_answers(self) -> None:
         answer = self.answer("2+2?", call("calculator"), result("calculator", "4"))

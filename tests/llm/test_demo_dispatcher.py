@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bottega.llm.demo_model.conversation import Call
+from bottega.llm.demo_model.conversation import DemoCall
 from tests.llm.test_demo_decide import ask, shared, tool
 
 TEXT = {"type": "string"}
@@ -29,7 +29,7 @@ def swarm_tools(*names: str) -> list[dict[str, Any]]:
     ]
 
 
-def title_of(call: Call) -> str:
+def title_of(call: DemoCall) -> str:
     return str(call.arguments.get("agent") or call.arguments["metadata"]["title"])
 
 
@@ -46,7 +46,7 @@ class Swarm:
     looks: int = 2
     ends: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
-    made: list[tuple[Call, ...]] = field(default_factory=list)
+    made: list[tuple[DemoCall, ...]] = field(default_factory=list)
     shown: dict[str, int] = field(default_factory=dict)
 
     def play(self, asked: str, *names: str) -> str:
@@ -66,7 +66,7 @@ class Swarm:
         assert all(len({call.name for call in calls}) == 1 for calls in self.made)
         return [f"{calls[0].name.partition('_')[0]} {len(calls)}" for calls in self.made]
 
-    def _message(self, calls: Iterable[Call]) -> list[dict[str, Any]]:
+    def _message(self, calls: Iterable[DemoCall]) -> list[dict[str, Any]]:
         made, results = [], []
         for number, call in enumerate(calls):
             call_id = f"{len(self.made)}.{number}"
@@ -76,7 +76,7 @@ class Swarm:
             results.append({"role": "tool", "tool_call_id": call_id, "content": content})
         return [{"role": "assistant", "content": None, "tool_calls": made}, *results]
 
-    def _result(self, call: Call) -> dict[str, Any]:
+    def _result(self, call: DemoCall) -> dict[str, Any]:
         if call.name == "dispatch_subagent":
             title = title_of(call)
             if self.refusals.get(title, 0):
@@ -224,7 +224,7 @@ class TestCoordinator:
     @pytest.mark.parametrize("content", ["Error: out of order", '{"error": "no"}', "?", "[1]"])
     def test_tools_that_only_fail_are_abandoned(self, content: str) -> None:
         class Broken(Swarm):
-            def _message(self, calls: Iterable[Call]) -> list[dict[str, Any]]:
+            def _message(self, calls: Iterable[DemoCall]) -> list[dict[str, Any]]:
                 made, *results = super()._message(calls)
                 return [made, *({**result, "content": content} for result in results)]
 
@@ -235,7 +235,7 @@ class TestCoordinator:
 
     def test_task_that_a_plugin_answered_is_no_failure(self) -> None:
         class Skipping(Swarm):
-            def _result(self, call: Call) -> dict[str, Any]:
+            def _result(self, call: DemoCall) -> dict[str, Any]:
                 if call.arguments.get("agent") == "b":
                     return {"status": "skipped", "result": "I know that already."}
                 return super()._result(call)
@@ -255,7 +255,7 @@ class TestCoordinator:
 
     def test_other_named_tools_are_called_first(self) -> None:
         answer = ask(("user", "List files below /global/a, then go on."), tools=swarm_tools())
-        assert answer.calls == (Call("list_files", {"path": "/global/a"}),)
+        assert answer.calls == (DemoCall("list_files", {"path": "/global/a"}),)
 
 
 class TestTask:
@@ -309,5 +309,5 @@ class TestTask:
     def test_named_tool_is_called_with_its_path(self) -> None:
         asked = "Read file /global/notes.md. Then research tea."
         assert self.answer(asked, tools=swarm_tools()).calls == (
-            Call("read_file", {"path": "/global/notes.md"}),
+            DemoCall("read_file", {"path": "/global/notes.md"}),
         )

@@ -17,11 +17,11 @@ from pydantic_core import to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.ageing import Lifecycle
+from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness, as_one
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
-from bottega.memory.episodes.maintenance import Tending
+from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.objects import new_key
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
@@ -56,8 +56,8 @@ def store(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def tending(database: Database, store: Folder) -> Tending:
-    return Tending(database.pool, store)
+def tending(database: Database, store: Folder) -> EpisodeMaintenance:
+    return EpisodeMaintenance(database.pool, store)
 
 
 async def consolidated(owner: asyncpg.Pool) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ async def into(owner: asyncpg.Pool) -> dict[UUID, UUID | None]:
 
 
 async def test_duplicates_are_consolidated(
-    database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, store: Folder
 ) -> None:
     written = (TASK, f"  {TASK.upper()}!", f"Please {TASK.replace(' the ', ' ')}.", TASK)
     answer = "Sales rose in all regions but the north, where two shops were closed; it was sent."
@@ -109,7 +109,7 @@ async def test_duplicates_are_consolidated(
 
 
 async def test_consolidated_vectors_are_means_for_each_complete_embedder(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(
         database.pool, told(TASK, day(0), answer="sent it"), told(TASK, day(1), answer="it is sent")
@@ -128,7 +128,7 @@ async def test_consolidated_vectors_are_means_for_each_complete_embedder(
 
 
 async def test_a_second_consolidation_changes_nothing(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(5)))
     await remember(database.pool, *(told(f"Task {n}", day(n)) for n in range(3)))
@@ -140,7 +140,7 @@ async def test_a_second_consolidation_changes_nothing(
 
 
 async def test_a_daily_task_is_consolidated_into_one_episode_a_week(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(24)))
     for today in range(20, 80):
@@ -167,7 +167,7 @@ NEAR_MISSES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("change", NEAR_MISSES, ids=str)
 async def test_near_misses_stay_apart(
-    database: Database, owner: asyncpg.Pool, tending: Tending, change: dict[str, Any]
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, change: dict[str, Any]
 ) -> None:
     changed: dict[str, Any] = {"task": TASK, "at": day(1)} | change
     ids = await remember(database.pool, told(TASK, day(0)), told(**changed))
@@ -181,7 +181,7 @@ async def test_near_misses_stay_apart(
 
 
 async def test_episodes_of_different_tenants_are_not_consolidated(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
     mine = await remember(database.pool, told(TASK, day(0)))
@@ -197,7 +197,7 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
 
 
 async def test_consolidation_respects_feedback(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
     await owner.execute(
@@ -209,7 +209,7 @@ async def test_consolidation_respects_feedback(
 
 
 async def test_consolidation_waits_for_missing_vectors(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(database.pool, told(TASK, day(0)))
     late = await remember(database.pool, told(TASK, day(1)), embedded=False)
@@ -222,7 +222,7 @@ async def test_consolidation_waits_for_missing_vectors(
 
 
 async def test_long_tasks_are_compared_in_full(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     """Check that the cut text in the episode is not compared, but the text of its vectors."""
 
@@ -254,10 +254,15 @@ async def test_long_tasks_are_compared_in_full(
     ],
 )
 async def test_an_interrupted_consolidation_changes_nothing(
-    database: Database, owner: asyncpg.Pool, tending: Tending, table: str, event: str, what: str
+    database: Database,
+    owner: asyncpg.Pool,
+    tending: EpisodeMaintenance,
+    table: str,
+    event: str,
+    what: str,
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
-    await Lifecycle(database.pool, tending.storage).archive_old(DEFAULT_TENANT, LATER)
+    await Ageing(database.pool, tending.storage).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     assert set((await states(owner)).values()) == {"mature"}
     await trip(owner, table, event, what)
@@ -274,18 +279,18 @@ async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
-    await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
+    await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
-    broken = Tending(database.pool, Tripped(store.path, at=at, before=False))
+    broken = EpisodeMaintenance(database.pool, Tripped(store.path, at=at, before=False))
     with pytest.raises(UnavailableError):
         await broken.tend(DEFAULT_TENANT, LATER)
     assert await rows(owner) == as_it_was
-    await Tending(database.pool, store).tend(DEFAULT_TENANT, LATER)
+    await EpisodeMaintenance(database.pool, store).tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 1
 
 
 async def test_two_concurrent_consolidations_make_each_episode_once(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     for number in range(4):
         await remember(database.pool, *(told(f"{TASK} {number}", day(n)) for n in range(5)))
@@ -301,7 +306,7 @@ async def test_the_members_of_a_consolidated_episode_are_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(25)))
-    tending = Tending(database.pool, store, closeness=Closeness(most=10))
+    tending = EpisodeMaintenance(database.pool, store, closeness=Closeness(most=10))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
 
@@ -322,7 +327,12 @@ async def erase(pool: asyncpg.Pool, episode_id: UUID) -> None:
 @pytest.mark.parametrize("go", [forget, erase])
 @pytest.mark.parametrize("count", [2, 4])
 async def test_removing_a_member_rebuilds_the_episode_from_the_others(
-    database: Database, owner: asyncpg.Pool, tending: Tending, store: Folder, go: Any, count: int
+    database: Database,
+    owner: asyncpg.Pool,
+    tending: EpisodeMaintenance,
+    store: Folder,
+    go: Any,
+    count: int,
 ) -> None:
     secret = told(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
     others = await remember(database.pool, *(told(TASK, day(n)) for n in range(count - 1)))
@@ -349,7 +359,7 @@ async def test_removing_a_member_rebuilds_the_episode_from_the_others(
 
 
 async def test_forgetting_a_consolidated_episode_forgets_its_members(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
@@ -362,7 +372,7 @@ async def test_forgetting_a_consolidated_episode_forgets_its_members(
 
 
 async def test_several_members_may_be_forgotten_at_once(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(10)))
     await tending.tend(DEFAULT_TENANT, LATER)
@@ -374,7 +384,7 @@ async def test_several_members_may_be_forgotten_at_once(
 
 
 async def test_a_consolidated_episode_ages_like_others(
-    database: Database, owner: asyncpg.Pool, tending: Tending
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)

@@ -14,7 +14,7 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
 from bottega.memory.episodes.objects import Objects, new_key
@@ -342,7 +342,7 @@ async def test_a_forgotten_episode_disappears_at_once(
     assert await owner.fetchval("SELECT count(*) FROM episode_work") == 1
 
 
-class Counted(HotEpisodes):
+class Counted(EpisodeCache):
     """A cache that records its calls."""
 
     def __init__(self) -> None:

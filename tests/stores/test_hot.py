@@ -20,9 +20,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.cache import MAX_BYTES, HotEpisodes
+from bottega.memory.episodes.cache import MAX_BYTES, EpisodeCache
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
-from bottega.memory.episodes.redis_cache import RedisLevel
+from bottega.memory.episodes.redis_cache import RedisCache
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
 
@@ -53,7 +53,7 @@ def episode(number: int = 1, **more: Any) -> Episode:
 
 
 async def test_a_cached_episode_is_returned_to_its_tenant_only() -> None:
-    hot = HotEpisodes()
+    hot = EpisodeCache()
     await hot.put(TENANT, episode())
 
     assert await hot.get(TENANT, UUID(int=1)) == episode()
@@ -64,7 +64,7 @@ async def test_a_cached_episode_is_returned_to_its_tenant_only() -> None:
 
 
 async def test_a_dropped_episode_is_not_returned() -> None:
-    hot = HotEpisodes()
+    hot = EpisodeCache()
     await hot.put(TENANT, episode())
     await hot.drop(TENANT, UUID(int=1))
     await hot.drop(TENANT, UUID(int=2))
@@ -75,7 +75,7 @@ async def test_a_dropped_episode_is_not_returned() -> None:
 
 async def test_an_expired_episode_is_not_returned() -> None:
     clock = Clock()
-    hot = HotEpisodes(ttl_s=60, clock=clock)
+    hot = EpisodeCache(ttl_s=60, clock=clock)
     await hot.put(TENANT, episode(1))
     clock.now += 59.9
     assert await hot.get(TENANT, UUID(int=1)) is not None
@@ -86,7 +86,7 @@ async def test_an_expired_episode_is_not_returned() -> None:
 
 
 async def test_it_stays_within_its_capacity() -> None:
-    hot = HotEpisodes(capacity=100)
+    hot = EpisodeCache(capacity=100)
     for number in range(1, 1000):
         await hot.put(TENANT, episode(number))
 
@@ -94,7 +94,7 @@ async def test_it_stays_within_its_capacity() -> None:
 
 
 async def test_large_episodes_are_not_cached() -> None:
-    hot = HotEpisodes()
+    hot = EpisodeCache()
     await hot.put(TENANT, episode(1, output="x" * MAX_BYTES))
     await hot.put(TENANT, replace(episode(), id=None))
 
@@ -113,7 +113,7 @@ async def test_the_hit_rate_is_high(moves: bool, least: float) -> None:
     asked = random.choice(10_000, size=60_000, p=shares / shares.sum())
     if moves:
         asked[:20_000] = 9_999 - asked[:20_000]
-    hot = HotEpisodes()
+    hot = EpisodeCache()
     made = episode()
     for place, number in enumerate(asked.tolist()):
         if place == 30_000:
@@ -192,19 +192,19 @@ def clock() -> Clock:
     return Clock()
 
 
-def level(redis: RealRedis, clock: Clock) -> HotEpisodes:
-    return HotEpisodes(RedisLevel(redis.url, clock=clock, timeout_s=5.0, rest_s=5.0), clock=clock)
+def level(redis: RealRedis, clock: Clock) -> EpisodeCache:
+    return EpisodeCache(RedisCache(redis.url, clock=clock, timeout_s=5.0, rest_s=5.0), clock=clock)
 
 
 @pytest.fixture
-async def ours(redis: RealRedis, clock: Clock) -> AsyncIterator[HotEpisodes]:
+async def ours(redis: RealRedis, clock: Clock) -> AsyncIterator[EpisodeCache]:
     hot = level(redis, clock)
     yield hot
     await hot.aclose()
 
 
 @pytest.fixture
-async def theirs(redis: RealRedis, clock: Clock) -> AsyncIterator[HotEpisodes]:
+async def theirs(redis: RealRedis, clock: Clock) -> AsyncIterator[EpisodeCache]:
     hot = level(redis, clock)
     yield hot
     await hot.aclose()
@@ -218,7 +218,7 @@ async def inside(redis: RealRedis) -> AsyncIterator[Any]:
 
 
 async def test_processes_share_episodes_through_redis(
-    ours: HotEpisodes, theirs: HotEpisodes, inside: Any
+    ours: EpisodeCache, theirs: EpisodeCache, inside: Any
 ) -> None:
     await ours.put(TENANT, episode())
 
@@ -232,7 +232,7 @@ async def test_processes_share_episodes_through_redis(
 
 
 async def test_a_dropped_episode_is_deleted_from_redis(
-    ours: HotEpisodes, theirs: HotEpisodes, inside: Any
+    ours: EpisodeCache, theirs: EpisodeCache, inside: Any
 ) -> None:
     await ours.put(TENANT, episode())
     await theirs.drop(TENANT, UUID(int=1))
@@ -246,7 +246,7 @@ async def test_a_dropped_episode_is_deleted_from_redis(
     ids=["empty", "bytes", "null", "list", "object", "half", "large"],
 )
 async def test_data_from_redis_is_verified(
-    ours: HotEpisodes, theirs: HotEpisodes, inside: Any, raw: bytes
+    ours: EpisodeCache, theirs: EpisodeCache, inside: Any, raw: bytes
 ) -> None:
     await ours.put(TENANT, episode(1))
     (name,) = await inside.keys("*")
@@ -257,7 +257,7 @@ async def test_data_from_redis_is_verified(
 
 
 async def test_an_episode_under_a_wrong_key_is_refused(
-    ours: HotEpisodes, theirs: HotEpisodes, inside: Any
+    ours: EpisodeCache, theirs: EpisodeCache, inside: Any
 ) -> None:
     await ours.put(TENANT, episode(1))
     (name,) = await inside.keys("*")
@@ -267,7 +267,7 @@ async def test_an_episode_under_a_wrong_key_is_refused(
     assert await theirs.get(TENANT, UUID(int=6)) is None
 
 
-async def test_a_redis_value_of_another_type_is_no_error(ours: HotEpisodes, inside: Any) -> None:
+async def test_a_redis_value_of_another_type_is_no_error(ours: EpisodeCache, inside: Any) -> None:
     await inside.lpush(f"bottega:episode:1:{TENANT}:{UUID(int=1)}", "x")
 
     assert await ours.get(TENANT, UUID(int=1)) is None
@@ -276,7 +276,7 @@ async def test_a_redis_value_of_another_type_is_no_error(ours: HotEpisodes, insi
 
 
 async def test_the_cache_survives_an_outage_of_redis(
-    redis: RealRedis, ours: HotEpisodes, theirs: HotEpisodes, clock: Clock
+    redis: RealRedis, ours: EpisodeCache, theirs: EpisodeCache, clock: Clock
 ) -> None:
     await ours.put(TENANT, episode(1))
     assert await theirs.get(TENANT, UUID(int=1)) == episode(1)
@@ -309,8 +309,8 @@ async def test_a_redis_that_hangs_is_not_waited_for(folder: Path, clock: Clock) 
 
     kept: list[asyncio.StreamWriter] = []
     server = await asyncio.start_unix_server(never_answer, folder / "hanging.sock")
-    hot = HotEpisodes(
-        RedisLevel(f"unix://{folder / 'hanging.sock'}", timeout_s=0.01, clock=clock), clock=clock
+    hot = EpisodeCache(
+        RedisCache(f"unix://{folder / 'hanging.sock'}", timeout_s=0.01, clock=clock), clock=clock
     )
     assert await hot.get(TENANT, UUID(int=1)) is None
     await hot.put(TENANT, episode(1))
@@ -327,4 +327,4 @@ async def test_a_redis_that_hangs_is_not_waited_for(folder: Path, clock: Clock) 
 @pytest.mark.parametrize("url", ["nonsense", "http://x", ""])
 def test_an_invalid_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInputError, match="REDIS_URL"):
-        RedisLevel(url)
+        RedisCache(url)

@@ -17,7 +17,7 @@ from bottega.db.engine import Database, acting_as
 from bottega.llm.demo_model import embeddings
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.episodes.embedders import Embedders
-from bottega.memory.episodes.embedding_worker import Keeper
+from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
@@ -60,7 +60,7 @@ async def store(
 
 def keeper(
     database: Database, clock: Clock, current: Embedder | None = None, *others: Embedder
-) -> Keeper:
+) -> EmbeddingWorker:
     found = current or BuiltinEmbedder()
     embedders = Embedders(
         database.pool,
@@ -68,7 +68,7 @@ def keeper(
         lambda name: next((each for each in others if each.name == name), None),
         clock=clock,
     )
-    return Keeper(database.pool, embedders, clock=clock)
+    return EmbeddingWorker(database.pool, embedders, clock=clock)
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ async def leases_end(owner: asyncpg.Pool) -> None:
     await owner.execute("UPDATE episode_work SET next_at = now()")
 
 
-async def all_done(keeper: Keeper, owner: asyncpg.Pool) -> None:
+async def all_done(keeper: EmbeddingWorker, owner: asyncpg.Pool) -> None:
     while await waiting(owner):
         await keeper.embed_due()
 

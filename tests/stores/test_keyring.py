@@ -10,7 +10,7 @@ from bottega.db.engine import Database
 from bottega.errors import UnavailableError
 from bottega.events.wakeups import background
 from bottega.tenants import key_cache
-from bottega.tenants.key_cache import BELIEVED_S, Keyring
+from bottega.tenants.key_cache import BELIEVED_S, KeyCache
 from tests.tenants import Holder, holder
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
@@ -44,9 +44,9 @@ def time() -> Time:
 
 
 @pytest.fixture
-def ring(database: Database, time: Time) -> Keyring:
+def ring(database: Database, time: Time) -> KeyCache:
     """A key ring without a background task: it asks only when called."""
-    return Keyring(database.pool, database.connect, local=True, ticks=time)
+    return KeyCache(database.pool, database.connect, local=True, ticks=time)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def strangers_wait(owner: asyncpg.Pool) -> AsyncIterator[None]:
 
 
 async def test_a_key_is_cached_for_seconds_only(
-    ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool
+    ring: KeyCache, time: Time, held: Holder, owner: asyncpg.Pool
 ) -> None:
     found = await ring.find(held.key)
     assert found is not None
@@ -81,7 +81,7 @@ async def test_a_key_is_cached_for_seconds_only(
     assert BELIEVED_S < 5
 
 
-async def test_a_partial_key_is_invalid(ring: Keyring, held: Holder) -> None:
+async def test_a_partial_key_is_invalid(ring: KeyCache, held: Holder) -> None:
     assert await ring.find(held.key) is not None
     for wrong in (held.key[:-1], f"{held.key}x", held.key.swapcase(), held.prefix, UNKNOWN):
         assert await ring.find(wrong) is None
@@ -90,7 +90,7 @@ async def test_a_partial_key_is_invalid(ring: Keyring, held: Holder) -> None:
 async def test_a_used_key_is_refreshed_in_the_background(
     database: Database, time: Time, held: Holder, owner: asyncpg.Pool
 ) -> None:
-    ring = Keyring(database.pool, database.connect, local=True, ticks=time, refresh_s=0.01)
+    ring = KeyCache(database.pool, database.connect, local=True, ticks=time, refresh_s=0.01)
     async with background(ring.run):
         assert await ring.find(held.key) is not None
         await owner.execute("UPDATE api_keys SET scope = 'read' WHERE id = $1", held.key_id)
@@ -104,7 +104,7 @@ async def test_a_used_key_is_refreshed_in_the_background(
 async def test_watchers_of_a_key_are_notified(
     database: Database, held: Holder, owner: asyncpg.Pool
 ) -> None:
-    ring = Keyring(database.pool, database.connect, local=False, refresh_s=0.01)
+    ring = KeyCache(database.pool, database.connect, local=False, refresh_s=0.01)
     other = await holder(str(database.url), "umbrella")
     told: asyncio.Queue[str] = asyncio.Queue()
     async with background(ring.run):
@@ -123,7 +123,7 @@ async def test_watchers_of_a_key_are_notified(
 
 
 async def test_a_server_is_open_only_until_the_first_key(
-    ring: Keyring, time: Time, database_url: str, owner: asyncpg.Pool
+    ring: KeyCache, time: Time, database_url: str, owner: asyncpg.Pool
 ) -> None:
     assert await ring.is_open()
     await holder(database_url)
@@ -139,7 +139,7 @@ async def test_a_server_is_open_only_until_the_first_key(
 async def test_clients_admitted_during_closing_are_notified(
     database: Database, database_url: str
 ) -> None:
-    ring = Keyring(database.pool, database.connect, local=True, refresh_s=0.01)
+    ring = KeyCache(database.pool, database.connect, local=True, refresh_s=0.01)
     told = asyncio.Event()
     async with background(ring.run):
         assert await ring.is_open()
@@ -151,15 +151,15 @@ async def test_clients_admitted_during_closing_are_notified(
 
 
 async def test_a_server_that_others_can_reach_is_never_open(database: Database) -> None:
-    ring = Keyring(database.pool, database.connect, local=False)
+    ring = KeyCache(database.pool, database.connect, local=False)
     assert not await ring.is_open()
 
 
 async def test_without_the_database_every_key_is_refused(
     database: Database, time: Time, held: Holder, database_url: str
 ) -> None:
-    opened = Keyring(database.pool, database.connect, local=True, ticks=time)
-    ring = Keyring(database.pool, database.connect, local=False, ticks=time)
+    opened = KeyCache(database.pool, database.connect, local=True, ticks=time)
+    ring = KeyCache(database.pool, database.connect, local=False, ticks=time)
     assert await ring.find(held.key) is not None
     opened._open_seen_at = time.now  # as if there were no key yet
     await database.pool.close()
@@ -172,10 +172,10 @@ async def test_without_the_database_every_key_is_refused(
 
 
 async def test_unknown_keys_delay_no_valid_key(
-    ring: Keyring, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
+    ring: KeyCache, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
 ) -> None:
     assert await ring.find(held.key) is not None
-    strangers = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
+    unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     while await owner.fetchval(waiting) < 2:
         await asyncio.sleep(0)
@@ -184,18 +184,18 @@ async def test_unknown_keys_delay_no_valid_key(
         assert await ring.find(held.key) is not None
         time.now += BELIEVED_S + 0.01
     assert await owner.fetchval(waiting) == 2
-    assert not any(stranger.done() for stranger in strangers)
-    for stranger in strangers:
+    assert not any(stranger.done() for stranger in unknown_keys)
+    for stranger in unknown_keys:
         stranger.cancel()
-    await asyncio.gather(*strangers, return_exceptions=True)
+    await asyncio.gather(*unknown_keys, return_exceptions=True)
 
 
 async def test_too_many_unknown_keys_are_refused(
-    ring: Keyring, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
+    ring: KeyCache, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_cache, "_STRANGERS_WAITING", 5)
-    strangers = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
-    done, waiting = await asyncio.wait(strangers, return_when=asyncio.FIRST_COMPLETED)
+    unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
+    done, waiting = await asyncio.wait(unknown_keys, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
     with pytest.raises(UnavailableError):
         await done.pop()
@@ -205,7 +205,7 @@ async def test_too_many_unknown_keys_are_refused(
 
 
 async def test_a_refused_key_is_cached(
-    ring: Keyring, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+    ring: KeyCache, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_cache, "_MOST_KEYS", 100)
     for n in range(300):
@@ -221,7 +221,7 @@ async def test_a_refused_key_is_cached(
 
 
 async def test_concurrent_look_ups_share_one_query(
-    ring: Keyring, held: Holder, owner: asyncpg.Pool
+    ring: KeyCache, held: Holder, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("CREATE SEQUENCE asked")
     await owner.execute("GRANT USAGE ON SEQUENCE asked TO bottega_system")

@@ -17,10 +17,10 @@ from bottega.llm.structured_output import ModelAnalyst
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning import feedback, jobs
-from bottega.memory.learning.reflection_worker import MOST_TRIES, Learning
+from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.learning.run_learning import learnt
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from tests.fake_model import FakeModel, calls, http_error
 from tests.memories import remember, told
@@ -38,7 +38,7 @@ class Cache(PatternCache):
 
 @pytest.fixture
 async def cache(database: Database) -> Cache:
-    matchers = Matchers(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, database.connect)
     cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
@@ -53,11 +53,13 @@ async def model() -> AsyncIterator[FakeModel]:
 
 
 @pytest.fixture
-async def thinking(database: Database, cache: Cache, model: FakeModel) -> AsyncIterator[Learning]:
+async def thinking(
+    database: Database, cache: Cache, model: FakeModel
+) -> AsyncIterator[ReflectionWorker]:
     """Learning by a model."""
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
     analyst = ModelAnalyst(provider, "thinker")
-    yield Learning(database.pool, cache, analyst=analyst)
+    yield ReflectionWorker(database.pool, cache, analyst=analyst)
     await provider.aclose()
 
 
@@ -108,7 +110,7 @@ async def test_rules_learn_from_runs_once(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     made = await ended(owner, 3, metadata=given())
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     assert await learning.learn_due() <= 1.0
     assert await state(owner) == [("done", 1, None)] * 3
     written = await reflections(owner)
@@ -119,7 +121,7 @@ async def test_rules_learn_from_runs_once(
 
 
 async def test_a_model_says_what_a_run_teaches(
-    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, cache: Cache
+    thinking: ReflectionWorker, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     model.script(insight("Look before you leap."))
@@ -133,7 +135,7 @@ async def test_a_model_says_what_a_run_teaches(
 
 
 async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
-    thinking: Learning, owner: asyncpg.Pool, model: FakeModel, cache: Cache
+    thinking: ReflectionWorker, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
     await ended(owner, metadata=given())
     model.script(*[http_error(503)] * MOST_TRIES)
@@ -162,7 +164,7 @@ async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
 
 
 async def test_an_episode_that_fails_the_model_delays_no_other(
-    thinking: Learning, owner: asyncpg.Pool, model: FakeModel
+    thinking: ReflectionWorker, owner: asyncpg.Pool, model: FakeModel
 ) -> None:
     await ended(owner, 3)
 
@@ -181,7 +183,7 @@ async def test_an_unreadable_episode_delays_no_other(
 ) -> None:
     await ended(owner, 2)
     await ended(owner, metadata=given(category="unheard of"))
-    await Learning(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).learn_due()
     assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
     (error,) = [error for *_, error in await state(owner) if error]
     assert error.startswith("an internal error (ValueError)")
@@ -191,7 +193,7 @@ async def test_feedback_causes_learning_from_the_run_again(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     before = await reflections(owner)
     assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')]
@@ -211,7 +213,7 @@ async def test_runs_without_evidence_change_no_pattern(
 ) -> None:
     await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
     await ended(owner, metadata=given(), state=State(state=StorageState.QUARANTINED))
-    await Learning(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).learn_due()
     assert await state(owner) == [("done", 1, None)] * 2
     assert await cache.outcomes(owner) == []
 
@@ -220,7 +222,7 @@ async def test_withdrawn_evidence_is_removed(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, metadata=given())
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     await owner.execute("UPDATE episode_state SET state = 'quarantined'")
     await owner.execute("UPDATE run_learning SET status = 'pending', tries = 0, next_at = now()")
@@ -232,7 +234,7 @@ async def test_feedback_reaches_the_merged_pattern(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     (one,) = await ended(owner, metadata=given())
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     was = await cache.get(DEFAULT_TENANT, PATTERN)
     other = await cache.add(DEFAULT_TENANT, was.but(id=None, name="look too"))
@@ -253,7 +255,7 @@ async def test_aged_episodes_remain_evidence(
     database: Database, owner: asyncpg.Pool, cache: Cache, later: str
 ) -> None:
     (one,) = await ended(owner, metadata=given())
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     await owner.execute("UPDATE episode_state SET state = $1", later)
     assert one.run_id is not None
@@ -269,7 +271,7 @@ async def test_a_run_shows_its_lessons(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     one, other = await ended(owner, 2, metadata=given())
-    await Learning(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).learn_due()
     content = Content(ContentKind.HEURISTIC, {"condition": "c", "action": "a"})
     mined = Pattern(
         name="mined",
@@ -299,7 +301,7 @@ async def test_another_worker_continues_after_one_died(
 ) -> None:
     await ended(owner)
     await owner.execute("SELECT claim_due_learning(300, 10, 10)")  # claimed by a worker that dies
-    learning = Learning(database.pool, cache)
+    learning = ReflectionWorker(database.pool, cache)
     assert 0 < await learning.learn_due() <= 300
     assert await state(owner) == [("pending", 1, None)]
     await make_due(owner)

@@ -10,9 +10,9 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.memory.episodes.ageing import Lifecycle
-from bottega.memory.episodes.lifecycle import Ages, Stage
-from bottega.memory.episodes.maintenance import Tending
+from bottega.memory.episodes.ageing import Ageing
+from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
+from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from tests.memories import (
     Folder,
     Tripped,
@@ -36,8 +36,8 @@ def store(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def lifecycle(database: Database, store: Folder) -> Lifecycle:
-    return Lifecycle(database.pool, store)
+def lifecycle(database: Database, store: Folder) -> Ageing:
+    return Ageing(database.pool, store)
 
 
 async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool | None:
@@ -51,7 +51,7 @@ async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool 
 async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    tending = Tending(database.pool, store)
+    tending = EpisodeMaintenance(database.pool, store)
     told_ = [told(f"prepare report number {number}", day(20 * number)) for number in range(20)]
     ids: list[UUID] = []
     for today in range(0, 420, 4):
@@ -61,10 +61,10 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
         found, in_state = await searchable(owner), await states(owner)
         for episode in told_[: len(ids)]:
             assert episode.id is not None
-            stage = Ages().stage(episode.at, day(today))
+            stage = AgeThresholds().stage(episode.at, day(today))
             assert in_state[episode.id] == stage
-            assert (episode.id in found) == (stage is not Stage.ARCHIVED)
-            expected = {Stage.AGED: {"trace"}, Stage.ARCHIVED: {"trace", "output"}}
+            assert (episode.id in found) == (stage is not AgeStage.ARCHIVED)
+            expected = {AgeStage.AGED: {"trace"}, AgeStage.ARCHIVED: {"trace", "output"}}
             assert await cold(owner, episode.id) == expected.get(stage, set())
             whole = await bodies(owner, store, episode.id)
             assert whole == {"trace": episode.trace, "output": episode.output}
@@ -75,7 +75,7 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
 
 
 async def test_an_old_imported_episode_gets_its_state_at_once(
-    owner: asyncpg.Pool, database: Database, lifecycle: Lifecycle
+    owner: asyncpg.Pool, database: Database, lifecycle: Ageing
 ) -> None:
     [old] = await remember(database.pool, told("x", day(-4000)))
     moved = await lifecycle.archive_old(DEFAULT_TENANT, day(0))
@@ -91,14 +91,14 @@ async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
 ) -> None:
     ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(4)))
-    await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
+    await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
     as_it_was = await rows(owner)
     broken = Tripped(store.path, at=at, before=before)
     with pytest.raises(UnavailableError):
-        await Lifecycle(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
+        await Ageing(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
     assert await rows(owner) == as_it_was
     assert store.keys() <= await trash(owner)
-    moved = await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(200))
+    moved = await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(200))
     assert moved == {"aged": 4}
     assert [await cold(owner, each) for each in ids] == [{"trace"}] * 4
     named = await owner.fetch("SELECT object_key AS key FROM episode_bodies WHERE content IS NULL")
@@ -126,7 +126,7 @@ async def trash(owner: asyncpg.Pool) -> set[str]:
 async def test_an_interrupted_step_changes_nothing(
     database: Database,
     owner: asyncpg.Pool,
-    lifecycle: Lifecycle,
+    lifecycle: Ageing,
     store: Folder,
     today: int,
     table: str,
@@ -149,7 +149,7 @@ async def test_an_interrupted_step_changes_nothing(
 
 
 async def test_concurrent_ageing_happens_once(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
 ) -> None:
     ids = await remember(
         database.pool, *(told(f"task {n}", day(0)) for n in range(30)), embedded=False
@@ -168,7 +168,7 @@ async def test_concurrent_ageing_happens_once(
 
 
 async def test_locked_episodes_are_skipped_until_later(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
     held, free = await remember(database.pool, told("a", day(0)), told("b", day(1)))
     async with owner.acquire() as connection, connection.transaction():
@@ -185,9 +185,9 @@ async def test_ageing_works_in_pages_and_one_call_is_bounded(
     await remember(
         database.pool, *(told(f"task {n}", day(n / 100)) for n in range(130)), embedded=False
     )
-    some = Lifecycle(database.pool, store, most=100)
+    some = Ageing(database.pool, store, most=100)
     assert await some.archive_old(DEFAULT_TENANT, day(200)) == {"mature": 100, "aged": 100}
-    assert await Lifecycle(database.pool, store).archive_old(DEFAULT_TENANT, day(200)) == {
+    assert await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(200)) == {
         "mature": 30,
         "aged": 30,
     }
@@ -204,7 +204,7 @@ async def test_objects_with_an_expired_claim_are_not_used(
             await owner.execute("DELETE FROM deleted_objects")
 
     with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
-        await Lifecycle(database.pool, Slow(store.path)).archive_old(DEFAULT_TENANT, day(200))
+        await Ageing(database.pool, Slow(store.path)).archive_old(DEFAULT_TENANT, day(200))
     assert set((await states(owner)).values()) == {"mature"}
 
 
@@ -233,7 +233,7 @@ async def test_episodes_that_are_not_due_cannot_change_state(
 
 
 async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
     gone, kept = await remember(database.pool, told("a", day(0)), told("b", day(0)))
     assert await mark_deleted(database.pool, gone, 1) is True
@@ -249,7 +249,7 @@ async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
 
 
 async def test_objects_of_purged_episodes_become_trash(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, store: Folder
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
 ) -> None:
     [gone] = await remember(database.pool, told("a", day(0)))
     await lifecycle.archive_old(DEFAULT_TENANT, day(400))
@@ -261,7 +261,7 @@ async def test_objects_of_purged_episodes_become_trash(
 
 @pytest.mark.parametrize("table", ["episode_bodies", "episodes", "episode_state"])
 async def test_an_interrupted_purge_removes_nothing(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle, table: str
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, table: str
 ) -> None:
     gone, _ = await remember(database.pool, told("a", day(0)), told("b", day(0)))
     await mark_deleted(database.pool, gone, 1)
@@ -280,7 +280,7 @@ async def test_an_interrupted_purge_removes_nothing(
 async def test_each_tenant_has_its_turn_at_intervals(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    tending = Tending(database.pool, store)
+    tending = EpisodeMaintenance(database.pool, store)
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
     await owner.execute("INSERT INTO tenants (name) VALUES ('empty')")
     await remember(database.pool, told("a", day(0)))
@@ -308,15 +308,15 @@ async def test_a_failing_tenant_delays_no_other(
             except UnavailableError:
                 raise InvalidInputError("a body too long") from None
 
-    broken = Tending(database.pool, Picky(store.path, at=1, before=True))
+    broken = EpisodeMaintenance(database.pool, Picky(store.path, at=1, before=True))
     assert len(await broken.tend_next(day(200))) == 2
     assert sorted((await states(owner)).values()) == ["aged", "mature"]
-    await Tending(database.pool, store).tend_next(day(201))
+    await EpisodeMaintenance(database.pool, store).tend_next(day(201))
     assert set((await states(owner)).values()) == {"aged"}
 
 
 async def test_episodes_without_vectors_age(
-    database: Database, owner: asyncpg.Pool, lifecycle: Lifecycle
+    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
     [late] = await remember(database.pool, told("a", day(0)), embedded=False)
     await lifecycle.archive_old(DEFAULT_TENANT, day(200))

@@ -9,7 +9,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.wakeups import background
 from bottega.execution.journal import Journal
-from bottega.execution.live_text import LiveText, Speech
+from bottega.execution.live_text import CallText, LiveText
 
 
 class Woken:
@@ -26,11 +26,11 @@ class Woken:
         self.news.clear()
 
 
-def speech(database: Database, *, call: int, started: int = 5) -> Speech:
+def speech(database: Database, *, call: int, started: int = 5) -> CallText:
     journal = Journal(
         database.pool, DEFAULT_TENANT, uuid4(), attempt=1, last_seq=5, wake=lambda run_id: None
     )
-    return Speech(journal, None, None, "a", call, started)
+    return CallText(journal, None, None, "a", call, started)
 
 
 async def rows(owner: asyncpg.Pool) -> list[tuple[int, int, str]]:

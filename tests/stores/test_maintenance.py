@@ -14,9 +14,9 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, connect
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import indexes, jobs
-from bottega.memory.learning.indexes import Indices
+from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
-from bottega.memory.learning.maintenance import Maintenance, Nights, Stage
+from bottega.memory.learning.maintenance import Maintenance, MaintenanceStage, Nights
 from tests.memories import day, remember, told
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
@@ -39,8 +39,8 @@ class Done:
         self.done: list[str] = []
         self.before: dict[str, Callable[[Job], Awaitable[None]]] = {}
 
-    def stages(self) -> list[Stage]:
-        return [Stage(name, self._work(name)) for name in NAMES]
+    def stages(self) -> list[MaintenanceStage]:
+        return [MaintenanceStage(name, self._work(name)) for name in NAMES]
 
     def _work(self, name: str) -> Callable[[Job], Awaitable[Mapping[str, Any]]]:
         async def work(job: Job) -> Mapping[str, Any]:
@@ -306,15 +306,15 @@ async def test_jobs_are_listed_and_the_oldest_are_deleted(
 
 
 @pytest.fixture
-def care(database: Database, database_url: str) -> Indices:
+def care(database: Database, database_url: str) -> IndexMaintenance:
     async def as_maintenance() -> asyncpg.Connection:
         return await connect(database_url, role=indexes.ROLE, longest_s=None)
 
-    return Indices(as_maintenance, least_changes=50)
+    return IndexMaintenance(as_maintenance, least_changes=50)
 
 
 async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
-    database: Database, owner: asyncpg.Pool, care: Indices
+    database: Database, owner: asyncpg.Pool, care: IndexMaintenance
 ) -> None:
     await remember(database.pool, *(told(f"export {n}", day(1)) for n in range(20)))
     await owner.execute("SELECT pg_stat_reset()")
@@ -348,7 +348,7 @@ async def filenodes(owner: asyncpg.Pool) -> dict[str, int]:
 
 
 async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
-    owner: asyncpg.Pool, care: Indices
+    owner: asyncpg.Pool, care: IndexMaintenance
 ) -> None:
     holder = await care.connect()
     await holder.execute("SELECT pg_advisory_lock(4871019230)")
@@ -365,7 +365,9 @@ async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
     assert "ix_patterns_state_ccnew" not in await filenodes(owner)
 
 
-async def test_a_locked_table_waits_for_another_night(owner: asyncpg.Pool, care: Indices) -> None:
+async def test_a_locked_table_waits_for_another_night(
+    owner: asyncpg.Pool, care: IndexMaintenance
+) -> None:
     impatient = replace(care, patience_s=0.01)
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE episode_tags IN SHARE UPDATE EXCLUSIVE MODE")
@@ -375,7 +377,7 @@ async def test_a_locked_table_waits_for_another_night(owner: asyncpg.Pool, care:
 
 
 async def test_the_index_role_reads_no_rows_and_is_optional(
-    database: Database, owner: asyncpg.Pool, database_url: str, care: Indices
+    database: Database, owner: asyncpg.Pool, database_url: str, care: IndexMaintenance
 ) -> None:
     connection = await care.connect()
     await connection.execute(f"SET bottega.tenant = '{DEFAULT_TENANT}'")
@@ -389,4 +391,4 @@ async def test_the_index_role_reads_no_rows_and_is_optional(
     async def refused() -> asyncpg.Connection:
         return await connect(database_url, role="nobody_made_it")
 
-    assert "bottega migrate" in (await Indices(refused).care())["skipped"]
+    assert "bottega migrate" in (await IndexMaintenance(refused).care())["skipped"]

@@ -15,7 +15,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.wakeups import background
 from bottega.memory.patterns import rows
-from bottega.memory.patterns.matcher_cache import BELIEVED_S, HOT, Matchers
+from bottega.memory.patterns.matcher_cache import BELIEVED_S, HOT, MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -23,15 +23,15 @@ WITHIN_S = 20
 
 
 @asynccontextmanager
-async def hearing(database: Database, **more: Any) -> AsyncIterator[Matchers]:
+async def hearing(database: Database, **more: Any) -> AsyncIterator[MatcherCache]:
     """Yield matchers that listen for changes."""
-    matchers = Matchers(database.pool, database.connect, **more)
+    matchers = MatcherCache(database.pool, database.connect, **more)
     async with background(matchers.run):
         await until_it_hears(matchers)
         yield matchers
 
 
-async def until_it_hears(matchers: Matchers, *, hears: bool = True) -> None:
+async def until_it_hears(matchers: MatcherCache, *, hears: bool = True) -> None:
     async with asyncio.timeout(WITHIN_S):
         while matchers.hears is not hears:
             await asyncio.sleep(0)
@@ -50,11 +50,11 @@ async def add(
     return stored
 
 
-async def found(matchers: Matchers, tenant: UUID = DEFAULT_TENANT) -> list[UUID]:
+async def found(matchers: MatcherCache, tenant: UUID = DEFAULT_TENANT) -> list[UUID]:
     return [each.pattern.key for each in (await matchers.of(tenant)).find({}, now=NOW)]
 
 
-async def until_found(matchers: Matchers, expected: list[UUID]) -> None:
+async def until_found(matchers: MatcherCache, expected: list[UUID]) -> None:
     async with asyncio.timeout(WITHIN_S):
         while await found(matchers) != expected:
             await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_nothing_is_cached_while_the_listener_is_disconnected(
 
 
 async def test_a_process_that_does_not_listen_reads_each_time(database: Database) -> None:
-    matchers = Matchers(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, database.connect)
     assert await found(matchers) == []
     added = await add(database)
     assert await found(matchers) == [added]

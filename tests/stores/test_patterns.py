@@ -18,7 +18,7 @@ from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -67,7 +67,7 @@ def cache(database: Database, clock: Hands) -> PatternCache:
 
 def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
     """Return a cache that gets no notices, so it reads everything again."""
-    matchers = Matchers(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, database.connect)
     return PatternCache(
         database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
     )

@@ -12,19 +12,19 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, connect, open_database
-from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import indexes, jobs
 from bottega.memory.learning.discovery import Discovery
-from bottega.memory.learning.indexes import Indices
+from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance
 from bottega.memory.learning.pipeline import Pipeline
 from bottega.memory.learning.reports import Reports
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import Matchers
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -52,7 +52,7 @@ class Looked:
         self.database = database
         self.store = Folder(folder)
         pool = database.pool
-        self.hot = HotEpisodes()
+        self.hot = EpisodeCache()
         self.memory = EpisodicMemory(
             pool,
             embedders=Embedders(pool, lambda: EMBEDDER, lambda _: EMBEDDER),
@@ -60,14 +60,14 @@ class Looked:
             hot=self.hot,
             clock=lambda: NOW,
         )
-        matchers = Matchers(pool, database.connect)
+        matchers = MatcherCache(pool, database.connect)
         self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
         pipeline = Pipeline(
             pool,
             self.memory,
             self.patterns,
             Discovery(pool, self.store, self.patterns),
-            Indices(self.as_maintenance),
+            IndexMaintenance(self.as_maintenance),
             Reports(pool, self.hot, now=lambda: NOW),
             now=lambda: NOW,
         )

@@ -13,12 +13,12 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError
-from bottega.memory.episodes.cache import HotEpisodes
+from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.context import Memory
+from bottega.memory.learning.context import TaskMemory
 from tests.memories import EMBEDDER, day, embed, remember, told
 
 TENANT = str(DEFAULT_TENANT)
@@ -80,7 +80,7 @@ async def kept(database: Database) -> dict[UUID, Episode]:
 def memory(database: Database) -> EpisodicMemory:
     embedders = Embedders(database.pool, lambda: EMBEDDER, lambda name: EMBEDDER)
     return EpisodicMemory(
-        database.pool, embedders=embedders, hot=HotEpisodes(), clock=lambda: day(20)
+        database.pool, embedders=embedders, hot=EpisodeCache(), clock=lambda: day(20)
     )
 
 
@@ -104,7 +104,7 @@ async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
         for way, hits in found.items():
             ids = {getattr(hit, "episode", hit).id for hit in hits}
             assert ids == expected, (scope, way)
-        insights = await Memory(
+        insights = await TaskMemory(
             database.pool,
             memory,
             None,  # type: ignore[arg-type]

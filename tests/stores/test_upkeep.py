@@ -10,7 +10,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.episodes.maintenance import Tending, Upkeep
+from bottega.memory.episodes.maintenance import EpisodeMaintenance, EpisodeUpkeep
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 
@@ -41,9 +41,9 @@ def objects(root: Path) -> Objects:
 
 
 @pytest.fixture
-def upkeep(database: Database, objects: Objects, clock: Clock) -> Upkeep:
-    tending = Tending(database.pool, objects)
-    return Upkeep(database.pool, objects, tending, clock=clock)
+def upkeep(database: Database, objects: Objects, clock: Clock) -> EpisodeUpkeep:
+    tending = EpisodeMaintenance(database.pool, objects)
+    return EpisodeUpkeep(database.pool, objects, tending, clock=clock)
 
 
 async def store(database: Database, *numbers: int, **bodies: Any) -> None:
@@ -95,7 +95,7 @@ def unblock(root: Path) -> None:
 
 
 async def test_long_bodies_move_whole_and_short_episodes_stay(
-    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects
 ) -> None:
     await store(database, 1)
     await store(database, 2, trace=[{"said": "short"}])
@@ -116,7 +116,7 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
     owner: asyncpg.Pool,
     clock: Clock,
     tmp_path: Path,
-    upkeep: Upkeep,
+    upkeep: EpisodeUpkeep,
     root: Path,
 ) -> None:
     await store(database, 1)
@@ -134,7 +134,7 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
 
 
 async def test_a_death_between_object_and_row_leaves_trash_and_the_body(
-    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects, root: Path
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects, root: Path
 ) -> None:
     await store(database, 1)
     ids = [UUID(int=1)]
@@ -172,7 +172,7 @@ async def test_an_object_in_the_trash_is_not_referenced_again(
 
 
 async def test_erasure_deletes_objects(
-    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, root: Path, clock: Clock
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, root: Path, clock: Clock
 ) -> None:
     await store(database, 1, 2)
     await upkeep.offload_due()
@@ -193,7 +193,7 @@ async def test_erasure_deletes_objects(
 
 
 async def test_words_are_counted_at_intervals(
-    database: Database, owner: asyncpg.Pool, upkeep: Upkeep
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep
 ) -> None:
     await store(database, *range(1, 6))
     assert await upkeep.sample_words() == float("inf")  # before any episode has vectors
@@ -210,7 +210,7 @@ async def test_words_are_counted_at_intervals(
 
 
 async def test_old_episodes_are_aged(
-    database: Database, owner: asyncpg.Pool, upkeep: Upkeep, objects: Objects
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects
 ) -> None:
     await store(database, 1)
     await owner.execute("UPDATE episode_state SET at = now() - interval '200 days'")

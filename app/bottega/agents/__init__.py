@@ -23,7 +23,7 @@ from bottega.agents.policy import ToolRequirement
 from bottega.agents.prompting import PromptMemory
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import Query, Recorder
-from bottega.agents.recall import Embedder, Recall
+from bottega.agents.recall import Recall, RecallEmbedder
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, tool
 from bottega.errors import (
@@ -52,7 +52,6 @@ __all__ = [
     "AssistantResponse",
     "BaseAgent",
     "CycleError",
-    "Embedder",
     "EventContract",
     "HistoryError",
     "Hook",
@@ -70,6 +69,7 @@ __all__ = [
     "Publication",
     "Query",
     "Recall",
+    "RecallEmbedder",
     "Recorder",
     "SharedMemoryGraph",
     "StandardMessage",

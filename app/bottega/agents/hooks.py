@@ -133,7 +133,7 @@ Transformer = Callable[[Any, AgentStatus], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HookOutcome:
     """Result of an event's hooks: a decision and its value."""
 
     decision: HookDecision
@@ -212,7 +212,7 @@ class Hook:
         owner = "" if self.plugin is None else f" of the plugin '{self.plugin}'"
         return f"hook{owner} on {self.event}"
 
-    async def run(self, status: AgentStatus, value: Any) -> tuple[Outcome, AgentStatus]:
+    async def run(self, status: AgentStatus, value: Any) -> tuple[HookOutcome, AgentStatus]:
         """Run the hook on an event; return the outcome, and the status with the new value.
 
         Raises:
@@ -220,7 +220,7 @@ class Hook:
         """
         for condition in self._conditions:
             if not await settled(condition(status)):
-                return Outcome(HookDecision.CONTINUE, value), status
+                return HookOutcome(HookDecision.CONTINUE, value), status
         for step in self._steps:
             for effect in step.effects:
                 await settled(effect(status))
@@ -232,13 +232,13 @@ class Hook:
                     value = _unchanged(self.event, old)
             _check(self, step, value)
             if step.decision is not HookDecision.CONTINUE:
-                return Outcome(step.decision, value), status
+                return HookOutcome(step.decision, value), status
             if step.value is not None:
                 status = _with_value(status, value)
-        return Outcome(HookDecision.CONTINUE, value), status
+        return HookOutcome(HookDecision.CONTINUE, value), status
 
 
-async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> Outcome:
+async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> HookOutcome:
     """Run an event's hooks in order, each on the previous one's value.
 
     An exception of a hook becomes FAIL with its text.
@@ -257,11 +257,13 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> O
                 raise  # the query is cancelled, not only something that the hook awaits
             if hook.plugin is not None:
                 logger.warning("plugin '%s' failed: %s", hook.plugin, hook, exc_info=error)
-            return Outcome(HookDecision.FAIL, f"a {hook} raised {type(error).__name__}: {error}")
+            return HookOutcome(
+                HookDecision.FAIL, f"a {hook} raised {type(error).__name__}: {error}"
+            )
         if outcome.decision is not HookDecision.CONTINUE:
             return outcome
         value = outcome.value
-    return Outcome(HookDecision.CONTINUE, value)
+    return HookOutcome(HookDecision.CONTINUE, value)
 
 
 async def settled(value: Any) -> Any:
@@ -345,7 +347,7 @@ class QueryFailed(Exception):  # noqa: N818
         self.content = content
 
 
-async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> Outcome:
+async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> HookOutcome:
     """Run the hooks of an event.
 
     Args:
@@ -357,7 +359,7 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
     """
     hooks = query.agent.hooks.get(event)
     if not hooks:
-        return Outcome(HookDecision.CONTINUE, value)
+        return HookOutcome(HookDecision.CONTINUE, value)
     status = AgentStatus(event, query.agent, query.iteration, **fields)
     outcome = await run_hooks(hooks, status, value)
     if outcome.decision is HookDecision.FAIL:

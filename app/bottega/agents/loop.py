@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
-from bottega.agents.hooks import AgentEvent, HookDecision, Outcome, QueryFailed, fire
+from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome, QueryFailed, fire
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -172,7 +172,7 @@ class QueryLoop:
 
     async def _reviewed(
         self, event: AgentEvent, message: AssistantMessage, deferred: list[StandardMessage]
-    ) -> Outcome:
+    ) -> HookOutcome:
         try:
             return await fire(
                 self.query, event, message, assistant_message=message, deferred=deferred

@@ -1,6 +1,6 @@
 """The state of a query, and the :class:`Recorder` port: it observes and may replay a query.
 
-The base class records nothing. The service's journal (``bottega.execution.journal``) overrides it: it
+The base class records nothing. The service's journal (``execution.journal``) overrides it: it
 writes events, and replays model and tool calls of a run that is resumed after a crash.
 """
 
@@ -59,7 +59,7 @@ class BackgroundTask(Protocol):
         """Receive a text delta of a query."""
 
 
-class Scope(Protocol):
+class QueryScopePort(Protocol):
     """Work started by a query that must not outlive it."""
 
     async def close(self, error: BaseException | None = None) -> None:
@@ -101,7 +101,7 @@ class Query:
     memory_pulled: bool = False
     escaped: BaseException | None = None
     task: BackgroundTask | None = None
-    scope: Scope | None = None
+    scope: QueryScopePort | None = None
     composed: Mapping[str, int] | None = None
 
     @property

@@ -29,7 +29,7 @@ Recalled = tuple[MemoryItem, float]
 _PLACES = 4
 
 
-class Embedder(Protocol):
+class RecallEmbedder(Protocol):
     """The part of an embedder that :class:`Recall` needs."""
 
     async def embed(self, texts: Sequence[str]) -> "Vectors":
@@ -65,7 +65,7 @@ class Recall:
         InvalidInputError: ``k`` is below 1.
     """
 
-    def __init__(self, embedder: Embedder, k: int) -> None:
+    def __init__(self, embedder: RecallEmbedder, k: int) -> None:
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, not {k}")
         self.embedder = embedder

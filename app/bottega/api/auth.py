@@ -14,7 +14,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
 from bottega.events.log import is_transient
 from bottega.tenants import keys
-from bottega.tenants.key_cache import Identity, Keyring
+from bottega.tenants.key_cache import Identity, KeyCache
 
 SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
@@ -81,8 +81,8 @@ class Authenticate:
             await refuse(problem_response(404, "not_found", _NO_SOCKET), scope, receive, send)
             return
         if scope["type"] in ("http", "websocket") and not is_public(scope["path"]):
-            keyring: Keyring = scope["app"].state.service.keys
-            found = await _principal_or_refusal(scope, keyring)
+            key_cache: KeyCache = scope["app"].state.service.keys
+            found = await _principal_or_refusal(scope, key_cache)
             if isinstance(found, Response):
                 await refuse(found, scope, receive, send)
                 return
@@ -90,13 +90,13 @@ class Authenticate:
         await self.app(scope, receive, send)
 
 
-async def _principal_or_refusal(scope: Scope, keyring: Keyring) -> Principal | Response:
+async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal | Response:
     try:
         if ticket := _ticket(scope):
-            return await _by_ticket(keyring, ticket, scope["path"])
-        if await keyring.is_open():
+            return await _by_ticket(key_cache, ticket, scope["path"])
+        if await key_cache.is_open():
             return LOCAL
-        return await _by_key(keyring, Headers(scope=scope).getlist("authorization"))
+        return await _by_key(key_cache, Headers(scope=scope).getlist("authorization"))
     except BottegaError as error:
         return for_error(error)
     except Exception as error:
@@ -105,14 +105,14 @@ async def _principal_or_refusal(scope: Scope, keyring: Keyring) -> Principal | R
         raise
 
 
-async def _by_key(keyring: Keyring, sent: list[str]) -> Principal:
+async def _by_key(key_cache: KeyCache, sent: list[str]) -> Principal:
     if not (sent and sent[0][:7].lower() == "bearer "):
         raise UnauthenticatedError("send an API key: 'Authorization: Bearer <key>'")
     match = _BEARER.fullmatch(sent[0]) if len(sent) == 1 else None
-    key = await keyring.find(match[1]) if match else None
+    key = await key_cache.find(match[1]) if match else None
     if key is None:
         raise UnauthenticatedError("this API key is unknown, or was revoked", code="bad_key")
-    if keyring.expired(key):
+    if key_cache.expired(key):
         raise UnauthenticatedError(
             f"this API key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}: ask for a new one",
             code="key_expired",
@@ -126,9 +126,9 @@ def _ticket(scope: Scope) -> str | None:
     return next(offered, None)
 
 
-async def _by_ticket(keyring: Keyring, ticket: str, path: str) -> Principal:
+async def _by_ticket(key_cache: KeyCache, ticket: str, path: str) -> Principal:
     at, match = _WEBSOCKET.fullmatch(path), _TICKET.fullmatch(ticket)
-    row = await keyring.redeem(keys.hashed(match[1]), UUID(at[1])) if at and match else None
+    row = await key_cache.redeem(keys.hashed(match[1]), UUID(at[1])) if at and match else None
     if row is None:
         raise UnauthenticatedError(
             "the ticket is unknown, used, too old or for another run: get a new one from "

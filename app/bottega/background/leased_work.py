@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.events.log import is_transient
 from bottega.events.wakeups import Connect, keep_connected
 
@@ -20,7 +20,7 @@ _LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
 log = structlog.get_logger(__name__)
 
 
-class Alarm:
+class LeasedWork:
     """A loop that calls ``act`` at once, at every ring, and at every due time.
 
     Args:
@@ -55,10 +55,10 @@ class Alarm:
                     await self._rung.wait()
 
 
-async def heed(connect: Connect, *alarms: Alarm) -> None:
+async def heed(connect: Connect, *alarms: LeasedWork) -> None:
     """Ring each alarm at notifications on its channel, until cancelled; reconnects by itself."""
 
-    async def listen(connection: Session) -> None:
+    async def listen(connection: ListenSession) -> None:
         for alarm in alarms:
             await connection.add_listener(alarm.channel, lambda *_, ring=alarm.ring: ring())
             alarm.ring()  # notifications may have been missed

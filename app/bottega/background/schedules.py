@@ -17,9 +17,9 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from bottega.background.cron import next_tick
-from bottega.background.leased_work import Alarm
+from bottega.background.leased_work import LeasedWork
 from bottega.db.engine import act_as
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
@@ -116,7 +116,7 @@ async def page(
     descending: bool,
     limit: int,
     full: bool,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List schedules by name: the page after ``after``; ``full``: with their runs' inputs."""
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
@@ -126,7 +126,7 @@ async def page(
         query = query.where(column < after if descending else column > after)
     query = query.order_by(column.desc() if descending else column)
     rows = await fetch_page(connection, query, limit)
-    return Part(map(dict, rows), more=rows.more)
+    return PageItems(map(dict, rows), more=rows.more)
 
 
 async def pause(
@@ -182,7 +182,7 @@ class Ticker:
     """
 
     def __init__(self, engine: AsyncEngine, limits: Limits) -> None:
-        self.alarm = Alarm(CHANNEL, self._start_due)
+        self.alarm = LeasedWork(CHANNEL, self._start_due)
         self._engine = engine
         self._limits = limits
         self._after = UUID(int=0)  # the tenant of the last start

@@ -19,7 +19,7 @@ import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
-from bottega.background.leased_work import Alarm
+from bottega.background.leased_work import LeasedWork
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
 from bottega.events.log import is_transient
@@ -61,7 +61,7 @@ WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Delivery:
     """The result of a try.
 
     Attributes:
@@ -78,10 +78,10 @@ class Outcome:
 
 def outcome(
     answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
-) -> Outcome:
+) -> Delivery:
     """Return the result of try number ``tries``, from the reply's status or the error. Pure."""
     if answer is not None and 200 <= answer < 300:
-        return Outcome("delivered", answer)
+        return Delivery("delivered", answer)
     if error is not None:
         why = error.detail
     elif answer is not None and 300 <= answer < 400:
@@ -89,8 +89,8 @@ def outcome(
     else:
         why = f"the receiver answered {answer}"
     if answer == _GONE or isinstance(error, EgressRefusedError) or tries > len(retries_s):
-        return Outcome("failed", answer, why)
-    return Outcome("pending", answer, why, retries_s[tries - 1])
+        return Delivery("failed", answer, why)
+    return Delivery("pending", answer, why, retries_s[tries - 1])
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
@@ -145,7 +145,7 @@ class Webhooks:
         lease_s: float = _LEASE_S,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
     ) -> None:
-        self.alarm = Alarm(CHANNEL, self._send_due)
+        self.alarm = LeasedWork(CHANNEL, self._send_due)
         self._pool = pool
         self._egress = egress
         self._secret = secret

@@ -6,7 +6,7 @@ import asyncpg
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 
 
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
@@ -17,9 +17,9 @@ async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
     return (await connection.get_raw_connection()).driver_connection
 
 
-def session_of(adapter: Any) -> Session:
+def session_of(adapter: Any) -> ListenSession:
     """Return the session of a pooled connection, as SQLAlchemy gives it to its events."""
-    session: Session = adapter.driver_connection
+    session: ListenSession = adapter.driver_connection
     return session
 
 

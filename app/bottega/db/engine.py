@@ -21,7 +21,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from bottega.db.driver import session_of
-from bottega.db.sessions import SERVER_OPTIONS, Session, Silence, Trust
+from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
 from bottega.errors import InvalidInputError, UnavailableError
 
 _CONNECT_S = 10.0
@@ -160,7 +160,7 @@ class Database:
             self.storage.full = False
         return True
 
-    async def connect(self) -> Session:
+    async def connect(self) -> ListenSession:
         """Open a separate connection, for listening or the queue. The caller closes it."""
         step_s = self.trust.silence.step_s
         return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
@@ -192,7 +192,7 @@ async def connect(
     longest_s: float | None = _LONGEST_STATEMENT_S,
     limits: Mapping[str, int | None] | None = None,
     trust: Trust | None = None,
-) -> Session:
+) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
     See :func:`open_database` for the errors.
@@ -204,12 +204,12 @@ async def connect(
     """
     session = _session(role, limits or {})
     try:
-        connection: Session = await asyncpg.connect(
+        connection: ListenSession = await asyncpg.connect(
             url,
             timeout=_CONNECT_S,
             command_timeout=longest_s,
             server_settings=session | SERVER_OPTIONS,
-            connection_class=Session,
+            connection_class=ListenSession,
         )
         try:
             connection.begin(trust or Trust(Silence()))
@@ -321,7 +321,7 @@ async def open_database(
     limits = limits or {}
     trust = Trust(silence)
 
-    async def connected(longest_s: float) -> Session:
+    async def connected(longest_s: float) -> ListenSession:
         return await connect(url, longest_s=longest_s, limits=limits, trust=trust)
 
     engine = create_async_engine(
@@ -338,7 +338,7 @@ async def open_database(
             max_size=pool_size,
             reset=_keep_state,
             connect=lambda *_, **__: connected(silence.step_s),
-            connection_class=Session,
+            connection_class=ListenSession,
         ) as pool:
             trust.pool = pool
             each = max(1, pool_size // 2)

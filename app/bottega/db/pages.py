@@ -16,7 +16,7 @@ _ROW_BYTES = 1000
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 
 
-class Part(list[T]):
+class PageItems(list[T]):
     """The items of a page.
 
     Attributes:
@@ -30,7 +30,7 @@ class Part(list[T]):
 
 async def fetch_page(
     connection: AsyncConnection, query: Select[Any], limit: int
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes."""
     page = query.limit(limit + 1).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
@@ -47,7 +47,7 @@ async def fetch_page(
 
 async def fetch_rows(
     connection: asyncpg.Connection, query: str, *arguments: Any, limit: int
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """Fetch a page by SQL with arguments; ``LIMIT`` is the last parameter and is added here."""
     measured = f"""
         SELECT * FROM (
@@ -60,10 +60,10 @@ async def fetch_rows(
     return _part(await connection.fetch(measured, *arguments, limit + 1), limit)
 
 
-def _part(rows: Sequence[Any], limit: int) -> Part[dict[str, Any]]:
+def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:
     there = rows[0]["page_rows"] if rows else 0
     items = [
         {name: value for name, value in row.items() if name not in _MEASURES}
         for row in rows[:limit]
     ]
-    return Part(items, more=there > len(items))
+    return PageItems(items, more=there > len(items))

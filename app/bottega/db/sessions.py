@@ -77,7 +77,7 @@ class Trust:
             await self.pool.expire_connections()
 
 
-class Session(asyncpg.Connection):  # type: ignore[misc]
+class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     """A connection that ends when the server does not confirm a cancellation in time.
 
     The driver sends the cancellation over a new connection, and would wait for its effect on the

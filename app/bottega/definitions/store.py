@@ -26,7 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db import tables
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
@@ -34,7 +34,7 @@ MOST_VERSIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DefinitionKind:
     """A kind of definition: its noun in messages, its table, and the table of its versions.
 
     Attributes:
@@ -47,8 +47,8 @@ class Kind:
     bodies: tuple[str, ...]
 
 
-AGENTS = Kind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
-GRAPHS = Kind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
+AGENTS = DefinitionKind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
+GRAPHS = DefinitionKind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class Definition:
 
 
 async def create(
-    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, content: dict[str, Any]
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    name: str,
+    content: dict[str, Any],
 ) -> Definition:
     """Store a new name. A deleted name comes back, and its version numbers continue.
 
@@ -91,7 +95,7 @@ async def create(
 
 async def replace(
     connection: AsyncConnection,
-    kind: Kind,
+    kind: DefinitionKind,
     tenant_id: UUID,
     name: str,
     content: dict[str, Any],
@@ -122,7 +126,12 @@ async def replace(
 
 
 async def get(
-    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, *, lock: bool = False
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    name: str,
+    *,
+    lock: bool = False,
 ) -> Definition:
     """Return the current version. ``lock`` locks its row until this transaction ends.
 
@@ -140,14 +149,14 @@ async def get(
 
 async def page(
     connection: AsyncConnection,
-    kind: Kind,
+    kind: DefinitionKind,
     tenant_id: UUID,
     *,
     after: str | None,
     descending: bool,
     limit: int,
     full: bool,
-) -> Part[Definition]:
+) -> PageItems[Definition]:
     """List a page of current versions by name, after the name ``after``.
 
     Args:
@@ -165,7 +174,7 @@ async def page(
 
 async def delete(
     connection: AsyncConnection,
-    kind: Kind,
+    kind: DefinitionKind,
     tenant_id: UUID,
     name: str,
     if_version: int | None = None,
@@ -189,7 +198,11 @@ async def delete(
 
 
 async def _explain_none(
-    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, if_version: int | None
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    name: str,
+    if_version: int | None,
 ) -> NoReturn:
     """Raise the error of a change without a matching row: unknown name, or another version."""
     current = await get(connection, kind, tenant_id, name)
@@ -201,7 +214,7 @@ async def _explain_none(
 
 async def versions(
     connection: AsyncConnection,
-    kind: Kind,
+    kind: DefinitionKind,
     tenant_id: UUID,
     name: str,
     *,
@@ -209,7 +222,7 @@ async def versions(
     descending: bool,
     limit: int,
     full: bool,
-) -> Part[Definition]:
+) -> PageItems[Definition]:
     """List a page of a name's versions by number, after the number ``after``.
 
     Args:
@@ -230,7 +243,7 @@ async def versions(
 
 
 async def version(
-    connection: AsyncConnection, kind: Kind, tenant_id: UUID, name: str, number: int
+    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str, number: int
 ) -> Definition:
     """Return one version of a name.
 
@@ -248,12 +261,12 @@ async def version(
     return _definition(row)
 
 
-def _live(kind: Kind, tenant_id: UUID, name: str) -> Any:
+def _live(kind: DefinitionKind, tenant_id: UUID, name: str) -> Any:
     table = kind.table
     return and_(table.c.tenant_id == tenant_id, table.c.name == name, table.c.deleted_at.is_(None))
 
 
-def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
+def _columns(kind: DefinitionKind, *, full: bool) -> Iterator[ColumnElement[Any]]:
     columns = kind.versions.c
     yield from (columns.name, columns.version, columns.created_at)
     bodies = cast(kind.bodies, ARRAY(Text))
@@ -264,7 +277,7 @@ def _columns(kind: Kind, *, full: bool) -> Iterator[ColumnElement[Any]]:
     )
 
 
-def _current(kind: Kind, *, full: bool = True) -> Select[Any]:
+def _current(kind: DefinitionKind, *, full: bool = True) -> Select[Any]:
     table, old = kind.table, kind.versions
     return select(*_columns(kind, full=full)).join_from(
         old,
@@ -281,14 +294,14 @@ def _definition(row: Row[Any]) -> Definition:
     return Definition(row.name, row.version, row.definition, row.created_at)
 
 
-def _definitions(rows: Part[dict[str, Any]]) -> Part[Definition]:
+def _definitions(rows: PageItems[dict[str, Any]]) -> PageItems[Definition]:
     fields = ("name", "version", "definition", "created_at")
-    return Part((Definition(*(row[each] for each in fields)) for row in rows), more=rows.more)
+    return PageItems((Definition(*(row[each] for each in fields)) for row in rows), more=rows.more)
 
 
 async def _store_version(
     connection: AsyncConnection,
-    kind: Kind,
+    kind: DefinitionKind,
     tenant_id: UUID,
     name: str,
     number: int,
@@ -309,7 +322,9 @@ async def _store_version(
     return Definition(name, number, content, created_at)
 
 
-async def _refuse_excess(connection: AsyncConnection, kind: Kind, tenant_id: UUID) -> None:
+async def _refuse_excess(
+    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
+) -> None:
     """Refuse names above the limit. Deleted names count, since runs may have pinned versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(slots=True, eq=False)
-class Speech:
+class PartialCompletion:
     """The live text of one model call; ``beside``: of an asynchronous task.
 
     Text that replaces other text is a new object.
@@ -41,7 +41,7 @@ class Speech:
         """Return true if a row of text belongs to this call."""
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
-    def same_call(self, other: "Speech") -> bool:
+    def same_call(self, other: "PartialCompletion") -> bool:
         """Return true if both are text of the same call in the same attempt."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
@@ -71,14 +71,14 @@ class Speech:
         return known[2]
 
 
-class Speeches:
+class PartialCompletions:
     """The open model calls of a run; a task has one at a time."""
 
     def __init__(self, run_id: UUID) -> None:
         self._run_id = run_id
-        self._open: dict[UUID | None, Speech] = {}
+        self._open: dict[UUID | None, PartialCompletion] = {}
 
-    def open(self) -> Iterable[Speech]:
+    def open(self) -> Iterable[PartialCompletion]:
         """Return those with text."""
         return [speech for speech in self._open.values() if speech.at is not None]
 
@@ -87,7 +87,7 @@ class Speeches:
         kind, task_id = row["type"], row["task_id"]
         if kind == EventType.LLM_STARTED:
             data = from_json(row["data"])
-            self._open[task_id] = Speech(
+            self._open[task_id] = PartialCompletion(
                 self._run_id,
                 task_id,
                 row["parent_task_id"],
@@ -128,8 +128,8 @@ class Speeches:
                 speech.text += row["text"]
                 speech.at = row["now"]
 
-    def _again(self, old: Speech, text: str) -> Speech:
-        new = Speech(
+    def _again(self, old: PartialCompletion, text: str) -> PartialCompletion:
+        new = PartialCompletion(
             self._run_id,
             old.task_id,
             old.parent_task_id,

@@ -10,7 +10,7 @@ import stamina
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
-from bottega.db.pages import Part, fetch_rows
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import FencedError, UnavailableError
 from bottega.events.frames import Filter
 from bottega.events.types import FINAL_EVENT_TYPES, Event
@@ -58,7 +58,7 @@ async def page(
     before: int,
     limit: int,
     descending: bool,
-) -> Part[Event]:
+) -> PageItems[Event]:
     """List a page of events that pass the filter, between ``after`` and ``before`` (exclusive)."""
     async with acting_as(pool, tenant_id) as connection:
         rows = await fetch_rows(
@@ -74,7 +74,7 @@ async def page(
             only.depth,
             limit=limit,
         )
-    return Part(_events(run_id, rows), more=rows.more)
+    return PageItems(_events(run_id, rows), more=rows.more)
 
 
 def _events(run_id: UUID, rows: Sequence[Any]) -> list[Event]:

@@ -22,9 +22,9 @@ import structlog
 from bottega.clock import monotonic
 from bottega.errors import NotFoundError
 from bottega.events.frames import Filter, Frame, of_row
-from bottega.events.live_text import Speech, Speeches
+from bottega.events.live_text import PartialCompletion, PartialCompletions
 from bottega.events.log import is_transient
-from bottega.events.wakeups import EVENTS, TEXT, Feed, News
+from bottega.events.wakeups import EVENTS, TEXT, Subscription, WakeupFeed
 
 RING_EVENTS = 1000
 RING_BYTES = 512 * 1024
@@ -39,7 +39,7 @@ _READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RunCursor:
     """A run at the start of watching; ``over``: its event ``last_seq`` is the final one."""
 
     tenant_id: UUID
@@ -48,7 +48,7 @@ class Sight:
     over: bool
 
 
-class Tail:
+class RunStream:
     """The open end of a watched run's log.
 
     Attributes:
@@ -61,21 +61,23 @@ class Tail:
         speeches: live text of the model calls under way, in step with the events here.
     """
 
-    def __init__(self, pool: asyncpg.Pool, sight: Sight, after: int, closed: asyncio.Event) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool, cursor: RunCursor, after: int, closed: asyncio.Event
+    ) -> None:
         self.closed = closed
         # Load some older events, for subscribers that watch the run from its start.
-        self.last = max(min(after, sight.last_seq), sight.last_seq - _PAGE)
-        self.over = sight.over and self.last == sight.last_seq
+        self.last = max(min(after, cursor.last_seq), cursor.last_seq - _PAGE)
+        self.over = cursor.over and self.last == cursor.last_seq
         self.gone = False
         self.changed = asyncio.Event()
-        self.news = News()
+        self.news = Subscription()
         self.watchers = 0
-        self.speeches = Speeches(sight.run_id)
+        self.speeches = PartialCompletions(cursor.run_id)
         self._knows_calls = self.last == 0
         self.text_id = 0
         self._text: list[Any] = []
         self._pool = pool
-        self._run = sight
+        self._run = cursor
         self._ring: deque[Frame] = deque()
         self._size = 0
         self._pages: dict[int, asyncio.Task[list[Frame]]] = {}
@@ -164,7 +166,7 @@ class Tail:
             self.gone = True
             self._ring.clear()
             self._text.clear()
-            self.speeches = Speeches(self._run.run_id)
+            self.speeches = PartialCompletions(self._run.run_id)
             self.wake()
 
     def add_text(self, rows: list[Any]) -> None:
@@ -209,13 +211,13 @@ class Subscriber:
         stopped: no more is returned, even if there is more.
     """
 
-    def __init__(self, tail: Tail, after: int, only: Filter, heartbeat_s: float) -> None:
+    def __init__(self, tail: RunStream, after: int, only: Filter, heartbeat_s: float) -> None:
         self.place = after
         self.stopped = False
         self._tail = tail
         self._only = only
         self._heartbeat_s = heartbeat_s
-        self._heard: dict[UUID | None, tuple[Speech, int]] = {}
+        self._heard: dict[UUID | None, tuple[PartialCompletion, int]] = {}
 
     @property
     def finished(self) -> bool:
@@ -295,20 +297,20 @@ _READ_TEXT = "SELECT * FROM read_live_text($1, $2, $3, $4)"
 log = structlog.get_logger(__name__)
 
 
-class Tails:
+class RunStreams:
     """The tails by run.
 
     Args:
         poll_s: longest delay of an event by a lost wake-up, in seconds.
     """
 
-    def __init__(self, pool: asyncpg.Pool, feed: Feed, *, poll_s: float = 5.0) -> None:
+    def __init__(self, pool: asyncpg.Pool, feed: WakeupFeed, *, poll_s: float = 5.0) -> None:
         self._pool = pool
         self._feed = feed
         self._poll_s = poll_s
-        self._tails: dict[tuple[UUID, UUID], tuple[Tail, asyncio.Task[None]]] = {}
+        self._tails: dict[tuple[UUID, UUID], tuple[RunStream, asyncio.Task[None]]] = {}
 
-    async def look(self, tenant_id: UUID, run_id: UUID) -> Sight:
+    async def look(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
         """Find a run to watch.
 
         Raises:
@@ -317,19 +319,19 @@ class Tails:
         row = await self._pool.fetchrow(LOOK, tenant_id, run_id)
         if row is None:
             raise NotFoundError(f"there is no run {run_id}")
-        return Sight(tenant_id, run_id, row["last_seq"], row["over"])
+        return RunCursor(tenant_id, run_id, row["last_seq"], row["over"])
 
     def watched(self) -> dict[UUID, int]:
         """Return the number of subscribers of each run in this process."""
         return {run_id: tail.watchers for (_, run_id), (tail, _) in self._tails.items()}
 
     @contextmanager
-    def watching(self, sight: Sight, after: int) -> Iterator[Tail]:
+    def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
         """Yield the run's tail, which lives as long as it has subscribers."""
-        key = sight.tenant_id, sight.run_id
+        key = cursor.tenant_id, cursor.run_id
         if key not in self._tails:
-            tail = Tail(self._pool, sight, after, self._feed.closed)
-            self._tails[key] = tail, asyncio.ensure_future(self._keep(tail, sight.run_id))
+            tail = RunStream(self._pool, cursor, after, self._feed.closed)
+            self._tails[key] = tail, asyncio.ensure_future(self._keep(tail, cursor.run_id))
         tail, keeping = self._tails[key]
         tail.watchers += 1
         try:
@@ -340,7 +342,7 @@ class Tails:
                 del self._tails[key]
                 keeping.cancel()
 
-    async def _keep(self, tail: Tail, run_id: UUID) -> None:
+    async def _keep(self, tail: RunStream, run_id: UUID) -> None:
         with self._feed.watching(run_id, tail.news):
             self._feed.speak(run_id)  # fetch text from before the first subscriber
             await tail.keep_up(self._poll_s)

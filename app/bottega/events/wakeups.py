@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.events.log import is_transient
 
 EVENTS = "bottega_events"
@@ -29,7 +29,7 @@ _PAUSE_S = 0.01
 
 log = structlog.get_logger(__name__)
 
-Connect = Callable[[], Awaitable[Session]]
+Connect = Callable[[], Awaitable[ListenSession]]
 
 
 class Notifier:
@@ -56,7 +56,7 @@ class Notifier:
         """Send until cancelled; reconnects by itself."""
         await keep_connected(self._connect, self._send)
 
-    async def _send(self, connection: Session) -> None:
+    async def _send(self, connection: ListenSession) -> None:
         within_s = connection.trust.silence.answer_s
         while True:
             await self._news.wait()
@@ -79,7 +79,7 @@ class Notifier:
             await asyncio.sleep(_PAUSE_S)
 
 
-class News:
+class Subscription:
     """Notices about a run since the last :meth:`wait`."""
 
     def __init__(self) -> None:
@@ -101,20 +101,20 @@ class News:
         return told
 
 
-class Feed:
+class WakeupFeed:
     """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._watchers: defaultdict[UUID, set[News]] = defaultdict(set)
+        self._watchers: defaultdict[UUID, set[Subscription]] = defaultdict(set)
         self._closed = asyncio.Event()
         self._spoken: set[UUID] = set()
         self._text = asyncio.Event()
 
     @contextmanager
-    def watching(self, run_id: UUID, news: News | None = None) -> Iterator[News]:
+    def watching(self, run_id: UUID, news: Subscription | None = None) -> Iterator[Subscription]:
         """Notify ``news`` whenever the run's log may have grown. Start by reading the log."""
-        news = news or News()
+        news = news or Subscription()
         self._watchers[run_id].add(news)
         try:
             yield news
@@ -141,7 +141,7 @@ class Feed:
         """Listen until cancelled; reconnects by itself, then wakes all watchers."""
         await keep_connected(self._connect, self._listen)
 
-    async def _listen(self, connection: Session) -> None:
+    async def _listen(self, connection: ListenSession) -> None:
         await connection.add_listener(EVENTS, self._receive)
         await connection.add_listener(TEXT, self._receive)
         self._wake_all()
@@ -182,7 +182,7 @@ class Feed:
 
 async def keep_connected(
     connect: Connect,
-    use: Callable[[Session], Awaitable[None]],
+    use: Callable[[ListenSession], Awaitable[None]],
     longest_s: float = _RECONNECT_MAX_S,
 ) -> None:
     """Call ``use`` with a connection, and again with a new one when it is lost.

@@ -21,7 +21,7 @@ from bottega.execution.heartbeat import Snapshot
 from bottega.execution.journal import Journal
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay_tasks import ENDS, remember
-from bottega.execution.resumed_tasks import TakenUp
+from bottega.execution.resumed_tasks import ResumedTasks
 from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.registry import SubagentRegistry
@@ -49,7 +49,7 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SubagentRuntime:
     """State that all runs of this worker share for their asynchronous sub-agents.
 
     Attributes:
@@ -111,8 +111,8 @@ def uses_subagents(claim: Mapping[str, Any]) -> bool:
 
 
 @asynccontextmanager
-async def beside(
-    bench: Bench,
+async def running_subagents(
+    runtime: SubagentRuntime,
     recorder: JournalRecorder,
     claim: Mapping[str, Any],
     events: Sequence[Event],
@@ -132,17 +132,17 @@ async def beside(
     assert me is not None
     journal = recorder.journal
     memory = remember(events, database_now(claim), journal.carried_seq)
-    taken = TakenUp(recorder, memory, bench.registry)
+    taken = ResumedTasks(recorder, memory, runtime.registry)
     began, left = monotonic(), float(claim["remaining_s"])
     swarm = Swarm(
-        bench.registry,
+        runtime.registry,
         journal.run_id,
         tenant_id=journal.tenant_id,
         task_root=recorder.tasks.root,
         listener=JournalListener(recorder, taken),
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts,
-        plugins=bench.plugins,
+        plugins=runtime.plugins,
         past=memory.tasks,
         waits=memory.waits,
         cancelled=recorder.tasks.cancelled,
@@ -173,11 +173,14 @@ async def beside(
 
 
 def end_all(
-    bench: Bench, recorder: JournalRecorder, claim: Mapping[str, Any], events: Sequence[Event]
+    runtime: SubagentRuntime,
+    recorder: JournalRecorder,
+    claim: Mapping[str, Any],
+    events: Sequence[Event],
 ) -> None:
     """End the unfinished tasks of a run that ends before it could resume."""
     memory = remember(events, database_now(claim))
-    taken = TakenUp(recorder, memory, bench.registry)
+    taken = ResumedTasks(recorder, memory, runtime.registry)
     taken.resume()
     taken.close()
 
@@ -191,7 +194,7 @@ def database_now(claim: Mapping[str, Any]) -> datetime:
 class JournalListener:
     """Writer of task events into the run's journal and into the task rows."""
 
-    def __init__(self, recorder: JournalRecorder, taken: TakenUp) -> None:
+    def __init__(self, recorder: JournalRecorder, taken: ResumedTasks) -> None:
         self._recorder = recorder
         self._taken = taken
         self._journal = recorder.journal

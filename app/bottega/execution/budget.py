@@ -15,7 +15,7 @@ import structlog
 
 from bottega.clock import monotonic
 from bottega.events import log
-from bottega.subagents.budget import Account
+from bottega.subagents.budget import TokenAccount
 
 logger = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
 """From (tokens spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
 
 
-class DayAccount(Account):
+class DayAccount(TokenAccount):
     """A worker's share of a tenant's tokens of today; its limit is the sum of its slices."""
 
     def __init__(self, draw: Draw, slice_: int) -> None:

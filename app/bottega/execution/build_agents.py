@@ -17,7 +17,7 @@ from bottega.agents import (
 )
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.provider import LLMProvider
-from bottega.agents.recall import Embedder
+from bottega.agents.recall import RecallEmbedder
 from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError
 from bottega.graph.shared_memory import Publication
@@ -31,7 +31,7 @@ ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class AgentDependencies:
     """Dependencies of agents, the same for every run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Workshop:
     provider_for: Callable[[Mapping[str, Any]], LLMProvider]
     tool_deps: ToolDeps
     secrets: Callable[[str], Secrets]
-    embedder: Callable[[], Embedder]
+    embedder: Callable[[], RecallEmbedder]
     configure: tuple[ConfigureAgent, ...] = ()
 
 
@@ -65,7 +65,9 @@ class Team:
 
 
 def build(
-    claim: Mapping[str, Any], workshop: Workshop, registry: SubagentRegistry | None = None
+    claim: Mapping[str, Any],
+    dependencies: AgentDependencies,
+    registry: SubagentRegistry | None = None,
 ) -> Team:
     """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
@@ -87,7 +89,7 @@ def build(
             BaseAgent,
             subagent_description=definition["description"] or None,
             stateless=definition["stateless"],
-            defaults=_arguments(tenant, name, definition, workshop),
+            defaults=_arguments(tenant, name, definition, dependencies),
         )
     graph = None if claim["graph"] is None else to_graph(claim["graph"])
     if graph is not None:
@@ -108,8 +110,8 @@ def build(
         else:
             agent = factory.create(name, subagents=children)
         if recall := definitions[name]["recall"]:
-            agent.recall = Recall(workshop.embedder(), recall["k"])
-        for configure in workshop.configure:
+            agent.recall = Recall(dependencies.embedder(), recall["k"])
+        for configure in dependencies.configure:
             configure(agent, definitions[name])
         return agent
 
@@ -119,15 +121,15 @@ def build(
 
 
 def _arguments(
-    tenant: str, name: str, definition: Mapping[str, Any], workshop: Workshop
+    tenant: str, name: str, definition: Mapping[str, Any], dependencies: AgentDependencies
 ) -> dict[str, Any]:
     return {
         "system_message": definition["system_message"],
         "description": definition["description"] or None,
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
-        "provider": workshop.provider_for(definition),
-        "tools": [_tool(tenant, tool, workshop) for tool in definition["tools"]],
+        "provider": dependencies.provider_for(definition),
+        "tools": [_tool(tenant, tool, dependencies) for tool in definition["tools"]],
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
@@ -135,8 +137,8 @@ def _arguments(
     }
 
 
-def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> ToolBase:
-    deps = replace(workshop.tool_deps, tenant=tenant)
+def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDependencies) -> ToolBase:
+    deps = replace(dependencies.tool_deps, tenant=tenant)
     if definition["type"] == "builtin":
         return builtin_tool(definition["name"], deps)
     try:
@@ -147,7 +149,7 @@ def _tool(tenant: str, definition: Mapping[str, Any], workshop: Workshop) -> Too
             f"{error.errors()[0]['msg']}; store the agent again",
             code="tool_outdated",
         ) from None
-    secrets = workshop.secrets(tenant)
+    secrets = dependencies.secrets(tenant)
     try:  # check now, before a model calls the tool
         for header in checked.headers.values():
             if isinstance(header, SecretHeader):

@@ -77,7 +77,7 @@ async def _ask(
             return response
     next_query.set(query)
     execute = partial(query.agent.execute_query_async, question)
-    return await recorder.tasks.stoppable(query.path, query.agent, execute) or AssistantResponse(
+    return await recorder.tasks.cancellable(query.path, query.agent, execute) or AssistantResponse(
         error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
     )
 

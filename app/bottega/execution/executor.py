@@ -16,18 +16,23 @@ from bottega.agents import AssistantResponse
 from bottega.errors import BottegaError, FencedError
 from bottega.events import log
 from bottega.events.types import Event, EventType, RunStatus
-from bottega.execution.async_tasks import Bench, beside, end_all, uses_subagents
+from bottega.execution.async_tasks import (
+    SubagentRuntime,
+    end_all,
+    running_subagents,
+    uses_subagents,
+)
 from bottega.execution.budget import DayBudgets
-from bottega.execution.build_agents import Workshop, build, query_of
+from bottega.execution.build_agents import AgentDependencies, build, query_of
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
 from bottega.execution.leases import Held, lease_s
 from bottega.execution.live_text import LiveText
-from bottega.execution.memory import about_of, lot_of, use_memory
+from bottega.execution.memory import about_of, assignment_of, use_memory
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
-from bottega.execution.retrieval import Taught
-from bottega.memory.learning.episode_recorder import Telling
+from bottega.execution.retrieval import MemorySources
+from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 
 logger = structlog.get_logger(__name__)
@@ -74,14 +79,14 @@ class Executor:
     """
 
     pool: asyncpg.Pool
-    workshop: Workshop
+    dependencies: AgentDependencies
     wake: Callable[[UUID], None]
     max_crashes: int
     takeover_s: float
     live_text: LiveText | None = None
     known: Redactor = Redactor(())
-    bench: Bench | None = None
-    taught: Taught | None = None
+    runtime: SubagentRuntime | None = None
+    sources: MemorySources | None = None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,8 +108,8 @@ class Executor:
         if task_id is not None:
             if entry.recorder is not None:
                 entry.recorder.tasks.cancel(task_id)
-                if self.bench is not None:
-                    self.bench.cancel(run_id, task_id)
+                if self.runtime is not None:
+                    self.runtime.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
             # A run that is being handed back ends at the next worker.
             entry.cancelled = True
@@ -157,7 +162,7 @@ class Executor:
             return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
         remembers = claim["memory"] == "full"
-        telling = Telling(about_of(run_id, claim), self.known.text) if remembers else None
+        telling = EpisodeRecorder(about_of(run_id, claim), self.known.text) if remembers else None
         journal = Journal(
             self.pool,
             tenant_id,
@@ -234,11 +239,11 @@ class Executor:
 
     async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
-        unended = self.bench is not None and recorder.swarm is None and uses_subagents(claim)
+        unended = self.runtime is not None and recorder.swarm is None and uses_subagents(claim)
         if unended or recorder.journal.untold:
             past = await self._past(recorder.journal)
-            if self.bench is not None and unended:
-                end_all(self.bench, recorder, claim, past)
+            if self.runtime is not None and unended:
+                end_all(self.runtime, recorder, claim, past)
 
     async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
         await self._end_tasks(recorder, claim)
@@ -274,8 +279,10 @@ class Executor:
             past = await self._past(journal)
             journal.folded = fold(past, journal.carried_seq)
             async with limit:
-                if self.bench is not None and uses_subagents(claim):
-                    async with beside(self.bench, recorder, claim, past, self.pool, suspended):
+                if self.runtime is not None and uses_subagents(claim):
+                    async with running_subagents(
+                        self.runtime, recorder, claim, past, self.pool, suspended
+                    ):
                         end = await self._work(recorder, claim)
                 else:
                     end = await self._work(recorder, claim)
@@ -288,8 +295,8 @@ class Executor:
 
     async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
         """Run the agents; return the run's end."""
-        bench = self.bench
-        team = build(claim, self.workshop, None if bench is None else bench.registry)
+        runtime = self.runtime
+        team = build(claim, self.dependencies, None if runtime is None else runtime.registry)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
         question = query_of(claim["input"])
@@ -308,8 +315,8 @@ class Executor:
                 agent,
                 about_of(recorder.journal.run_id, claim),
                 recorder,
-                self.taught,
-                lot_of(claim),
+                self.sources,
+                assignment_of(claim),
                 self.prompt_tokens,
             )
         response = await agent.execute_query_async(question, recorder=recorder)

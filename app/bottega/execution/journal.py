@@ -22,8 +22,8 @@ from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
-from bottega.execution.replay import Fold, key_of
-from bottega.memory.learning.episode_recorder import Telling
+from bottega.execution.replay import Replay, key_of
+from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 
 logger = structlog.get_logger(__name__)
@@ -90,13 +90,13 @@ class Journal:
         last_seq: int,
         carried_seq: int = 0,
         elapsed_s: float = 0.0,
-        telling: Telling | None = None,
+        telling: EpisodeRecorder | None = None,
         wake: Callable[[UUID], None],
         known: Redactor = Redactor(()),
     ) -> None:
         self.run_id = run_id
         self.attempt = attempt
-        self.folded = Fold()
+        self.folded = Replay()
         self.tokens = 0
         self.broken: list[tuple[str, str]] = []
         self._pool = pool

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.events.wakeups import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ async def leases(
 
     every_s = lease_s(takeover_s) / 3
 
-    async def renew(connection: Session) -> None:
+    async def renew(connection: ListenSession) -> None:
         while True:
             if runs := held():
                 parts = zip(*runs, strict=True)
@@ -80,7 +80,7 @@ async def leases(
 
 
 async def _keep(
-    connect: Connect, renew: Callable[[Session], Awaitable[None]], longest_s: float
+    connect: Connect, renew: Callable[[ListenSession], Awaitable[None]], longest_s: float
 ) -> None:
     while True:
         try:

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Speech:
+class CallText:
     """The live text of one model call.
 
     Attributes:
@@ -97,15 +97,15 @@ class LiveText:
         self._pool = pool
         self._wake = wake
         self._keep_s = keep_s
-        self._open: dict[Speech, None] = {}
-        self._ended: deque[tuple[float, Speech]] = deque()
+        self._open: dict[CallText, None] = {}
+        self._ended: deque[tuple[float, CallText]] = deque()
         self._any = asyncio.Event()
 
-    def begin(self, speech: Speech) -> None:
+    def begin(self, speech: CallText) -> None:
         self._open[speech] = None
         self._any.set()
 
-    def end(self, speech: Speech) -> None:
+    def end(self, speech: CallText) -> None:
         del self._open[speech]
         if speech.has_rows:
             self._ended.append((monotonic() + self._keep_s, speech))

@@ -20,17 +20,17 @@ from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import ANALYSIS, EPISODE
 from bottega.execution.retrieval import (
     MOST_EPISODES,
-    Failure,
-    Lot,
-    Taught,
+    Assignment,
+    MemorySources,
+    ToolFailure,
     episode_event,
     patterns_for,
-    told,
+    render_episode,
 )
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.episode_recorder import TOOL_ERROR, About
+from bottega.memory.learning.episode_recorder import TOOL_ERROR, RunFacts
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, refined
 from bottega.memory.text.signature import failure_signature
@@ -47,9 +47,9 @@ _ALIKE = 3  # episodes with a similar failure
 logger = structlog.get_logger(__name__)
 
 
-def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
+def about_of(run_id: UUID, claim: Mapping[str, Any]) -> RunFacts:
     """Return the facts about a claimed run that are known before it starts."""
-    return About(
+    return RunFacts(
         run_id,
         claim["session_id"],
         claim["principal"],
@@ -62,17 +62,17 @@ def about_of(run_id: UUID, claim: Mapping[str, Any]) -> About:
     )
 
 
-def lot_of(claim: Mapping[str, Any]) -> Lot:
+def assignment_of(claim: Mapping[str, Any]) -> Assignment:
     """Return the inputs of a claimed run's random assignment."""
-    return Lot(UUID(claim["salt"]), UUID(claim["assigned_as"]), claim["memory"] == "full")
+    return Assignment(UUID(claim["salt"]), UUID(claim["assigned_as"]), claim["memory"] == "full")
 
 
 async def use_memory(
     agent: BaseAgent,
-    about: About,
+    about: RunFacts,
     recorder: JournalRecorder,
-    taught: Taught | None,
-    lot: Lot,
+    sources: MemorySources | None,
+    assignment: Assignment,
     limit: int,
 ) -> None:
     """Give a run's root agent a working memory, filled from earlier runs of its tenant.
@@ -81,9 +81,9 @@ async def use_memory(
         taught: memory of earlier runs; ``None``: none is retrieved.
         limit: tokens of a prompt.
     """
-    goals = await _goals(about, recorder.journal, taught)
+    goals = await _goals(about, recorder.journal, sources)
     working = WorkingMemory()
-    lessons = Lessons(about, recorder.journal, taught, lot, goals, working)
+    lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
     tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
     agent.memory = RunMemory(working, limit=limit, tools=tools)
     if recorder.journal.telling is not None:
@@ -102,7 +102,7 @@ async def use_memory(
     recorder.lessons = lessons
 
 
-async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals:
+async def _goals(about: RunFacts, journal: Journal, sources: MemorySources | None) -> Goals:
     """Return the task's goals, found by rules and refined by a model if one is configured."""
     goals = analyse(
         about.question,
@@ -113,18 +113,18 @@ async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals
     folded = journal.folded
     if folded.analysis is not None:
         return refined(goals, from_json(folded.analysis))
-    if taught is None or taught.analyst is None or folded.asked:
+    if sources is None or sources.analyst is None or folded.asked:
         return goals
     try:
         async with asyncio.timeout(_ANALYSIS_S):
-            said = await taught.analyst.analyse(about.question)
+            said = await sources.analyst.analyse(about.question)
     except (BottegaError, TimeoutError) as error:
         text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
         about_it = {"code": "analysis_unavailable", "message": text[:500]}
         journal.add(EventType.WARNING, about_it)
         return goals
     data = {
-        "source": f"{ANALYSIS}{taught.analyst.name}",
+        "source": f"{ANALYSIS}{sources.analyst.name}",
         "version": 1,
         "score": 0.0,
         "content": to_json(said).decode(),
@@ -133,23 +133,23 @@ async def _goals(about: About, journal: Journal, taught: Taught | None) -> Goals
     return refined(goals, said)
 
 
-class Lessons:
+class MemoryRetriever:
     """A retriever of memory about earlier runs, for one run's root agent."""
 
     def __init__(
         self,
-        about: About,
+        about: RunFacts,
         journal: Journal,
-        taught: Taught | None,
-        lot: Lot,
+        sources: MemorySources | None,
+        assignment: Assignment,
         goals: Goals,
         working: WorkingMemory,
     ) -> None:
         self._about = about
-        self._scope = _scope(about, shared=taught is not None and taught.shared)
+        self._scope = _scope(about, shared=sources is not None and sources.shared)
         self._journal = journal
-        self._taught = taught
-        self._lot = lot
+        self._taught = sources
+        self._lot = assignment
         self._features = goals.features
         self._working = working
         self._patterns: set[UUID] = set()
@@ -179,8 +179,8 @@ class Lessons:
         patterns = patterns_for(self._taught, self._journal.tenant_id, self._features, self._lot)
         return await self._both(patterns, self._episodes(self._taught))
 
-    async def _episodes(self, taught: Taught) -> list[dict[str, Any]]:
-        found = await taught.episodes.search(
+    async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
+        found = await sources.episodes.search(
             self._journal.tenant_id,
             self._scope,
             self._about.question,
@@ -229,7 +229,7 @@ class Lessons:
         except Exception as error:  # a model must not see the database's message
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
-        texts = [told(hit.episode) for hit in found.hits if may_help(hit)]
+        texts = [render_episode(hit.episode) for hit in found.hits if may_help(hit)]
         return "\n\n".join(texts) or "No earlier task was like that."
 
     # Help after failures
@@ -241,7 +241,7 @@ class Lessons:
             for group in self._journal.folded.helped.get(call, {}).values():
                 self.take(group)
 
-    async def failed(self, call: int, tool_call_id: str, failures: Sequence[Failure]) -> None:
+    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
         """Retrieve help after a tool call of the root agent, if something failed.
 
         Args:
@@ -259,37 +259,39 @@ class Lessons:
         self.take(given)
 
     async def _looked_up(
-        self, taught: Taught, failures: Sequence[Failure]
+        self, sources: MemorySources, failures: Sequence[ToolFailure]
     ) -> list[Mapping[str, Any]]:
         """Return help for several failures, without duplicates."""
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
-            some = await self._helpful(taught, failure)
+            some = await self._helpful(sources, failure)
             self._know(some)
             for data in some:
                 found.setdefault(data["source"], data)
         return [*found.values()]
 
-    async def _helpful(self, taught: Taught, failure: Failure) -> list[dict[str, Any]]:
+    async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
         tool, why = failure.tool, failure.why
         signature = failure_signature(TOOL_ERROR, failure.error, tool)
         signatures = [signature] if why is None else [failure_signature(*why), signature]
         patterns = patterns_for(
-            taught,
+            sources,
             self._journal.tenant_id,
             {**self._features, "error_type": TOOL_ERROR, "tool": tool},
             self._lot,
             failure_signature=signature,
             but=frozenset(self._patterns),
         )
-        return await self._both(patterns, self._alike(taught, signatures))
+        return await self._both(patterns, self._alike(sources, signatures))
 
-    async def _alike(self, taught: Taught, signatures: Sequence[str]) -> list[dict[str, Any]]:
+    async def _alike(
+        self, sources: MemorySources, signatures: Sequence[str]
+    ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure, those that succeeded in the end first."""
         tenant_id = self._journal.tenant_id
         found: list[Episode] = []
         for signature in signatures:
-            found += await taught.episodes.similar_failures(
+            found += await sources.episodes.similar_failures(
                 tenant_id, self._scope, signature, _ALIKE
             )
         found.sort(key=lambda episode: episode.judged is not Outcome.SUCCESS)
@@ -298,13 +300,13 @@ class Lessons:
                 "source": f"{EPISODE}{episode.id}",
                 "version": 1,
                 "score": 0.0,
-                "content": told(episode),
+                "content": render_episode(episode),
             }
             for episode in found[:_ALIKE]
         ]
 
 
-def _scope(about: About, *, shared: bool) -> Scope:
+def _scope(about: RunFacts, *, shared: bool) -> Scope:
     return scope_of_run(
         about.definitions.get(about.first, {}).get("memory_scope"),
         user=about.user,

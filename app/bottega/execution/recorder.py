@@ -27,15 +27,15 @@ from bottega.errors import ModelError
 from bottega.events.types import STATE, EventType, RunStatus
 from bottega.execution.budget import DayAccount
 from bottega.execution.journal import Journal
-from bottega.execution.live_text import LiveText, Speech
+from bottega.execution.live_text import CallText, LiveText
 from bottega.execution.replay import Key, usage_of
-from bottega.execution.retrieval import Failure
+from bottega.execution.retrieval import ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from bottega.subagents.budget import Account, estimate, reserved
+from bottega.subagents.budget import TokenAccount, estimate, reserved
 
 if TYPE_CHECKING:
-    from bottega.execution.memory import Lessons
+    from bottega.execution.memory import MemoryRetriever
 
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""
@@ -76,15 +76,15 @@ class JournalRecorder(Recorder):
         self.journal = journal
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
-        self.lessons: Lessons | None = None
+        self.lessons: MemoryRetriever | None = None
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.day = day
-        self._of_run = Account("the run's token_budget", token_budget)
+        self._of_run = TokenAccount("the run's token_budget", token_budget)
         self.accounts = (self._of_run,) if day is None else (self._of_run, day)
         self.tasks = Tasks(journal, task_root, cancelled)
         self._live_text = live_text
-        self._speeches: dict[Query, Speech] = {}
+        self._speeches: dict[Query, CallText] = {}
         self._failed_tries: dict[Query, int] = {}
         self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
         self._acting = 0  # calls under way of tools with outside effects
@@ -220,7 +220,7 @@ class JournalRecorder(Recorder):
             return
         task = self.tasks.id_of(query)
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
-        speech = Speech(
+        speech = CallText(
             self.journal, task, parent, name_of(query.agent), query.model_calls, started
         )
         self._live_text.begin(speech)
@@ -298,7 +298,7 @@ class JournalRecorder(Recorder):
             call = current_call.get()
             assert call is not None
             path = (*query.path, (query.model_calls, call.index))
-            answered = await self.tasks.stoppable(path, tool.agent, execute)
+            answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"])
         elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
             text = "interrupted by a restart; whether it took effect is unknown"
@@ -330,10 +330,10 @@ class JournalRecorder(Recorder):
             self.lessons.replay(query.model_calls)
             return
         broken, self.journal.broken = dict(self.journal.broken), []
-        failures = [Failure(name, error) for name, error in broken.items()]
+        failures = [ToolFailure(name, error) for name, error in broken.items()]
         error, why = result.error or "", self._whys.pop(tool_call.id, None)
         if result.status is ToolStatus.ERROR and error != CANCELLED["message"]:
-            failures.insert(0, Failure(tool_call.name, error, why))
+            failures.insert(0, ToolFailure(tool_call.name, error, why))
         await self.lessons.failed(query.model_calls, tool_call.id, failures[:_MOST_FAILURES])
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:

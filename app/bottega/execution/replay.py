@@ -31,7 +31,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Fold:
+class Replay:
     """The contents of the journal of a run's earlier attempts.
 
     Attributes:
@@ -66,13 +66,13 @@ class Fold:
     asked: int = 0
 
 
-def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
+def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
     """Fold a run's log, in order.
 
     Args:
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
     """
-    folded = Fold()
+    folded = Replay()
     given: defaultdict[UUID | None, set[str]] = defaultdict(set)
     for event in events:
         data = event.data
@@ -112,7 +112,7 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Fold:
 
 
 def _fold_shared_memory(
-    folded: Fold, given: defaultdict[UUID | None, set[str]], event: Event
+    folded: Replay, given: defaultdict[UUID | None, set[str]], event: Event
 ) -> None:
     """Fold an event about publications or context; ``given`` are the sources by task."""
     match event.type:

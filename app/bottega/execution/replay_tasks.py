@@ -19,7 +19,7 @@ from bottega.events.types import Event, EventType
 from bottega.execution.replay import answer_of, usage_of
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
-from bottega.subagents.handle import DispatchParams, Outcome, Past
+from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
 from bottega.subagents.states import SubagentStatus
 
 ENDS = {
@@ -52,7 +52,7 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class TaskReplay:
     """The state of tasks from which a run resumes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Memory:
         waits: seconds that have passed, by (task, call, tool call) of a wait.
     """
 
-    tasks: dict[UUID, Past]
+    tasks: dict[UUID, RestoredTask]
     parents: dict[UUID, UUID | None]
     over: frozenset[UUID]
     usage: AgentUsage
@@ -81,7 +81,7 @@ class Memory:
         return _line(self.parents, task_id)
 
 
-def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Memory:
+def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> TaskReplay:
     """Fold a run's log.
 
     Args:
@@ -108,7 +108,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Me
             _note(tasks[task_id], event, is_paid=event.seq > carried_seq)
     finished = _finished(tasks, parents)
     over = frozenset(each for below in finished.values() for each in below)
-    return Memory(
+    return TaskReplay(
         tasks={
             task_id: _past(task.dispatched, task, finished.get(task_id, {}).values(), now)
             for task_id, task in tasks.items()
@@ -182,7 +182,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
             task.ended = event
 
 
-def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> Past:
+def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> RestoredTask:
     """Return the state of an asynchronous task; ``finished``: it and all below, if it is over."""
     data = dispatched.data
     params = DispatchParams(
@@ -202,7 +202,7 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
     spent = task.usage.tokens
     if task.ended is not None:
         spent = _spent(task.ended)  # with the agents that it called
-    return Past(
+    return RestoredTask(
         params,
         attempt=1 + task.resumed + (task.ended is None),
         waited=_seconds(dispatched.at, now),
@@ -217,9 +217,9 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
     )
 
 
-def _outcome(task: _Task, ended: Event) -> Outcome:
+def _outcome(task: _Task, ended: Event) -> SubagentOutcome:
     error = ended.data.get("error") or {}
-    return Outcome(
+    return SubagentOutcome(
         ENDS[EventType(ended.type)],
         output=ended.data.get("output", task.output),
         error=error.get("message"),

@@ -5,12 +5,12 @@ from uuid import UUID
 
 from bottega.events.types import EventType
 from bottega.execution.recorder import JournalRecorder
-from bottega.execution.replay_tasks import Memory
+from bottega.execution.replay_tasks import TaskReplay
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 
 
-class TakenUp:
+class ResumedTasks:
     """The unfinished tasks of a resumed run.
 
     A task is dispatched again when its parent reaches that call again. If the parent or the whole
@@ -18,7 +18,7 @@ class TakenUp:
     """
 
     def __init__(
-        self, recorder: JournalRecorder, memory: Memory, registry: SubagentRegistry
+        self, recorder: JournalRecorder, memory: TaskReplay, registry: SubagentRegistry
     ) -> None:
         self._journal = recorder.journal
         self._registry = registry

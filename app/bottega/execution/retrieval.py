@@ -32,7 +32,7 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class Assignment:
     """The inputs of a run's random assignment.
 
     Attributes:
@@ -52,7 +52,7 @@ class Lot:
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class MemorySources:
     """Sources of memory about earlier runs.
 
     Attributes:
@@ -77,7 +77,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ToolFailure:
     """A tool call or a sub-agent that failed.
 
     Attributes:
@@ -91,7 +91,10 @@ class Failure:
 
 
 def choose(
-    matches: "Sequence[Match]", candidates: "Sequence[Match]", lot: Lot, options: LearningOptions
+    matches: "Sequence[Match]",
+    candidates: "Sequence[Match]",
+    assignment: Assignment,
+    options: LearningOptions,
 ) -> list[Chosen]:
     """Choose three patterns: the best validated ones, or two of them and one on trial. Pure.
 
@@ -103,9 +106,11 @@ def choose(
 
     def arm(match: "Match") -> Arm:
         pattern = match.pattern
-        return arm_of(pattern.state, lot.salt, lot.run, pattern.key, pattern.version, options)
+        return arm_of(
+            pattern.state, assignment.salt, assignment.run, pattern.key, pattern.version, options
+        )
 
-    if not lot.learns:
+    if not assignment.learns:
         return [Chosen(m.pattern, Arm.USED, m.score) for m in matches[:MOST_PATTERNS]]
     tried = [Chosen(m.pattern, arm(m), m.score) for m in candidates[:1]]
     places = MOST_PATTERNS - sum(each.arm is Arm.TRIAL for each in tried)
@@ -113,10 +118,10 @@ def choose(
 
 
 async def patterns_for(
-    taught: Taught,
+    sources: MemorySources,
     tenant_id: UUID,
     features: Features,
-    lot: Lot,
+    assignment: Assignment,
     *,
     failure_signature: str | None = None,
     but: frozenset[UUID] = frozenset(),
@@ -127,17 +132,21 @@ async def patterns_for(
         failure_signature: of the latest failure.
         but: patterns that the run had already.
     """
-    cache = taught.patterns
+    cache = sources.patterns
     if failure_signature is not None:
         features = {**features, "failure_signature": failure_signature}
     most = MOST_PATTERNS + len(but)
     found = await cache.find_applicable(tenant_id, features, k=most)
-    tried = await cache.candidates(tenant_id, features, draw=lot.order) if lot.learns else []
+    tried = (
+        await cache.candidates(tenant_id, features, draw=assignment.order)
+        if assignment.learns
+        else []
+    )
     chosen = choose(
         [each for each in found if each.pattern.key not in but],
         [each for each in tried if each.pattern.key not in but],
-        lot,
-        taught.options,
+        assignment,
+        sources.options,
     )
     if not chosen:
         return []
@@ -175,8 +184,8 @@ def pattern_text(pattern: Pattern) -> str:
     parts = [f"[{head}]", " ".join(pattern.name[:_LONGEST_NAME].split())]
     said = pattern.summary or pattern.description
     parts += [said, _steps(pattern), "" if pattern.guide.how in said else pattern.guide.how]
-    told = "\n".join(part for part in parts if part)
-    return "\n  ".join(summary_of(told, _PATTERN_TOKENS).splitlines())
+    render_episode = "\n".join(part for part in parts if part)
+    return "\n  ".join(summary_of(render_episode, _PATTERN_TOKENS).splitlines())
 
 
 def _steps(pattern: Pattern) -> str:
@@ -197,11 +206,11 @@ def episode_event(hit: Hit) -> dict[str, Any]:
         "source": f"{EPISODE}{hit.episode.id}",
         "version": 1,
         "score": round(hit.score, 4),
-        "content": told(hit.episode),
+        "content": render_episode(hit.episode),
     }
 
 
-def told(episode: Any) -> str:
+def render_episode(episode: Any) -> str:
     """Render an episode for a prompt: outcome, date, source, task, result, errors.
 
     The first line is trusted. The episode's own lines are indented, so that none can imitate it.

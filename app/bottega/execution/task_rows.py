@@ -70,7 +70,7 @@ class Tasks:
                 **fields,
             )
 
-    async def stoppable(
+    async def cancellable(
         self, path: Path, agent: BaseAgent, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
         """Run the task at ``path``; return ``None`` if it is or was cancelled."""

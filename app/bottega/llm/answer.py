@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
-from bottega.llm.errors import Reporter
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.wire import encode_json, without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,7 +50,7 @@ class AnswerBuilder(ABC):
     complete = False
     usage_names: ClassVar[tuple[str, str]]
 
-    def __init__(self, report: Reporter) -> None:
+    def __init__(self, report: ErrorMapper) -> None:
         self._report = report
         self._text: list[str] = []
         self._half = ""

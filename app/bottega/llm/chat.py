@@ -9,7 +9,7 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall,
 from bottega.agents.provider import ToolSchema
 from bottega.llm.answer import AnswerBuilder, PartialCall, decode_arguments
 from bottega.llm.dialect import Dialect
-from bottega.llm.errors import Reporter
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.turns import Piece, piece_of
 from bottega.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
@@ -93,7 +93,7 @@ class ChatAnswer(AnswerBuilder):
 
     usage_names = ("prompt", "completion")
 
-    def __init__(self, report: Reporter, after_results: bool, *, origin: str) -> None:
+    def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
         super().__init__(report)
         self._after_results = after_results
         self._origin = origin

@@ -17,7 +17,7 @@ import httpx2
 from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient, Omit, OpenAIError
 
 from bottega.errors import InvalidInputError
-from bottega.llm.errors import Reporter
+from bottega.llm.errors import ErrorMapper
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""
@@ -37,7 +37,7 @@ _LEFT_OUT = cast(
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class Door:
+class ModelClient:
     """The SDK's clients, one per event loop, since connections belong to a loop.
 
     Args:
@@ -63,7 +63,7 @@ class Door:
         client = self._open()  # now: wrong settings fail at the start
         self._spare: AsyncOpenAI | None = client
         self.address = _address(client.base_url)
-        self.report = Reporter(self.address, "" if client.api_key == NO_KEY else client.api_key)
+        self.report = ErrorMapper(self.address, "" if client.api_key == NO_KEY else client.api_key)
 
     async def post(self, path: str, body: bytes) -> httpx2.Response:
         """Send a request; return when the status is known, before the body is read.

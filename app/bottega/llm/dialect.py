@@ -10,7 +10,7 @@ from typing import Any
 from bottega.agents.messages import StandardMessage
 from bottega.agents.provider import ToolSchema
 from bottega.llm.answer import AnswerBuilder
-from bottega.llm.errors import Reporter
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.turns import Piece, arranged
 
 
@@ -39,7 +39,7 @@ class Dialect:
     tools_key: str
     encode_tool: Callable[[ToolSchema], bytes]
     most_key: bytes
-    new_answer: Callable[[Reporter, bool], AnswerBuilder]
+    new_answer: Callable[[ErrorMapper, bool], AnswerBuilder]
 
     def body(
         self,

@@ -75,7 +75,7 @@ STREAM_BROKEN = "model_stream_broken"
 """Code of an answer that broke off or is not readable."""
 
 
-class Reporter:
+class ErrorMapper:
     """Makes the errors of one model server.
 
     Args:

@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import delay_s
-from bottega.llm.client import NETWORK_ERRORS, Door
+from bottega.llm.client import NETWORK_ERRORS, ModelClient
 
 Vectors = NDArray[np.float32]
 
@@ -90,7 +90,7 @@ class OpenAIEmbedder:
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[Mapping[bytes, Vectors]]] = {}
         self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
-        self._door = Door(api_key, base_url, timeout_s)
+        self._door = ModelClient(api_key, base_url, timeout_s)
         self._report = self._door.report
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.answer import AnswerBuilder
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.chat import chat_completions
-from bottega.llm.client import NETWORK_ERRORS, Door
+from bottega.llm.client import NETWORK_ERRORS, ModelClient
 from bottega.llm.dialect import Dialect, NewDialect
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.responses import responses
@@ -101,7 +101,7 @@ class OpenAIProvider:
         self._random_unit = random_unit
         self._new_id = new_id
         self._dialects: dict[str, Dialect] = {}
-        self._door = Door(api_key, base_url, timeout_s)
+        self._door = ModelClient(api_key, base_url, timeout_s)
         self._report = self._door.report
         self._dialect(model)  # now: wrong fields fail at the start
 

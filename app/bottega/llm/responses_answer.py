@@ -7,7 +7,7 @@ from typing import Any
 
 from bottega.agents.messages import ToolCall
 from bottega.llm.answer import AnswerBuilder, PartialCall
-from bottega.llm.errors import Reporter
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.opaque import state_of
 
 _REASONS = {"max_output_tokens": "length", None: "incomplete"}
@@ -52,7 +52,7 @@ class ResponsesAnswer(AnswerBuilder):
 
     usage_names = ("input", "output")
 
-    def __init__(self, report: Reporter, after_results: bool, *, origin: str) -> None:
+    def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
         super().__init__(report)
         self._origin = origin
         self._items: list[_Item] = []

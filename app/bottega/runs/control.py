@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from bottega.db.engine import Database
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.errors import NotFoundError
 from bottega.events.wakeups import Connect, keep_connected
 from bottega.tenants import audit
@@ -79,7 +79,7 @@ class CancelWatch:
         """Watch until cancelled; reconnects by itself."""
         await keep_connected(self._connect, self._watch)
 
-    async def _watch(self, connection: Session) -> None:
+    async def _watch(self, connection: ListenSession) -> None:
         within_s = connection.trust.silence.answer_s
         connection.add_termination_listener(lambda _: self._nudge.set())
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.messages import AssistantMessage, ToolResult
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
-from bottega.db.pages import PAGE_BYTES, Part, fetch_page
+from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
 from bottega.events.types import EventType
@@ -33,7 +33,7 @@ _TOLD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MessageEntry:
     """An event of a conversation; ``text`` is that of the answer event in ``answer_seq``."""
 
     seq: int
@@ -43,7 +43,7 @@ class Entry:
     text: str | None = None
 
 
-def messages_of(entry: Entry, question: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """Return the messages of an event, in order. Pure.
 
     Args:
@@ -85,7 +85,7 @@ async def page(
     after: tuple[int, int] | None,
     descending: bool,
     limit: int,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List messages of a task (``None``: of the run's own agent), in the order of the log.
 
     Args:
@@ -112,7 +112,7 @@ async def page(
             begins = any(row["type"] == first for row in rows)
             question = await _asked(connection, run, parent, task_id) if begins else ()
         for row in rows:
-            entry = Entry(row["seq"], row["type"], row["at"], row["data"], row["output"])
+            entry = MessageEntry(row["seq"], row["type"], row["at"], row["data"], row["output"])
             messages = messages_of(entry, question)
             for message in reversed(messages) if descending else messages:
                 place = (message["seq"], message["part"])
@@ -137,14 +137,14 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
     return run_events.c.seq <= seq if descending else run_events.c.seq >= seq
 
 
-def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> Part[dict[str, Any]]:
+def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
     """Cut messages to a page, since the database does not measure those of a run's input."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
         if number == limit or (number and size > PAGE_BYTES):
-            return Part(found[:number], more=True)
-    return Part(found, more=more)
+            return PageItems(found[:number], more=True)
+    return PageItems(found, more=more)
 
 
 def _conversation(

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
 from bottega.definitions import store
 from bottega.errors import NotFoundError
@@ -99,10 +99,10 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
-    return shown(dict(row))
+    return to_response(dict(row))
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's row in the form of the API."""
     webhook = None
     if row["webhook_url"] is not None:
@@ -122,7 +122,7 @@ async def page(
     descending: bool,
     limit: int,
     full: bool,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List runs by age: the page after ``after``; ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES)).where(runs.c.tenant_id == tenant_id)
     if wanted.metadata:
@@ -134,7 +134,7 @@ async def page(
             query = query.where(runs.c.id < after if descending else runs.c.id > after)
     query = query.order_by(runs.c.id.desc() if descending else runs.c.id)
     rows = await fetch_page(connection, query, limit)
-    return Part((shown(dict(row)) for row in rows), more=rows.more)
+    return PageItems((to_response(dict(row)) for row in rows), more=rows.more)
 
 
 def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
@@ -215,7 +215,7 @@ async def tasks_page(
     after: tuple[Any, ...] | None,
     descending: bool,
     limit: int,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List a run's tasks in the order of their creation, each with its accepted answer."""
     await require(connection, tenant_id, run_id)
     answer = run_events.alias("answer")

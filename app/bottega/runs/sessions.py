@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import session_memory, sessions
 from bottega.errors import ConflictError, NotFoundError
 
@@ -51,7 +51,7 @@ async def page(
     after: str | None,
     descending: bool,
     limit: int,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List sessions by id: the page after the id ``after``."""
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     if after is not None:

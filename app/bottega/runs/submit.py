@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.definitions import store
 from bottega.definitions.agents import Reached
 from bottega.errors import InvalidInputError, LimitedError, UnknownAgentError
-from bottega.runs.read import shown
+from bottega.runs.read import to_response
 from bottega.runs.sessions import session_user
 
 _MAX_CHAIN = 20
@@ -141,7 +141,7 @@ async def submit(connection: AsyncConnection, tenant_id: UUID, new: NewRun) -> d
             description (``missing_description``), or its sub-agents nest too deep (``too_deep``).
         LimitedError, ConflictError: see :func:`accept`.
     """
-    pinned, memory = await _pin(connection, tenant_id, new)
+    pinned, memory = await _pin_versions(connection, tenant_id, new)
     return await accept(connection, tenant_id, {**asdict(new), "pinned": pinned, "memory": memory})
 
 
@@ -174,10 +174,10 @@ async def accept(
     if reason is not None:
         what = _REFUSALS[reason].format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
-    return shown(answer)
+    return to_response(answer)
 
 
-async def _pin(
+async def _pin_versions(
     connection: AsyncConnection, tenant_id: UUID, new: NewRun
 ) -> tuple[dict[str, Any], str]:
     """Return the versions that the run keeps, and its memory mode.

@@ -26,7 +26,7 @@ from bottega.memory.text.summaries import summary_of
 from bottega.memory.working.prompts import RECALL
 from bottega.memory.working.sections import Budgets, Part
 from bottega.memory.working.tools import SET_PLAN, plan_of
-from bottega.memory.working.variables import Scope
+from bottega.memory.working.variables import VariableScope
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from bottega.runs import read
 
@@ -152,7 +152,7 @@ def fold_working(
             }
             for part in Part
         ],
-        "variables": {scope.value: memory.variables(scope) for scope in Scope},
+        "variables": {scope.value: memory.variables(scope) for scope in VariableScope},
         "results": len(results),
         "references": [
             {
@@ -187,12 +187,12 @@ def _filled(
     )
     for name in ("agent", "session_id"):
         if run[name] is not None:
-            memory.set(name, run[name], Scope.GLOBAL)
+            memory.set(name, run[name], VariableScope.GLOBAL)
     tokens, calls = spent
     started = run["started_at"] and run["started_at"].isoformat()
     about = {"started_at": started, "tokens": tokens, "model_calls": calls, "results": len(results)}
     for name, value in about.items():
-        memory.set(name, value, Scope.METADATA)
+        memory.set(name, value, VariableScope.METADATA)
     unread = next((i for i, each in enumerate(results) if each.text is not None), len(results))
     memory.skip(unread)
     for result in results[unread:]:

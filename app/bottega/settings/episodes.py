@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.lifecycle import AgeThresholds
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scoring import Normalisation, ScoringOptions
 
@@ -96,7 +96,7 @@ class EpisodeSettings(BaseSettings):
     @model_validator(mode="after")
     def _ages_rise(self) -> Self:
         try:
-            self._options(Ages)
+            self._options(AgeThresholds)
         except InvalidInputError as error:
             raise ValueError(
                 f"BOTTEGA_MEMORY_ACTIVE_DAYS, …_MATURE_DAYS, …_AGED_DAYS: {error.detail}"
@@ -105,7 +105,7 @@ class EpisodeSettings(BaseSettings):
 
     @property
     def memory_options(self) -> MemoryOptions:
-        groups = {"scoring": self._options(ScoringOptions), "ages": self._options(Ages)}
+        groups = {"scoring": self._options(ScoringOptions), "ages": self._options(AgeThresholds)}
         return MemoryOptions(**groups, **self._named(MemoryOptions, *groups))
 
     def _options(self, kind: Any) -> Any:

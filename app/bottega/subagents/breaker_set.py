@@ -48,7 +48,7 @@ def blamed(handle: SubagentHandle) -> BreakerKey | None:
     return None if code in _NEVER or code.startswith("model_") else of_run
 
 
-class Circuits:
+class BreakerSet:
     """Reports tasks' ends to the breakers, and released tasks to the scheduler."""
 
     def __init__(self, scheduler: "SubagentScheduler") -> None:

@@ -23,7 +23,7 @@ _PER_TOOL = 100
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class TokenAccount:
     """A token budget; without a ``limit`` it is unlimited.
 
     Attributes:
@@ -99,13 +99,13 @@ def estimate(query: Query) -> int:
     )
 
 
-def grant(accounts: Sequence[Account], sent: int) -> int | Account:
+def grant(accounts: Sequence[TokenAccount], sent: int) -> int | TokenAccount:
     """Return the tokens that a call may produce, or the account to wait for. Pure.
 
     Raises:
         BudgetExhaustedError: an account would not have enough even without reservations.
     """
-    tightest: Account | None = None
+    tightest: TokenAccount | None = None
     free = MAX_OUTPUT
     for account in accounts:
         if account.limit is None:
@@ -121,7 +121,7 @@ def grant(accounts: Sequence[Account], sent: int) -> int | Account:
 
 
 @asynccontextmanager
-async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int | None]:
+async def reserved(accounts: Sequence[TokenAccount], sent: int) -> AsyncIterator[int | None]:
     """Reserve tokens for a model call; yield the tokens that it may produce, ``None``: no bound.
 
     There is no bound if an answer of ``MAX_OUTPUT`` fits. Waits while only other calls'
@@ -134,7 +134,7 @@ async def reserved(accounts: Sequence[Account], sent: int) -> AsyncIterator[int 
         for account in accounts:
             await account.fill(sent + MAX_OUTPUT)
         most = grant(accounts, sent)
-        if not isinstance(most, Account):
+        if not isinstance(most, TokenAccount):
             break
         await most.changed()
     for account in accounts:

@@ -11,7 +11,7 @@ from bottega.agents.messages import AssistantResponse
 from bottega.agents.query import Query, next_query
 from bottega.agents.subagent import fresh_copy
 from bottega.errors import BudgetExhaustedError
-from bottega.subagents.handle import DispatchParams, Outcome, SubagentHandle
+from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
 from bottega.subagents.shared_context import folder_of
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
@@ -25,7 +25,7 @@ CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 
-class Child:
+class ChildTask:
     """The task of one dispatching tool call.
 
     Args:
@@ -83,11 +83,13 @@ class Child:
         api, model = getattr(provider, "api", ""), getattr(provider, "model", "")
         return replace(params, model=f"{type(provider).__name__}/{api}/{model}")
 
-    def _work(self, params: DispatchParams) -> Callable[[SubagentHandle], Awaitable[Outcome]]:
+    def _work(
+        self, params: DispatchParams
+    ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
         source = self.agents.get(params.agent) if params.named else None
 
-        async def work(handle: SubagentHandle) -> Outcome:
+        async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
             if source is None:
                 agent = _anonymous(parent.agent, params, most)
@@ -122,7 +124,9 @@ def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
     return agent
 
 
-async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent) -> Outcome:
+async def _ask(
+    swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent
+) -> SubagentOutcome:
     """Query the agent as part of the parent's query; add its usage to the parent's."""
     query = Query(
         agent=agent,
@@ -141,7 +145,7 @@ async def _ask(swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseA
         if error is query.escaped:
             swarm.break_with(error)
         text = f"{type(error).__name__}: {error}"
-        return Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+        return SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
     finally:
         next_query.reset(token)  # otherwise the task's context keeps its agent in memory
         swarm.forget_files(handle.task_id)
@@ -157,15 +161,15 @@ def first_message(task_id: UUID, prompt: str) -> str:
     )
 
 
-def outcome_of(response: AssistantResponse) -> Outcome:
+def outcome_of(response: AssistantResponse) -> SubagentOutcome:
     if not response.is_answer:
-        return Outcome(
+        return SubagentOutcome(
             SubagentStatus.FAILED,
             error=response.error,
             error_code=response.error_code or "agent_failed",
             stop_reason=response.stop_reason,
         )
-    return Outcome(
+    return SubagentOutcome(
         SubagentStatus.COMPLETED,
         output=response.content or EMPTY,
         stop_reason=response.stop_reason,

@@ -11,9 +11,9 @@ from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.budget import Account
+from bottega.subagents.budget import TokenAccount
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.queue import Entry
+from bottega.subagents.queue import QueueEntry
 from bottega.subagents.states import SubagentStatus
 
 MAX_PARTIAL_OUTPUT = 10_000
@@ -42,7 +42,7 @@ class DispatchParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SubagentOutcome:
     """End of a task's work.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RestoredTask:
     """Stored state of a task from before a crash. Times are seconds of wall time.
 
     Attributes:
@@ -75,7 +75,7 @@ class Past:
     attempt: int
     waited: float
     remaining: float | None = None
-    outcome: Outcome | None = None
+    outcome: SubagentOutcome | None = None
     duration_ms: int | None = None
     spent: Usage = Usage()
     usage: AgentUsage = AgentUsage()
@@ -115,8 +115,8 @@ class Parent:
     tenant_id: UUID | None
     path: Path
     limits: SubagentLimits
-    account: Account
-    accounts: tuple[Account, ...]
+    account: TokenAccount
+    accounts: tuple[TokenAccount, ...]
     listener: Listener
     owner: "SubagentHandle | None" = None
     remaining: Callable[[], float | None] = lambda: None
@@ -136,7 +136,7 @@ class Parent:
         """True if it dispatches no more: it is ended, or its task has ended."""
         return self.ended or not self.alive()
 
-    def paying(self) -> Iterator[Account]:
+    def paying(self) -> Iterator[TokenAccount]:
         """Yield the accounts that are charged here; accounts outside of the run are not."""
         yield self.account
         if self.owner is not None:
@@ -183,8 +183,8 @@ class SubagentHandle:
     kind: str
     created_at: float
     status_changed_at: float
-    work: Callable[["SubagentHandle"], Awaitable[Outcome]]
-    account: Account
+    work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
+    account: TokenAccount
     context: contextvars.Context
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1
@@ -208,7 +208,7 @@ class SubagentHandle:
     held_by: set[BreakerKey] = field(default_factory=set)
     suspended: bool = False
     # Set by the scheduler
-    entry: Entry | None = None
+    entry: QueueEntry | None = None
     timer: asyncio.TimerHandle | None = None
     running: "asyncio.Task[None] | None" = None
     holds_slot: bool = False

@@ -21,7 +21,7 @@ WAKE = 0
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueueEntry:
     """One entry of the queue; must not change while it waits.
 
     Attributes:
@@ -135,7 +135,7 @@ class TakeQueue:
         self._ageing_interval = ageing_interval
         self._tenant_limit = inf if tenant_limit is None else tenant_limit
         self._on_waiting = on_waiting
-        self._entries: set[Entry] = set()
+        self._entries: set[QueueEntry] = set()
         self._parents: dict[Hashable, _Parent] = {}
         self._tenants: dict[Hashable, _Tenant] = {}
         self._turns: OrderedDict[Hashable, _Tenant] = OrderedDict()
@@ -148,7 +148,7 @@ class TakeQueue:
         """Return the number of waiting entries, those of parents at their limit included."""
         return len(self._entries)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: QueueEntry) -> None:
         """Add an entry.
 
         Raises:
@@ -166,7 +166,7 @@ class TakeQueue:
         self._shift(parent, entry, +1)
         self._settle(parent, before)
 
-    def discard(self, entry: Entry) -> bool:
+    def discard(self, entry: QueueEntry) -> bool:
         """Remove a waiting entry; return false if it does not wait."""
         if entry not in self._entries:
             return False
@@ -176,7 +176,7 @@ class TakeQueue:
         self._settle(parent, before)
         return True
 
-    def take(self, now: float) -> Entry | None:
+    def take(self, now: float) -> QueueEntry | None:
         """Remove and return the next ready entry; it counts as taken until :meth:`release`."""
         if not self._turns:
             return None
@@ -191,7 +191,7 @@ class TakeQueue:
         self._shift(parent, entry, -1)
         self._hold(parent, +1)
         self._settle(parent, before)
-        chosen: Entry = entry
+        chosen: QueueEntry = entry
         return chosen
 
     def release(self, tenant: Hashable, parent: Hashable) -> None:
@@ -234,7 +234,7 @@ class TakeQueue:
     def holding_of(self, parent: Hashable) -> int:
         return self._parents[parent].taken if parent in self._parents else 0
 
-    def position(self, entry: Entry, now: float) -> int:
+    def position(self, entry: QueueEntry, now: float) -> int:
         """Count the ready entries of the same tenant that go before a waiting entry.
 
         They are the better entries of its own run and, since runs take turns, as many of each other
@@ -252,7 +252,7 @@ class TakeQueue:
                 ahead += min(turns, other.size)
         return ahead
 
-    def _better(self, entry: Entry, now: float) -> int:
+    def _better(self, entry: QueueEntry, now: float) -> int:
         parent = self._parents[entry.parent]
         run = parent.run
         ahead = 0
@@ -266,7 +266,7 @@ class TakeQueue:
                 ahead += self._parents[head.parent].lines[priority].bisect_left(end)
         return ahead
 
-    def _end(self, entry: Entry, priority: int, now: float) -> tuple[float, float]:
+    def _end(self, entry: QueueEntry, priority: int, now: float) -> tuple[float, float]:
         """Return the (enqueued_at, order) below which entries of a priority go before ``entry``."""
         own = entry.enqueued_at, entry.order
         if priority == entry.priority:
@@ -283,17 +283,17 @@ class TakeQueue:
         steps = priority - wanted
         return now - steps * self._ageing_interval if steps > 0 else inf
 
-    def _effective(self, entry: Entry, now: float) -> int:
+    def _effective(self, entry: QueueEntry, now: float) -> int:
         return effective_priority(entry.priority, now - entry.enqueued_at, self._ageing_interval)
 
-    def _join(self, entry: Entry) -> _Parent:
+    def _join(self, entry: QueueEntry) -> _Parent:
         tenant = self._tenants.setdefault(entry.tenant, _Tenant(entry.tenant))
         run = tenant.runs.setdefault(entry.run, _Run(entry.run, tenant))
         run.parents += 1
         parent = self._parents[entry.parent] = _Parent(entry.parent, run, entry.limit)
         return parent
 
-    def _shift(self, parent: _Parent, entry: Entry, by: int) -> None:
+    def _shift(self, parent: _Parent, entry: QueueEntry, by: int) -> None:
         """Add an entry to its line (``by`` = 1) or remove it (-1)."""
         run, priority = parent.run, entry.priority
         place = entry.enqueued_at, entry.order, entry
@@ -362,19 +362,19 @@ def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> 
         turns[one.key] = one
 
 
-def _head(lines: _Lines, priority: int) -> tuple[float, int, Entry] | None:
+def _head(lines: _Lines, priority: int) -> tuple[float, int, QueueEntry] | None:
     line = lines.get(priority)
     return None if line is None else line[0]
 
 
-def _put(lines: _Lines, priority: int, place: tuple[float, int, Entry]) -> None:
+def _put(lines: _Lines, priority: int, place: tuple[float, int, QueueEntry]) -> None:
     line = lines.get(priority)
     if line is None:
         line = lines[priority] = SortedList()
     line.add(place)
 
 
-def _remove(lines: _Lines, priority: int, place: tuple[float, int, Entry]) -> None:
+def _remove(lines: _Lines, priority: int, place: tuple[float, int, QueueEntry]) -> None:
     line = lines[priority]
     line.remove(place)
     if not line:

@@ -18,7 +18,7 @@ Kind = tuple[UUID | None, str]
 """(tenant, kind of task)."""
 
 
-class Counts:
+class TaskCounts:
     """Counts of all tasks of a registry."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def check_dispatch(
     parent: Parent,
     limits: SubagentLimits,
     *,
-    counts: Counts,
+    counts: TaskCounts,
     room: int,
     wait: float | None,
 ) -> None:
@@ -157,7 +157,7 @@ def check_dispatch(
     _check_queue(parent, limits, counts, room)
 
 
-def _check_queue(parent: Parent, limits: SubagentLimits, counts: Counts, room: int) -> None:
+def _check_queue(parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int) -> None:
     """Check that the queue has a place.
 
     Beyond its bounds the queue has one extra place per tenant. A tenant without queued tasks always

@@ -8,27 +8,27 @@ from uuid import UUID
 from bottega.errors import SubagentRefusedError
 from bottega.subagents.breaker import BreakerKey, kind_of
 from bottega.subagents.breaker_set import breaker_keys
-from bottega.subagents.budget import Account
+from bottega.subagents.budget import TokenAccount
 from bottega.subagents.collector import Collector
 from bottega.subagents.handle import (
     DispatchParams,
     Mode,
-    Outcome,
     Parent,
-    Past,
+    RestoredTask,
     SubagentHandle,
+    SubagentOutcome,
     missing,
     wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.quotas import Counts, check_dispatch
+from bottega.subagents.quotas import TaskCounts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus, check_move
 from bottega.subagents.telemetry import NoTelemetry, Telemetry
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"
-Work = Callable[[SubagentHandle], Awaitable[Outcome]]
+Work = Callable[[SubagentHandle], Awaitable[SubagentOutcome]]
 
 
 class SubagentRegistry:
@@ -55,7 +55,7 @@ class SubagentRegistry:
         self.late_results = 0
         self._handles: dict[UUID, SubagentHandle] = {}
         self._parents: dict[UUID, Parent] = {}
-        self.counts = Counts()
+        self.counts = TaskCounts()
         self._collector = Collector(self)
 
     # Lookup
@@ -117,7 +117,7 @@ class SubagentRegistry:
         return handle
 
     def restore(
-        self, parent: Parent, past: Past, work: Work, *, task_id: UUID, place: Any
+        self, parent: Parent, past: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
         """Rebuild a task from before a crash, as it ended or queued; no limits, no events."""
         if (known := self.get(task_id, parent)) is not None:
@@ -185,7 +185,7 @@ class SubagentRegistry:
             created_at=now,
             status_changed_at=now,
             work=work,
-            account=Account(f"the token budget of task {task_id}", params.token_budget),
+            account=TokenAccount(f"the token budget of task {task_id}", params.token_budget),
             context=contextvars.copy_context(),
         )
         self._handles[task_id] = handle
@@ -215,7 +215,7 @@ class SubagentRegistry:
     # Moving
 
     def transition(
-        self, handle: SubagentHandle, status: SubagentStatus, outcome: Outcome | None = None
+        self, handle: SubagentHandle, status: SubagentStatus, outcome: SubagentOutcome | None = None
     ) -> None:
         """Move a task to another state; emit the event and apply the consequences.
 
@@ -227,7 +227,7 @@ class SubagentRegistry:
         handle.status_changed_at = now = self.scheduler.now()
         if status.is_final:
             handle.fixed_duration_ms = handle.duration_ms(now)
-            self._take_over(handle, outcome or Outcome(status))
+            self._take_over(handle, outcome or SubagentOutcome(status))
         self._set(handle, status)
         handle.parent.listener.happened(
             handle, "status_changed", {"attempt": handle.attempt, "from": old, "to": status}
@@ -235,7 +235,7 @@ class SubagentRegistry:
         if status.is_final:
             self._ended(handle)
 
-    def finish(self, handle: SubagentHandle, outcome: Outcome) -> bool:
+    def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
         """End a task with its outcome; drop and count the outcome if the task has ended."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
@@ -248,7 +248,7 @@ class SubagentRegistry:
         handle.status = status
         self.counts.enter(handle)
 
-    def _take_over(self, handle: SubagentHandle, outcome: Outcome) -> None:
+    def _take_over(self, handle: SubagentHandle, outcome: SubagentOutcome) -> None:
         handle.final_output, handle.error = outcome.output, outcome.error
         handle.error_code, handle.stop_reason = outcome.error_code, outcome.stop_reason
         active = handle.parent.active.get(handle.agent)
@@ -290,7 +290,7 @@ class SubagentRegistry:
         handle = self._handles.get(task_id)
         if handle is None or handle.status.is_final:
             return False
-        outcome = Outcome(SubagentStatus.CANCELLED, error=reason, error_code=code)
+        outcome = SubagentOutcome(SubagentStatus.CANCELLED, error=reason, error_code=code)
         self.transition(handle, SubagentStatus.CANCELLED, outcome)
         return True
 

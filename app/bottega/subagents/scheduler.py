@@ -12,10 +12,10 @@ from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.breaker_set import Circuits
-from bottega.subagents.handle import Outcome, Parent, SubagentHandle
+from bottega.subagents.breaker_set import BreakerSet
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, resized
-from bottega.subagents.queue import WAKE, Entry, TakeQueue
+from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.states import SubagentStatus
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SubagentScheduler:
     def __init__(self, options: SchedulerOptions | None = None) -> None:
         self.options = options or SchedulerOptions()
         self.size = self.options.min_workers
-        self.circuits = Circuits(self)
+        self.circuits = BreakerSet(self)
         self._queue: TakeQueue
         self.registry: SubagentRegistry
         self._running: set[asyncio.Task[None]] = set()
@@ -218,7 +218,7 @@ class SubagentScheduler:
             or handle.holds
         ):
             return
-        handle.entry = Entry(
+        handle.entry = QueueEntry(
             tenant=handle.tenant_id,
             run=handle.run_id,
             parent=handle.parent,
@@ -265,12 +265,16 @@ class SubagentScheduler:
             if handle.status.is_final or handle.suspended:
                 return
             text = "the task cancelled itself"
-            outcome = Outcome(SubagentStatus.FAILED, error=text, error_code="cancelled_itself")
+            outcome = SubagentOutcome(
+                SubagentStatus.FAILED, error=text, error_code="cancelled_itself"
+            )
         except BudgetExhaustedError as error:
-            outcome = Outcome(SubagentStatus.FAILED, error=error.detail, error_code=error.code)
+            outcome = SubagentOutcome(
+                SubagentStatus.FAILED, error=error.detail, error_code=error.code
+            )
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            outcome = Outcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+            outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
             logger.exception("the work of task %s raised", handle.task_id)
         if self.registry.finish(handle, outcome):
             assert handle.started_at is not None
@@ -285,7 +289,7 @@ class SubagentScheduler:
         if handle.status.is_final:
             return
         error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"
-        outcome = Outcome(SubagentStatus.TIMEOUT, error=error, error_code="timeout")
+        outcome = SubagentOutcome(SubagentStatus.TIMEOUT, error=error, error_code="timeout")
         self.registry.finish(handle, outcome)
 
     def _give_up_slot(self, handle: SubagentHandle) -> None:

@@ -13,10 +13,10 @@ from bottega.agents.messages import Usage
 from bottega.agents.query import Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError, ModelError
-from bottega.subagents.budget import Account, estimate, reserved
+from bottega.subagents.budget import TokenAccount, estimate, reserved
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
-from bottega.subagents.handle import Listener, Mode, Parent, Past, SubagentHandle, missing
+from bottega.subagents.handle import Listener, Mode, Parent, RestoredTask, SubagentHandle, missing
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
@@ -69,9 +69,9 @@ class Swarm:
         task_root: UUID | None = None,
         listener: Listener | None = None,
         remaining: Callable[[], float | None] = lambda: None,
-        outer: tuple[Account, ...] = (),
+        outer: tuple[TokenAccount, ...] = (),
         plugins: Sequence[Any] = (),
-        past: Mapping[UUID, Past] | None = None,
+        past: Mapping[UUID, RestoredTask] | None = None,
         waits: Mapping[tuple[Any, ...], float] | None = None,
         cancelled: Container[UUID] = (),
         lookup: Lookup | None = None,
@@ -271,7 +271,7 @@ class QueryScope:
             self.own_id if query.parent is not None else None,
             self.dispatched.__contains__,
         )
-        account = Account("the token budget of your tasks", limits.max_total_tokens)
+        account = TokenAccount("the token budget of your tasks", limits.max_total_tokens)
         paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
         self.parent = Parent(
             parent_id=self.own_id,
@@ -315,7 +315,7 @@ class QueryScope:
             )
 
     async def close(self, error: BaseException | None = None) -> None:
-        """See :class:`bottega.agents.query.Scope`.
+        """See :class:`bottega.agents.query.QueryScopePort`.
 
         Raises:
             Exception: ``broken`` of the swarm, if the query itself ended without an error.

@@ -11,7 +11,7 @@ from bottega.agents.query import CurrentCall, current_call
 from bottega.agents.shared_memory import awareness_message
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
-from bottega.subagents.child import ANONYMOUS, Child, as_id, find, report
+from bottega.subagents.child import ANONYMOUS, ChildTask, as_id, find, report
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, Mode, SubagentHandle
 from bottega.subagents.limits import SubagentLimits
@@ -217,8 +217,10 @@ class DispatchTool(_SubagentTool):
         call, scope = self.shared.scope()
         self._child(call, scope, tool_call).known()
 
-    def _child(self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall) -> Child:
-        return Child(scope, call.query, (call.query.model_calls, call.index), self.shared.agents)
+    def _child(self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall) -> ChildTask:
+        return ChildTask(
+            scope, call.query, (call.query.model_calls, call.index), self.shared.agents
+        )
 
     async def _decided(
         self, scope: QueryScope, arguments: DispatchArguments

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import audit_log
 
 
@@ -46,7 +46,7 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List a page of the log by time, after the id ``after`` (ids grow with time).
 
     Args:

@@ -20,7 +20,7 @@ import asyncpg
 import structlog
 
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.errors import UnavailableError
 from bottega.events.log import is_transient
 from bottega.events.wakeups import Connect, keep_connected
@@ -64,7 +64,7 @@ class _Entry:
         return self.key.tenant_id, self.key.id
 
 
-class Keyring:
+class KeyCache:
     """Access control of this process.
 
     Args:
@@ -235,13 +235,13 @@ class Keyring:
     async def run(self) -> None:
         """Watch keys until cancelled; reconnects by itself."""
 
-        async def connect() -> Session:
+        async def connect() -> ListenSession:
             async with asyncio.timeout(_PATIENCE_S):
                 return await self._connect()
 
         await keep_connected(connect, self._watch, longest_s=1.0)
 
-    async def _watch(self, connection: Session) -> None:
+    async def _watch(self, connection: ListenSession) -> None:
         connection.add_termination_listener(lambda _: self._nudge.set())
         await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
         while not connection.is_closed():

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import Part, fetch_page
+from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import api_keys
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.tenants import audit
@@ -119,7 +119,7 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> Part[dict[str, Any]]:
+) -> PageItems[dict[str, Any]]:
     """List a page of the tenant's keys by age, revoked ones too, after the id ``after``."""
     query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
     if after is not None:

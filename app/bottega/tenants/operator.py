@@ -122,7 +122,7 @@ async def keys_required(url: str) -> bool:
 
 
 @asynccontextmanager
-async def passing_key(
+async def temporary_key(
     url: str, *, name: str, good_for: timedelta, scope: keys.Scope = "run"
 ) -> AsyncIterator[str | None]:
     """Create a key of the default tenant for the duration of the block, then delete it.

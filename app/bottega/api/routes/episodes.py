@@ -32,7 +32,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.container import Service
 from bottega.db.driver import driver_of
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes import rows
@@ -108,7 +108,7 @@ def _wanted(filters: EpisodeFilters) -> EpisodeFilter:
     )
 
 
-def shown(episode: memory.Episode) -> dict[str, Any]:
+def to_response(episode: memory.Episode) -> dict[str, Any]:
     """Return an episode as response body."""
     state = episode.state
     task, result = dict(episode.task), dict(episode.result)
@@ -197,7 +197,7 @@ async def create(
             response.headers["Location"] = f"/v1/episodes/{stored}"
             kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
-            return shown(replace(kept, **bodies))
+            return to_response(replace(kept, **bodies))
 
         return await once(tx, response, Episode, store)
 
@@ -227,7 +227,7 @@ async def list_(
         descending=query.descending,
         limit=query.limit,
     )
-    items = Part(map(shown, found), more=found.more)
+    items = PageItems(map(to_response, found), more=found.more)
     return query.page(request, response, items, lambda item: [item["at"], item["id"]])
 
 
@@ -249,7 +249,7 @@ async def get(
     episode_id: EpisodeId,
     body: Annotated[bool, Query(description="With separately stored parts.")] = True,
 ) -> Any:
-    return shown(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
+    return to_response(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
 
 
 @router.delete(
@@ -295,7 +295,7 @@ async def search(
         )
         hits = [
             {
-                "episode": shown(hit.episode),
+                "episode": to_response(hit.episode),
                 "score": hit.score,
                 "parts": asdict(hit.parts) if body.explain else None,
             }
@@ -346,4 +346,4 @@ async def _alike(
 
 
 def _unranked(episodes: Sequence[memory.Episode]) -> dict[str, Any]:
-    return {"items": [{"episode": shown(episode)} for episode in episodes]}
+    return {"items": [{"episode": to_response(episode)} for episode in episodes]}

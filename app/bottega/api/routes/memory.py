@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 
 from bottega.api.errors import headers, problems
-from bottega.api.routes.episodes import CLOCK_SKEW, shown, within
+from bottega.api.routes.episodes import CLOCK_SKEW, to_response, within
 from bottega.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
@@ -17,7 +17,7 @@ from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.importing import imported
-from bottega.memory.learning.context import Lesson, Memory, Outcome
+from bottega.memory.learning.context import Lesson, ReportedOutcome, TaskMemory
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
 from bottega.runs.sessions import user_of
@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # it imports numpy, which only matching needs
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
 
-def _memory(service: Service) -> Memory:
-    return Memory(service.database.pool, service.memory, service.patterns)
+def _memory(service: Service) -> TaskMemory:
+    return TaskMemory(service.database.pool, service.memory, service.patterns)
 
 
 def _known(pattern: Pattern) -> dict[str, Any]:
@@ -95,7 +95,7 @@ async def context(
         "features": found.features,
         "patterns": _matched(found.patterns),
         "episodes": [
-            {"episode": shown(hit.episode), "score": hit.score} for hit in found.episodes.hits
+            {"episode": to_response(hit.episode), "score": hit.score} for hit in found.episodes.hits
         ],
         "by_meaning": found.episodes.by_meaning,
         "knowledge": {
@@ -137,7 +137,7 @@ async def learn(
         Lesson(each.text, each.name, Category(each.category), tuple(each.uses))
         for each in body.insights
     ]
-    outcomes = [Outcome(**each.model_dump()) for each in body.outcomes]
+    outcomes = [ReportedOutcome(**each.model_dump()) for each in body.outcomes]
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 

@@ -13,7 +13,7 @@ from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.background import schedules
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -86,7 +86,7 @@ async def list_(
         limit=query.limit,
         full=query.full,
     )
-    items = Part(map(_shown, found), more=found.more)
+    items = PageItems(map(_shown, found), more=found.more)
     return query.page(request, response, items, lambda item: item["name"])
 
 

@@ -19,11 +19,11 @@ from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
 from bottega.api.shared.pages import PageQuery
 from bottega.container import Service
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.errors import UnauthenticatedError
 from bottega.events import log
 from bottega.events.frames import Frame
-from bottega.events.stream import Sight, Subscriber
+from bottega.events.stream import RunCursor, Subscriber
 from bottega.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -100,14 +100,14 @@ async def events(
     accept: Annotated[str | None, Header()] = None,
     last_event_id: Annotated[str | None, Header(max_length=30)] = None,
 ) -> Any:
-    sight = await service.tails.look(tenant, run_id)
+    cursor = await service.tails.look(tenant, run_id)
     if "text/event-stream" in (accept or ""):
         after = query.after
         if last_event_id and last_event_id.isascii() and last_event_id.isdigit():
             after = min(int(last_event_id), MAX_SEQ)
-        if sight.over and after >= sight.last_seq:
+        if cursor.over and after >= cursor.last_seq:
             return Response(status_code=204)
-        return _EventStream(_sse(service, principal, sight, after, query), service.settings)
+        return _EventStream(_sse(service, principal, cursor, after, query), service.settings)
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -122,7 +122,7 @@ async def events(
         limit=query.limit,
         descending=query.descending,
     )
-    items = Part((event.envelope() for event in found), more=found.more)
+    items = PageItems((event.envelope() for event in found), more=found.more)
     return query.page(request, response, items, lambda event: event["seq"])
 
 
@@ -144,9 +144,9 @@ class _EventStream(EventSourceResponse):
 
 
 async def _sse(
-    service: Service, principal: Principal, sight: Sight, after: int, query: WatchQuery
+    service: Service, principal: Principal, cursor: RunCursor, after: int, query: WatchQuery
 ) -> AsyncIterator[bytes]:
-    with service.tails.watching(sight, after) as tail:
+    with service.tails.watching(cursor, after) as tail:
         subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:

@@ -27,7 +27,7 @@ from bottega.api.shared.event_filter import WatchQuery
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.log import is_transient
-from bottega.events.stream import Sight, Subscriber, Tail
+from bottega.events.stream import RunCursor, RunStream, Subscriber
 from bottega.runs.control import request_cancel, request_task_cancel
 
 log = structlog.get_logger(__name__)
@@ -78,14 +78,14 @@ async def _watch(socket: WebSocket, run_id: str) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
-        sight = await service.tails.look(socket.state.principal.tenant_id, UUID(run_id))
+        cursor = await service.tails.look(socket.state.principal.tenant_id, UUID(run_id))
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return
     offered = SUBPROTOCOL in socket.scope["subprotocols"]
-    with service.tails.watching(sight, query.after) as tail:
+    with service.tails.watching(cursor, query.after) as tail:
         await socket.accept(SUBPROTOCOL if offered else None)
-        await _serve(socket, service, sight, tail, query)
+        await _serve(socket, service, cursor, tail, query)
 
 
 def _refusal(error: Exception) -> Response:
@@ -103,7 +103,7 @@ def _refusal(error: Exception) -> Response:
 
 
 async def _serve(
-    socket: WebSocket, service: Service, sight: Sight, tail: Tail, query: WatchQuery
+    socket: WebSocket, service: Service, cursor: RunCursor, tail: RunStream, query: WatchQuery
 ) -> None:
     """Send events and read frames until the run is over or either side ends."""
     settings = service.settings
@@ -112,7 +112,7 @@ async def _serve(
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
         asyncio.ensure_future(sending.send_all()),
-        asyncio.ensure_future(_read_frames(socket, service, sight, subscriber)),
+        asyncio.ensure_future(_read_frames(socket, service, cursor, subscriber)),
     ]
     identity = socket.state.principal.identity
     try:
@@ -181,7 +181,7 @@ class _Sender:
 
 
 async def _read_frames(
-    socket: WebSocket, service: Service, sight: Sight, subscriber: Subscriber
+    socket: WebSocket, service: Service, cursor: RunCursor, subscriber: Subscriber
 ) -> None:
     """Answer the client's frames until it disconnects."""
     with contextlib.suppress(WebSocketDisconnect):
@@ -189,14 +189,14 @@ async def _read_frames(
             message = await socket.receive()
             if message["type"] == "websocket.disconnect" or subscriber.stopped:
                 return
-            answer = await _answer(_frame(message.get("text")), socket, service, sight)
+            answer = await _answer(_frame(message.get("text")), socket, service, cursor)
             if answer is None:
                 return
             await socket.send_text(answer)
 
 
 async def _answer(
-    frame: dict[str, Any], socket: WebSocket, service: Service, sight: Sight
+    frame: dict[str, Any], socket: WebSocket, service: Service, cursor: RunCursor
 ) -> str | None:
     """Answer one frame; return ``None`` after too many pings."""
     extensions = socket.scope["extensions"]
@@ -207,7 +207,7 @@ async def _answer(
             principal: Principal = socket.state.principal
             try:
                 principal.need("run")
-                await _cancel(service, sight, others.get("task_id"), principal.actor)
+                await _cancel(service, cursor, others.get("task_id"), principal.actor)
             except Exception as error:
                 return _error(error)
             return '{"type":"cancel.accepted"}'
@@ -218,16 +218,16 @@ async def _answer(
     return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
 
 
-async def _cancel(service: Service, sight: Sight, task: object, actor: str) -> None:
+async def _cancel(service: Service, cursor: RunCursor, task: object, actor: str) -> None:
     database = service.database
     if task is None:
-        await request_cancel(database, sight.tenant_id, sight.run_id, actor)
+        await request_cancel(database, cursor.tenant_id, cursor.run_id, actor)
         return
     try:
         task_id = UUID(str(task))
     except ValueError:
         raise InvalidInputError("task_id must be a UUID") from None
-    await request_task_cancel(database, sight.tenant_id, sight.run_id, task_id, actor)
+    await request_task_cancel(database, cursor.tenant_id, cursor.run_id, task_id, actor)
 
 
 def _error(error: Exception) -> str:

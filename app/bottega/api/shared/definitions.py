@@ -14,9 +14,9 @@ from bottega.api.shared.deps import Actor, Tenant, Transaction
 from bottega.api.shared.etags import if_match_version
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.definitions import store
-from bottega.definitions.store import Definition, Kind
+from bottega.definitions.store import Definition, DefinitionKind
 from bottega.tenants import audit
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
@@ -46,7 +46,7 @@ def answer(definition: Definition, response: Response | None = None) -> dict[str
 
 
 def definition_router(
-    kind: Kind,
+    kind: DefinitionKind,
     *,
     new: type[BaseModel],
     content: type[BaseModel],
@@ -73,7 +73,7 @@ def definition_router(
 
 def _add_create(
     router: APIRouter,
-    kind: Kind,
+    kind: DefinitionKind,
     new: type[BaseModel],
     shown: type[BaseModel],
     prepare: Prepare,
@@ -111,7 +111,7 @@ def _add_create(
 
 def _add_changes(
     router: APIRouter,
-    kind: Kind,
+    kind: DefinitionKind,
     content: type[BaseModel],
     shown: type[BaseModel],
     prepare: Prepare,
@@ -158,7 +158,7 @@ def _add_changes(
 
 
 def _add_reads(
-    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter, kind: DefinitionKind, shown: type[BaseModel], summary: type[BaseModel]
 ) -> None:
     noun = kind.noun
 
@@ -181,7 +181,7 @@ def _add_reads(
             limit=query.limit,
             full=query.full,
         )
-        items = Part(map(answer, found), more=found.more)
+        items = PageItems(map(answer, found), more=found.more)
         return query.page(request, response, items, lambda item: item["name"])
 
     @router.get(
@@ -196,7 +196,7 @@ def _add_reads(
 
 
 def _add_versions(
-    router: APIRouter, kind: Kind, shown: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter, kind: DefinitionKind, shown: type[BaseModel], summary: type[BaseModel]
 ) -> None:
     noun = kind.noun
 
@@ -225,7 +225,7 @@ def _add_versions(
             limit=query.limit,
             full=query.full,
         )
-        items = Part(map(answer, found), more=found.more)
+        items = PageItems(map(answer, found), more=found.more)
         return query.page(request, response, items, lambda item: item["version"])
 
     @router.get(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.schemas.base import check_storable
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
@@ -74,7 +74,7 @@ class PageQuery(BaseModel):
         self,
         request: Request,
         response: Response,
-        found: Part[Any],
+        found: PageItems[Any],
         place: Callable[[Any], Any],
     ) -> dict[str, Any]:
         """Return the response for a page's items.

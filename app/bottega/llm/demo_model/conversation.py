@@ -25,7 +25,7 @@ SWARM_TOOLS = frozenset(("dispatch_subagent", "poll_subagent", "await_subagent")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DemoCall:
     """A tool call of the model. ``arguments`` are the decoded JSON object."""
 
     name: str
@@ -35,7 +35,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[DemoCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """The result of a tool call, as the model reads it, and the call's ``arguments``."""
 
     name: str
@@ -96,7 +96,7 @@ class Conversation:
     part: str
     folder: str
     demanded: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[DemoOutcome, ...]
     tools: tuple[Tool, ...]
 
     @property
@@ -174,16 +174,16 @@ def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, .
     return 0, "", tuple(demanded)
 
 
-def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[Outcome, ...]:
-    calls: dict[str, Call] = {}
+def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[DemoOutcome, ...]:
+    calls: dict[str, DemoCall] = {}
     outcomes = []
     for message in messages:
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            calls[call["id"]] = Call(function["name"], json_object(function["arguments"]))
+            calls[call["id"]] = DemoCall(function["name"], json_object(function["arguments"]))
         if message["role"] == "tool":
-            call = calls.get(message["tool_call_id"], Call("tool", {}))
-            outcomes.append(Outcome(call.name, text_of(message), call.arguments))
+            call = calls.get(message["tool_call_id"], DemoCall("tool", {}))
+            outcomes.append(DemoOutcome(call.name, text_of(message), call.arguments))
     return tuple(outcomes)
 
 

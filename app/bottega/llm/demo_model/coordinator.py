@@ -4,7 +4,7 @@ import re
 from itertools import permutations
 from zlib import crc32
 
-from bottega.llm.demo_model.conversation import Call, Conversation, Outcome, with_part
+from bottega.llm.demo_model.conversation import Conversation, DemoCall, DemoOutcome, with_part
 
 _ORDER = re.compile(r"^Recommended execution order: (.+)$", re.MULTILINE)
 _FREE = "in the order that you think is best"
@@ -14,7 +14,7 @@ _TRIES = 2
 _LONGEST_LINE = 240
 
 
-def next_calls(conversation: Conversation) -> tuple[Call, ...]:
+def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     """Return the agents to call now; none if each has answered, or failed twice.
 
     One at a time, in the recommended order, unless the user wrote "in parallel".
@@ -22,7 +22,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
     due = [name for name in order(conversation) if _is_due(conversation, name)]
     if "in parallel" not in conversation.asked.lower():
         due = due[:1]
-    return tuple(Call(name, {"query": with_part(conversation.asked, name)}) for name in due)
+    return tuple(DemoCall(name, {"query": with_part(conversation.asked, name)}) for name in due)
 
 
 def order(conversation: Conversation) -> list[str]:
@@ -58,7 +58,7 @@ def summary(conversation: Conversation) -> str:
     return "\n".join([head, "", *(f"- {_line(last[name])}" for name in done)])
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: DemoOutcome) -> str:
     text = " ".join(outcome.text.split())
     if len(text) > _LONGEST_LINE:
         text = f"{text[:_LONGEST_LINE]}…"

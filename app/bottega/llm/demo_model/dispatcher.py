@@ -8,9 +8,9 @@ from typing import Any
 
 from bottega.llm.demo_model.conversation import (
     SWARM_TOOLS,
-    Call,
     Conversation,
-    Outcome,
+    DemoCall,
+    DemoOutcome,
     json_object,
     with_part,
 )
@@ -40,7 +40,7 @@ _HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DemoPart:
     """A part of the request, for one task.
 
     Attributes:
@@ -52,9 +52,9 @@ class Part:
     prompt: str
 
     @property
-    def call(self) -> Call:
+    def call(self) -> DemoCall:
         who = {"agent": self.agent} if self.agent else {"metadata": {"title": self.title}}
-        return Call(_DISPATCH, {"prompt": self.prompt, **who})
+        return DemoCall(_DISPATCH, {"prompt": self.prompt, **who})
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def coordinates(conversation: Conversation) -> bool:
     return has and (not conversation.folder or _COUNT.search(conversation.asked) is not None)
 
 
-def next_calls(conversation: Conversation) -> tuple[Call, ...]:
+def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     """Return the next calls: dispatch all, poll, await, dispatch refused tasks once more."""
     parts = plan(conversation)
     work = _follow(conversation.outcomes)
@@ -99,9 +99,9 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
         return tuple(new)
     if work.fresh:
         if work.polls < (_POLLS if work.is_open else 1):
-            return (Call(_POLL, {"task_ids": work.ids}),)
+            return (DemoCall(_POLL, {"task_ids": work.ids}),)
         if work.awaits < (_AWAITS if work.is_open else 1):
-            return (Call(_AWAIT, {"task_ids": work.ids, "mode": "all"}),)
+            return (DemoCall(_AWAIT, {"task_ids": work.ids, "mode": "all"}),)
     return tuple(
         part.call
         for part in parts
@@ -109,7 +109,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
     )
 
 
-def plan(conversation: Conversation) -> list[Part]:
+def plan(conversation: Conversation) -> list[DemoPart]:
     """Return the parts: one for each named agent, then others up to the requested number.
 
     A second number ("in 3 parts, each in 2 parts") is left to the tasks.
@@ -121,7 +121,7 @@ def plan(conversation: Conversation) -> list[Part]:
     titles = [*names, *others[: max(0, total - len(names))]] or others[:1]
     above = f"{conversation.part}, " if conversation.part else ""
     return [
-        Part(
+        DemoPart(
             title,
             title if title in names else None,
             with_part(topic[:_LONGEST_PROMPT], f"{above}{title}"),
@@ -162,7 +162,7 @@ def _names(conversation: Conversation) -> list[str]:
     return [name for names in found for name in names if isinstance(name, str)]
 
 
-def _follow(outcomes: Sequence[Outcome]) -> _Work:
+def _follow(outcomes: Sequence[DemoOutcome]) -> _Work:
     work = _Work()
     before = ""
     for outcome in outcomes:
@@ -178,7 +178,7 @@ def _follow(outcomes: Sequence[Outcome]) -> _Work:
     return work
 
 
-def _dispatched(work: _Work, outcome: Outcome) -> None:
+def _dispatched(work: _Work, outcome: DemoOutcome) -> None:
     said = json_object(outcome.text)
     prompt = str(outcome.arguments.get("prompt"))
     work.tries[prompt] += 1
@@ -192,7 +192,7 @@ def _dispatched(work: _Work, outcome: Outcome) -> None:
         work.seen[prompt] = {"status": "refused", "error": error}
 
 
-def _looked(work: _Work, outcome: Outcome) -> None:
+def _looked(work: _Work, outcome: DemoOutcome) -> None:
     """Take over the result of a poll or an await; ended tasks do not change."""
     tasks = json_object(outcome.text).get("tasks")
     if not isinstance(tasks, list):

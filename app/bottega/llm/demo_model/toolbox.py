@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from bottega.llm.demo_model.conversation import SWARM_TOOLS, Call, Conversation, Tool
+from bottega.llm.demo_model.conversation import SWARM_TOOLS, Conversation, DemoCall, Tool
 
 _TIME = re.compile(
     r"what(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)|current (?:time|date)|today's date"
@@ -18,7 +18,7 @@ _READ = 4_000
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/"})
 
 
-def next_calls(conversation: Conversation) -> tuple[Call, ...]:
+def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     """Return the tools to call now, each at most once per request unless demanded."""
     called = [outcome.name for outcome in conversation.outcomes]
     calls = []
@@ -27,7 +27,7 @@ def next_calls(conversation: Conversation) -> tuple[Call, ...]:
             continue
         wanted = called.count(tool.name) < conversation.demanded.count(tool.name)
         if wanted or (tool.name not in called and _asks_for(conversation.asked, tool)):
-            calls.append(Call(tool.name, arguments(tool, conversation.asked)))
+            calls.append(DemoCall(tool.name, arguments(tool, conversation.asked)))
     return tuple(calls)
 
 

@@ -24,7 +24,7 @@ _MOST = 10_000
 """Limit on waiting episodes; further ones are not counted."""
 
 
-class Accesses:
+class AccessCounter:
     """Counter of accesses; :meth:`run` and :meth:`flush` write them."""
 
     def __init__(self, pool: asyncpg.Pool, clock: Clock) -> None:

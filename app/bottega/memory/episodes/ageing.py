@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.episode import LONGEST_TEXT
-from bottega.memory.episodes.lifecycle import Ages, Stage
+from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
 from bottega.memory.episodes.objects import ALL_PARTS, TRACE, ColdStorage, copied
 from bottega.memory.episodes.similarity import task_key
 
@@ -48,7 +48,7 @@ WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id
 
 
 @dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Ageing:
     """Ageing and removal of episodes, one tenant per call.
 
     Attributes:
@@ -57,7 +57,7 @@ class Lifecycle:
 
     pool: asyncpg.Pool
     storage: ColdStorage
-    ages: Ages = Ages()
+    ages: AgeThresholds = AgeThresholds()
     most: int = 10_000
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
@@ -74,7 +74,7 @@ class Lifecycle:
         """
         moved: Counter[str] = Counter()
         moved["mature"] = await self._mature(tenant_id, now)
-        for stage in (Stage.AGED, Stage.ARCHIVED):
+        for stage in (AgeStage.AGED, AgeStage.ARCHIVED):
             moved[stage] = await self._move_on(tenant_id, stage, now)
         return +moved
 
@@ -91,7 +91,7 @@ class Lifecycle:
         return purged
 
     async def _mature(self, tenant_id: UUID, now: datetime) -> int:
-        before = self.ages.begins(Stage.MATURE, now)
+        before = self.ages.begins(AgeStage.MATURE, now)
         matured = 0
         while matured < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -107,9 +107,9 @@ class Lifecycle:
                 break
         return matured
 
-    async def _move_on(self, tenant_id: UUID, stage: Stage, now: datetime) -> int:
-        state = {Stage.AGED: Stage.MATURE, Stage.ARCHIVED: Stage.AGED}[stage]
-        parts = TRACE if stage is Stage.AGED else ALL_PARTS
+    async def _move_on(self, tenant_id: UUID, stage: AgeStage, now: datetime) -> int:
+        state = {AgeStage.AGED: AgeStage.MATURE, AgeStage.ARCHIVED: AgeStage.AGED}[stage]
+        parts = TRACE if stage is AgeStage.AGED else ALL_PARTS
         before = self.ages.begins(stage, now)
         last: tuple[datetime, UUID] = (datetime.min.replace(tzinfo=now.tzinfo), UUID(int=0))
         moved_on = 0

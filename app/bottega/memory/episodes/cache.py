@@ -20,7 +20,7 @@ from bottega.clock import monotonic
 from bottega.memory.episodes.episode import Episode
 
 if TYPE_CHECKING:
-    from bottega.memory.episodes.redis_cache import RedisLevel
+    from bottega.memory.episodes.redis_cache import RedisCache
 
 CAPACITY = 1000
 TTL_S = 300.0
@@ -32,7 +32,7 @@ Key = tuple[UUID, UUID]
 
 
 @dataclass(slots=True)
-class Counts:
+class CacheCounts:
     """Hits and misses of each level since the start of the process."""
 
     hits: int = 0
@@ -48,7 +48,7 @@ class Counts:
         return self.hits / asked if asked else 0.0
 
 
-class HotEpisodes:
+class EpisodeCache:
     """Cache of the most read episodes, by tenant and id. None of its methods raises.
 
     Args:
@@ -58,13 +58,13 @@ class HotEpisodes:
 
     def __init__(
         self,
-        redis: "RedisLevel | None" = None,
+        redis: "RedisCache | None" = None,
         *,
         capacity: int = CAPACITY,
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.counts = Counts()
+        self.counts = CacheCounts()
         self._redis = redis
         self._core = TlfuCore(capacity)
         self._entries: dict[int, tuple[Key, Episode, float]] = {}

@@ -19,9 +19,9 @@ from pydantic_core import from_json, to_json
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.consolidation import Closeness, as_one
 from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.episodes.lifecycle import Ages, Stage
+from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
 from bottega.memory.episodes.objects import ALL_PARTS, ColdStorage, copied
-from bottega.memory.episodes.similarity import Candidate, groups
+from bottega.memory.episodes.similarity import SimilarityCandidate, groups
 
 _PAGE = 500
 
@@ -65,7 +65,7 @@ _JSON = ("origin", "task", "execution", "result", "metadata", "summary")
 
 
 @dataclass(frozen=True, slots=True)
-class Consolidation:
+class Consolidator:
     """Consolidation of episodes, one tenant per call.
 
     Attributes:
@@ -74,7 +74,7 @@ class Consolidation:
 
     pool: asyncpg.Pool
     storage: ColdStorage
-    ages: Ages = field(default_factory=Ages)
+    ages: AgeThresholds = field(default_factory=AgeThresholds)
     closeness: Closeness = field(default_factory=Closeness)
     most: int = 10_000
 
@@ -87,7 +87,7 @@ class Consolidation:
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
         """
-        mature = self.ages.begins(Stage.MATURE, now)
+        mature = self.ages.begins(AgeStage.MATURE, now)
         window = self.closeness.window
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, window)
@@ -138,7 +138,11 @@ class Consolidation:
         return made
 
     async def _make_one(
-        self, tenant_id: UUID, group: Sequence[Candidate], outcome: Outcome, mature: datetime
+        self,
+        tenant_id: UUID,
+        group: Sequence[SimilarityCandidate],
+        outcome: Outcome,
+        mature: datetime,
     ) -> bool:
         ids = [each.id for each in group]
         async with acting_as(self.pool, tenant_id) as connection:
@@ -163,9 +167,11 @@ class Consolidation:
 _START = (datetime.fromisoformat("0001-01-01T00:00:00+00:00"), UUID(int=0))
 
 
-def _candidate(row: Any) -> Candidate:
+def _candidate(row: Any) -> SimilarityCandidate:
     alike = tuple(row[name] for name in ("outcome", *_ALIKE))
-    return Candidate(row["episode_id"], row["at"], alike, np.array(row["whole"], np.float32))
+    return SimilarityCandidate(
+        row["episode_id"], row["at"], alike, np.array(row["whole"], np.float32)
+    )
 
 
 _ALIKE = (

@@ -125,7 +125,7 @@ class _Texts:
     whole: str
 
 
-class Keeper:
+class EmbeddingWorker:
     """Worker for pending vectors.
 
     Each method does what is due, and returns the seconds until the next work. Any number of

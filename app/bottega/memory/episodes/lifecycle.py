@@ -10,7 +10,7 @@ from enum import StrEnum
 from bottega.errors import InvalidInputError
 
 
-class Stage(StrEnum):
+class AgeStage(StrEnum):
     """The stage of an episode's life."""
 
     ACTIVE = "active"
@@ -23,7 +23,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ages:
+class AgeThresholds:
     """The greatest age of each stage, and the retention of deleted episodes, in days.
 
     Raises:
@@ -44,22 +44,22 @@ class Ages:
         if self.deleted_days < 0:
             raise InvalidInputError("deleted episodes must be kept for at least 0 days")
 
-    def stage(self, at: datetime, now: datetime) -> Stage:
+    def stage(self, at: datetime, now: datetime) -> AgeStage:
         """Return the stage of an episode that ended ``at``; a future time is active."""
         age = now - at
         if age <= timedelta(days=self.active_days):
-            return Stage.ACTIVE
+            return AgeStage.ACTIVE
         if age <= timedelta(days=self.mature_days):
-            return Stage.MATURE
-        return Stage.AGED if age <= timedelta(days=self.aged_days) else Stage.ARCHIVED
+            return AgeStage.MATURE
+        return AgeStage.AGED if age <= timedelta(days=self.aged_days) else AgeStage.ARCHIVED
 
-    def begins(self, stage: Stage, now: datetime) -> datetime:
+    def begins(self, stage: AgeStage, now: datetime) -> datetime:
         """Return the time before which episodes of ``stage``, or a later one, ended."""
         days = {
-            Stage.ACTIVE: 0.0,
-            Stage.MATURE: self.active_days,
-            Stage.AGED: self.mature_days,
-            Stage.ARCHIVED: self.aged_days,
+            AgeStage.ACTIVE: 0.0,
+            AgeStage.MATURE: self.active_days,
+            AgeStage.AGED: self.mature_days,
+            AgeStage.ARCHIVED: self.aged_days,
         }
         return now - timedelta(days=days[stage])
 

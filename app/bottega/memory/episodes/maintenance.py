@@ -13,10 +13,10 @@ from pydantic_core import to_json
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, UnavailableError
-from bottega.memory.episodes.ageing import Lifecycle
+from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness
-from bottega.memory.episodes.consolidator import Consolidation
-from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.consolidator import Consolidator
+from bottega.memory.episodes.lifecycle import AgeThresholds
 from bottega.memory.episodes.objects import ALL_PARTS, ColdStorage, Objects, copied
 from bottega.memory.episodes.search import refresh_common
 
@@ -34,7 +34,7 @@ RETURNING true
 
 
 @dataclass(frozen=True, slots=True)
-class Tending:
+class EpisodeMaintenance:
     """Maintenance of episodes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tending:
 
     pool: asyncpg.Pool
     storage: ColdStorage
-    ages: Ages = Ages()
+    ages: AgeThresholds = AgeThresholds()
     closeness: Closeness = Closeness()
     every: timedelta = timedelta(hours=1)
     most: int = 10_000
@@ -53,15 +53,15 @@ class Tending:
         return await self._lifecycle.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        consolidation = Consolidation(self.pool, self.storage, self.ages, self.closeness, self.most)
+        consolidation = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
         return await consolidation.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
         return await self._lifecycle.purge_deleted(tenant_id, now)
 
     @property
-    def _lifecycle(self) -> Lifecycle:
-        return Lifecycle(self.pool, self.storage, self.ages, self.most)
+    def _lifecycle(self) -> Ageing:
+        return Ageing(self.pool, self.storage, self.ages, self.most)
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.
@@ -75,8 +75,8 @@ class Tending:
         Raises:
             UnavailableError: the object store is unreachable.
         """
-        lifecycle = Lifecycle(self.pool, self.storage, self.ages, self.most)
-        consolidation = Consolidation(self.pool, self.storage, self.ages, self.closeness, self.most)
+        lifecycle = Ageing(self.pool, self.storage, self.ages, self.most)
+        consolidation = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
         done = await lifecycle.archive_old(tenant_id, now)
         made = await consolidation.consolidate_similar(tenant_id, now)
         done += Counter(groups=made["groups"], consolidated=made["episodes"])
@@ -139,7 +139,7 @@ RETURNING true
 """
 
 
-class Upkeep:
+class EpisodeUpkeep:
     """Background work on episodes; any number of processes may run it concurrently.
 
     Each method does some due work, and returns the seconds until the next is due.
@@ -153,7 +153,7 @@ class Upkeep:
         self,
         pool: asyncpg.Pool,
         objects: Objects,
-        tending: Tending,
+        tending: EpisodeMaintenance,
         *,
         now: Clock = utcnow,
         clock: Callable[[], float] = monotonic,

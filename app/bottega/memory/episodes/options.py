@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from bottega.memory.episodes.lifecycle import Ages
+from bottega.memory.episodes.lifecycle import AgeThresholds
 from bottega.memory.episodes.scoring import ScoringOptions
 
 
@@ -28,7 +28,7 @@ class MemoryOptions:
     consolidate_days: float = 7.0
     tend_every_s: float = 3600.0
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
-    ages: Ages = field(default_factory=Ages)
+    ages: AgeThresholds = field(default_factory=AgeThresholds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from bottega.clock import monotonic
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.cache import Counts, Key, decoded
+from bottega.memory.episodes.cache import CacheCounts, Key, decoded
 from bottega.memory.episodes.episode import Episode
 
 _TIMEOUT_S = 0.2
@@ -27,7 +27,7 @@ _FAILURES = (RedisError, OSError, TimeoutError, ValueError, RuntimeError)
 log = structlog.get_logger(__name__)
 
 
-class RedisLevel:
+class RedisCache:
     """Episodes in Redis, shared by all processes.
 
     After a failure it pauses; then a single call tries again. So a Redis that is down costs
@@ -71,7 +71,7 @@ class RedisLevel:
         self._rests_until = float("-inf")
         self._failed = False
 
-    async def get(self, key: Key, counts: Counts) -> Episode | None:
+    async def get(self, key: Key, counts: CacheCounts) -> Episode | None:
         raw = await self._ask(counts, "GET", _name(key))
         found = decoded(raw, key) if isinstance(raw, bytes) else None
         if found is None:
@@ -80,16 +80,16 @@ class RedisLevel:
             counts.redis_hits += 1
         return found
 
-    async def put(self, key: Key, raw: bytes, ttl_s: int, counts: Counts) -> None:
+    async def put(self, key: Key, raw: bytes, ttl_s: int, counts: CacheCounts) -> None:
         await self._ask(counts, "SET", _name(key), raw, "EX", ttl_s)
 
-    async def drop(self, key: Key, counts: Counts) -> None:
+    async def drop(self, key: Key, counts: CacheCounts) -> None:
         await self._ask(counts, "DEL", _name(key))
 
     async def aclose(self) -> None:
         await self._redis.aclose()
 
-    async def _ask(self, counts: Counts, *command: Any) -> Any:
+    async def _ask(self, counts: CacheCounts, *command: Any) -> Any:
         """Execute a command. Return ``None`` after a failure or timeout, and during a pause."""
         if self._clock() < self._rests_until:
             return None

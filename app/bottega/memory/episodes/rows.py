@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.pages import Part, fetch_rows
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.memory.episodes.episode import Body, Episode, State, StorageState
 from bottega.memory.episodes.scope import Scope
 
@@ -63,11 +63,11 @@ async def load(
 
 async def load_page(
     connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID], *, limit: int
-) -> Part[Episode]:
+) -> PageItems[Episode]:
     """Load as many of the scope's episodes as fit in a page, in the order of ``ids``."""
     query = f"{_EPISODES} ORDER BY array_position($2, id) LIMIT $3"
     rows = await fetch_rows(connection, query, scope.document, ids, limit=limit)
-    return Part(map(_episode, rows), more=rows.more)
+    return PageItems(map(_episode, rows), more=rows.more)
 
 
 def _episode(row: Mapping[str, Any]) -> Episode:

@@ -166,7 +166,7 @@ def _without_fillers(words: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SimilarityCandidate:
     """Episode that may be merged with others.
 
     Attributes:
@@ -181,16 +181,16 @@ class Candidate:
 
 
 def groups(
-    candidates: Sequence[Candidate], closeness: Closeness = Closeness()
-) -> list[list[Candidate]]:
+    candidates: Sequence[SimilarityCandidate], closeness: Closeness = Closeness()
+) -> list[list[SimilarityCandidate]]:
     """Return groups of two or more episodes in which each is close to each other.
 
     Complete linkage: joins the two closest groups while their two farthest members are close
     enough. The order of ``candidates`` does not matter. A block of more than ``closeness.most``
     candidates is split by age, and each part is compared separately.
     """
-    found: list[list[Candidate]] = []
-    blocks: dict[tuple[object, ...], list[Candidate]] = {}
+    found: list[list[SimilarityCandidate]] = []
+    blocks: dict[tuple[object, ...], list[SimilarityCandidate]] = {}
     for candidate in sorted(candidates, key=lambda each: (each.at, each.id)):
         blocks.setdefault(candidate.alike, []).append(candidate)
     for block in blocks.values():
@@ -199,7 +199,9 @@ def groups(
     return found
 
 
-def _linked(block: Sequence[Candidate], closeness: Closeness) -> list[list[Candidate]]:
+def _linked(
+    block: Sequence[SimilarityCandidate], closeness: Closeness
+) -> list[list[SimilarityCandidate]]:
     """Group episodes with equal ``alike``, given from old to new."""
     if len(block) < 2:
         return []

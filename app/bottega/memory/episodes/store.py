@@ -15,14 +15,14 @@ from pydantic_core import from_json
 
 from bottega.clock import Clock, monotonic
 from bottega.db.engine import acting_as
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.errors import BottegaError, NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
-from bottega.memory.episodes.access_counter import Accesses
+from bottega.memory.episodes.access_counter import AccessCounter
 from bottega.memory.episodes.consolidation import Closeness
 from bottega.memory.episodes.embedders import Patience
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
-from bottega.memory.episodes.lifecycle import Stage
+from bottega.memory.episodes.lifecycle import AgeStage
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.scoring import Parts, score
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bottega.memory.episodes.cache import HotEpisodes
+    from bottega.memory.episodes.cache import EpisodeCache
     from bottega.memory.episodes.embedders import Embedders
-    from bottega.memory.episodes.maintenance import Tending
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.episodes.objects import Objects
 
     Vector = NDArray[np.float32]
@@ -84,11 +84,11 @@ class EpisodicMemory:
         *,
         embedders: "Embedders",
         objects: "Objects | None" = None,
-        hot: "HotEpisodes | None" = None,
+        hot: "EpisodeCache | None" = None,
         options: MemoryOptions | None = None,
         clock: Clock,
     ) -> None:
-        self.accesses = Accesses(pool, clock)
+        self.accesses = AccessCounter(pool, clock)
         self._pool = pool
         self._embedders = embedders
         self._objects = objects
@@ -204,7 +204,7 @@ class EpisodicMemory:
                 query,
                 vector,
                 embedder=embedder,
-                aged_before=options.ages.begins(Stage.AGED, now),
+                aged_before=options.ages.begins(AgeStage.AGED, now),
                 where=where,
                 by=by,
                 limit=max(k, options.candidates),
@@ -266,10 +266,10 @@ class EpisodicMemory:
         limit: int,
         after: Place | None = None,
         descending: bool = False,
-    ) -> Part[Episode]:
+    ) -> PageItems[Episode]:
         """List a page of episodes behind ``after``, by end time, then id."""
         if scope.reach is Reach.RUN:
-            return Part(more=False)
+            return PageItems(more=False)
         async with acting_as(self._pool, tenant_id) as connection:
             ids = await search.structured(
                 connection, scope, where, limit=limit + 1, after=after, descending=descending
@@ -320,7 +320,7 @@ class EpisodicMemory:
         return marked
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See :meth:`bottega.memory.episodes.ageing.Lifecycle.archive_old`."""
+        """See :meth:`bottega.memory.episodes.ageing.Ageing.archive_old`."""
         return await self.tending.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
@@ -328,20 +328,20 @@ class EpisodicMemory:
         return await self.tending.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """See :meth:`bottega.memory.episodes.ageing.Lifecycle.purge_deleted`."""
+        """See :meth:`bottega.memory.episodes.ageing.Ageing.purge_deleted`."""
         return await self.tending.purge_deleted(tenant_id, now)
 
     @property
-    def tending(self) -> "Tending":
+    def tending(self) -> "EpisodeMaintenance":
         """Maintenance of old episodes; requires an object store."""
-        from bottega.memory.episodes.maintenance import Tending
+        from bottega.memory.episodes.maintenance import EpisodeMaintenance
 
         assert self._objects is not None, "maintenance of old episodes needs an object store"
         options = self._options
         window = timedelta(days=options.consolidate_days)
         closeness = Closeness(options.consolidate_cosine, window)
         every = timedelta(seconds=options.tend_every_s)
-        return Tending(self._pool, self._objects, options.ages, closeness, every)
+        return EpisodeMaintenance(self._pool, self._objects, options.ages, closeness, every)
 
     @asynccontextmanager
     async def _acting(

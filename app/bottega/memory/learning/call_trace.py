@@ -20,7 +20,7 @@ MOST_CALLS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """One call by the run's root agent.
 
     Attributes:
@@ -54,7 +54,7 @@ class Observed:
     domain: str | None
     outcome: Outcome
     trust: int
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     complexity: float | None = None
     owner: str = ""
     agent: str | None = None
@@ -133,7 +133,7 @@ def _cleared(episode: Observed, shared: Container[str]) -> Observed:
     )
 
 
-def calls_of(episode: Episode) -> tuple[Call, ...]:
+def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     """Return the first :data:`MOST_CALLS` calls of the root agent; none without a trace."""
     return tuple(_calls(episode))[:MOST_CALLS]
 
@@ -143,7 +143,7 @@ def _known(episode_id: UUID | None) -> UUID:
     return episode_id
 
 
-def _calls(episode: Episode) -> Iterator[Call]:
+def _calls(episode: Episode) -> Iterator[TracedCall]:
     trace = episode.trace or ()
     agents = {step.get("agent") for step in trace if step.get("task_id") is not None}
     agents |= set(episode.metadata.get("agents") or ())
@@ -155,7 +155,7 @@ def _calls(episode: Episode) -> Iterator[Call]:
         if task_id is None:
             if name and name not in PLUMBING:
                 ok = "error" not in step
-                yield Call(name, ok, _signature(step), name in agents, ok or name in defined)
+                yield TracedCall(name, ok, _signature(step), name in agents, ok or name in defined)
         elif (
             DISPATCH in own
             and last.get(task_id) == at
@@ -163,7 +163,7 @@ def _calls(episode: Episode) -> Iterator[Call]:
             and agent not in own
         ):
             # The end of an asynchronous sub-agent: no call of its parent reports it.
-            yield Call(agent, "error" not in step, _signature(step), is_agent=True)
+            yield TracedCall(agent, "error" not in step, _signature(step), is_agent=True)
 
 
 def _signature(step: Mapping[str, Any]) -> str | None:

@@ -105,7 +105,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReportedOutcome:
     """Outcome of a pattern in an episode, as reported by a client."""
 
     pattern_id: UUID
@@ -129,7 +129,7 @@ class Learned:
     applications: int = 0
 
 
-class Memory:
+class TaskMemory:
     """Retrieval and learning across episodes and patterns."""
 
     def __init__(
@@ -205,7 +205,7 @@ class Memory:
         tenant_id: UUID,
         episode: Episode | UUID,
         lessons: Sequence[Lesson] = (),
-        outcomes: Sequence[Outcome] = (),
+        outcomes: Sequence[ReportedOutcome] = (),
         *,
         principal: str,
         on: asyncpg.Connection,
@@ -244,7 +244,7 @@ class Memory:
         self,
         tenant_id: UUID,
         episode: Episode,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ReportedOutcome],
         on: asyncpg.Connection,
     ) -> int:
         ids = [each.pattern_id for each in outcomes]

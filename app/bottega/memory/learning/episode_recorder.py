@@ -25,7 +25,7 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
-from bottega.memory.patterns.adherence import Following
+from bottega.memory.patterns.adherence import Adherence
 from bottega.memory.patterns.pattern import APPLIED
 from bottega.memory.patterns.task_analysis import Goals
 from bottega.memory.text.injection import suspicious
@@ -52,7 +52,7 @@ _FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUB
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunFacts:
     """Facts about a run before it starts.
 
     Attributes:
@@ -110,7 +110,7 @@ class About:
         ]
 
 
-class Telling:
+class EpisodeRecorder:
     """Reads a run's events in order, and builds its episode at the end.
 
     Args:
@@ -121,7 +121,7 @@ class Telling:
         goals: the task's analysis, if there is one.
     """
 
-    def __init__(self, about: About, clean: Callable[[str], str] = str) -> None:
+    def __init__(self, about: RunFacts, clean: Callable[[str], str] = str) -> None:
         self.about = about
         self.goals: Goals | None = None
         self._clean = clean
@@ -136,7 +136,7 @@ class Telling:
         self._errors: dict[str, None] = {}
         self._signature: str | None = None
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
-        self._following = Following()
+        self._following = Adherence()
         self._outside = self._http_tools()
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.memory.learning.call_trace import Call, Observed
+from bottega.memory.learning.call_trace import Observed, TracedCall
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -26,7 +26,7 @@ _LONGEST_NAME = 120
 _ARROW = " → "
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """Kind of behaviour that was mined."""
 
     DECOMPOSITION = "decomposition"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class FindingScope:
     """Tasks or failures that a finding applies to.
 
     Attributes:
@@ -63,8 +63,8 @@ class Finding:
         instead: tools that were called in episodes without it.
     """
 
-    kind: Kind
-    scope: Scope
+    kind: FindingKind
+    scope: FindingScope
     uses: tuple[str, ...]
     category: Category
     affects: tuple[str, ...]
@@ -118,7 +118,7 @@ def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
     )
 
 
-def _when(scope: Scope) -> str:
+def _when(scope: FindingScope) -> str:
     domain = f" in the domain {scope.domain}" if scope.domain else ""
     if scope.signature is not None:
         return f"When {scope.tool} fails with “{scope.signature}”{domain}"
@@ -128,13 +128,13 @@ def _when(scope: Scope) -> str:
 def _do(finding: Finding) -> str:
     names = finding.uses
     match finding.kind:
-        case Kind.RECOVERY if names == (finding.scope.tool,):
+        case FindingKind.RECOVERY if names == (finding.scope.tool,):
             return f"call {names[0]} once more"
-        case Kind.RECOVERY:
+        case FindingKind.RECOVERY:
             return f"call {names[0]} next"
-        case Kind.DECOMPOSITION:
+        case FindingKind.DECOMPOSITION:
             return f"divide the work: ask {', then '.join(names)}"
-        case Kind.SEQUENCE:
+        case FindingKind.SEQUENCE:
             return f"call {', then '.join(names)}"
         case _:
             others = " or ".join(finding.instead)
@@ -145,9 +145,9 @@ def _content(finding: Finding, do: str, when: str) -> Content:
     fields: dict[str, Any]
     steps = [{"do": f"call {name}", "uses": [name]} for name in finding.uses]
     match finding.kind:
-        case Kind.DECOMPOSITION:
+        case FindingKind.DECOMPOSITION:
             kind, fields = ContentKind.TEMPLATE, {"steps": steps, "parameters": [], "rules": []}
-        case Kind.SEQUENCE:
+        case FindingKind.SEQUENCE:
             kind, fields = ContentKind.PROCEDURE, {"steps": steps, "branches": []}
         case _:
             kind, fields = ContentKind.HEURISTIC, {"condition": when, "action": do}
@@ -172,16 +172,16 @@ _GAP = 2  # other calls allowed between two of a sequence
 _READ = 20  # calls of an episode that are searched for sequences
 _MOST_AGENTS = 8
 
-Key = tuple[Kind, tuple[str, ...]]
+Key = tuple[FindingKind, tuple[str, ...]]
 """Kind of finding, and the names called."""
 
 
 def done(episode: Observed) -> set[Key]:
     """Return all keys of an episode: tools used, call sequences, division of work."""
-    keys: set[Key] = {(Kind.TOOL, (call.name,)) for call in episode.calls}
+    keys: set[Key] = {(FindingKind.TOOL, (call.name,)) for call in episode.calls}
     calls, agents = _called(episode), _agents(episode)
     if 2 <= len(agents) <= _MOST_AGENTS:
-        keys.add((Kind.DECOMPOSITION, agents))
+        keys.add((FindingKind.DECOMPOSITION, agents))
     some: list[tuple[tuple[str, ...], int]] = [((name,), at) for at, name in enumerate(calls)]
     for _ in range(_LONGEST - 1):
         some = [
@@ -189,7 +189,7 @@ def done(episode: Observed) -> set[Key]:
             for names, end in some
             for at in range(end + 1, min(end + _GAP + 2, len(calls)))
         ]
-        keys |= {(Kind.SEQUENCE, names) for names, _ in some}
+        keys |= {(FindingKind.SEQUENCE, names) for names, _ in some}
     return keys
 
 
@@ -201,7 +201,7 @@ def _agents(episode: Observed) -> tuple[str, ...]:
     return _names(call for call in episode.calls if call.is_agent)
 
 
-def _names(calls: Iterable[Call]) -> tuple[str, ...]:
+def _names(calls: Iterable[TracedCall]) -> tuple[str, ...]:
     """Return the names in order, with repetitions in a row as one."""
     return tuple(name for name, _ in groupby(call.name for call in calls))
 
@@ -209,9 +209,9 @@ def _names(calls: Iterable[Call]) -> tuple[str, ...]:
 def does(episode: Observed, key: Key) -> bool:
     """Return true if :func:`done` would contain the key, without computing all keys."""
     kind, names = key
-    if kind is Kind.TOOL:
+    if kind is FindingKind.TOOL:
         return any(call.name == names[0] for call in episode.calls)
-    if kind is Kind.DECOMPOSITION:
+    if kind is FindingKind.DECOMPOSITION:
         return _agents(episode) == names
     calls = _called(episode)
     ends = {at for at, name in enumerate(calls) if name == names[0]}

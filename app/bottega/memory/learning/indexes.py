@@ -49,7 +49,7 @@ ON CONFLICT (name) DO UPDATE SET changes = excluded.changes, at = excluded.at
 
 
 @dataclass(frozen=True, slots=True)
-class Indices:
+class IndexMaintenance:
     """Index maintenance.
 
     Attributes:

@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.pages import Part, fetch_rows
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import ConflictError, NotFoundError
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.learning.reflection_worker import learn_again
@@ -143,12 +143,12 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> Part[Job]:
+) -> PageItems[Job]:
     """List a page of jobs in the order of their creation, behind the job ``after``."""
     than, direction = ("<", "DESC") if descending else (">", "ASC")
     query = _PAGE.format(columns=_COLUMNS, than=than, order=direction)
     rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
-    return Part((_job(tenant_id, row) for row in rows), more=rows.more)
+    return PageItems((_job(tenant_id, row) for row in rows), more=rows.more)
 
 
 async def renew(connection: asyncpg.Connection, job: Job, lease_s: float) -> bool:

@@ -42,7 +42,7 @@ Counts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MaintenanceStage:
     """Stage of a maintenance job; ``work`` must be idempotent."""
 
     name: str
@@ -74,7 +74,7 @@ class Maintenance:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        stages: Sequence[Stage],
+        stages: Sequence[MaintenanceStage],
         *,
         nights: Nights | None = None,
         lease_s: float = _LEASE_S,
@@ -157,7 +157,7 @@ class Maintenance:
                 await self._carry_on(job, number + 1, progress)
                 job = replace(job, stage=number + 1, progress={**job.progress, **progress})
 
-    async def _held(self, job: Job, stage: Stage) -> Counts:
+    async def _held(self, job: Job, stage: MaintenanceStage) -> Counts:
         """Do a stage, and renew the job's lease meanwhile."""
         working = asyncio.ensure_future(stage.work(job))
         try:

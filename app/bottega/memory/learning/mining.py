@@ -16,12 +16,12 @@ from math import sqrt
 from typing import Any, TypeVar
 
 from bottega.memory.episodes.episode import Outcome
-from bottega.memory.learning.call_trace import Call, Observed, without_private_texts
+from bottega.memory.learning.call_trace import Observed, TracedCall, without_private_texts
 from bottega.memory.learning.findings import (
     Finding,
+    FindingKind,
+    FindingScope,
     Key,
-    Kind,
-    Scope,
     as_pattern,
     does,
     done,
@@ -151,22 +151,22 @@ class _Item:
     episode: Observed
     good: bool
     failed: bool = False
-    then: Call | None = None
+    then: TracedCall | None = None
 
     def does(self, key: Key) -> bool:
         kind, names = key
-        if kind is Kind.RECOVERY:
+        if kind is FindingKind.RECOVERY:
             return self.then is not None and self.then.name == names[0]
         return does(self.episode, key)
 
     @property
     def keys(self) -> set[Key]:
         if self.failed:
-            return set() if self.then is None else {(Kind.RECOVERY, (self.then.name,))}
+            return set() if self.then is None else {(FindingKind.RECOVERY, (self.then.name,))}
         return done(self.episode)
 
 
-def _found(scope: Scope, items: Sequence[_Item], options: MiningOptions) -> list[Finding]:
+def _found(scope: FindingScope, items: Sequence[_Item], options: MiningOptions) -> list[Finding]:
     """Mine cross-domain findings, then per-domain ones not covered by them; return the latter
     first."""
     seen = _Seen()
@@ -210,11 +210,11 @@ def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
 
 
 def _findings(
-    scope: Scope, items: Sequence[_Item], better: Iterable[tuple[Key, float, _Tally, _Tally]]
+    scope: FindingScope, items: Sequence[_Item], better: Iterable[tuple[Key, float, _Tally, _Tally]]
 ) -> list[Finding]:
     """Build findings from the behaviours with the highest gains."""
     ordered = sorted(better, key=lambda found: (-found[1], -len(found[0][1]), found[0]))
-    looked_at: Counter[Kind] = Counter()
+    looked_at: Counter[FindingKind] = Counter()
     findings: list[Finding] = []
     for key, gain, with_it, without in ordered:
         kind, names = key
@@ -222,7 +222,7 @@ def _findings(
         if looked_at[kind] > _LOOKED_AT:
             continue
         having = [each for each in items if each.does(key)]
-        if kind is not Kind.RECOVERY and not _is_choice(names, having):
+        if kind is not FindingKind.RECOVERY and not _is_choice(names, having):
             continue
         lacking = [each for each in items if not each.does(key)]
         instead = _instead(key, having, lacking)
@@ -280,8 +280,8 @@ def _implied(finding: Finding, other: Finding) -> bool:
 
 def _order(finding: Finding) -> tuple[Any, ...]:
     """Return the sort key: highest gain first, then the most specific finding."""
-    chosen = finding.kind is Kind.TOOL and bool(finding.instead)
-    rank = 0 if finding.kind is Kind.DECOMPOSITION else 1 if chosen else 2
+    chosen = finding.kind is FindingKind.TOOL and bool(finding.instead)
+    rank = 0 if finding.kind is FindingKind.DECOMPOSITION else 1 if chosen else 2
     return (-finding.gain, rank, -len(finding.uses), finding.scope.domain or "", finding.uses)
 
 
@@ -294,16 +294,16 @@ def _judged(
     """Return a finding's category, and the names whose next call judges it. If the next call does
     not show the difference, the whole run's outcome judges it, and there are no names."""
     kind, names = key
-    if kind is Kind.RECOVERY:  # calls of the control arm count too
+    if kind is FindingKind.RECOVERY:  # calls of the control arm count too
         return Category.RECOVERY, tuple(sorted({*names, *instead}))
-    if kind is Kind.DECOMPOSITION:
+    if kind is FindingKind.DECOMPOSITION:
         return Category.DECOMPOSITION, ()
     last = names[-1]
-    others = instead if kind is Kind.TOOL else (last,)
+    others = instead if kind is FindingKind.TOOL else (last,)
     with_it, without = _ended_well({last}, having), _ended_well(set(others), lacking)
     if not without.n or with_it.rate - without.rate < _SHOWS:
         return Category.STRATEGIC, ()
-    if kind is Kind.SEQUENCE:
+    if kind is FindingKind.SEQUENCE:
         return Category.SEQUENCE, (last,)
     return Category.TOOL_SELECTION, tuple(sorted({last, *others}))
 
@@ -312,10 +312,10 @@ def _instead(key: Key, having: Sequence[_Item], lacking: Sequence[_Item]) -> tup
     """Return the calls made in place of a finding's, the most frequent first. For a tool, only
     calls more than twice as frequent in episodes without it."""
     kind, names = key
-    if kind is Kind.RECOVERY:
+    if kind is FindingKind.RECOVERY:
         there = Counter(each.then.name for each in lacking if each.then is not None)
         alone = [(count, name) for name, count in there.items()]
-    elif kind is Kind.TOOL:
+    elif kind is FindingKind.TOOL:
         beside, there = (
             Counter(name for each in some for name in {call.name for call in each.episode.calls})
             for some in (having, lacking)
@@ -348,7 +348,7 @@ def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[
     for task_type, some in _grouped(episodes, lambda each: each.task_type):
         if task_type is not None:
             items = [_Item(each, each.good) for each in some]
-            yield from _found(Scope(task_type), _newest(items, options), options)
+            yield from _found(FindingScope(task_type), _newest(items, options), options)
 
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
@@ -364,7 +364,7 @@ def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterat
             )
             for episode, _, then in some
         ]
-        scope = Scope(signature=signature, tool=some[0][1].name)
+        scope = FindingScope(signature=signature, tool=some[0][1].name)
         yield from _found(scope, _newest(items, options), options)
 
 
@@ -378,7 +378,7 @@ def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
     return kept[::-1]
 
 
-def _failures(episode: Observed) -> Iterator[tuple[Call, Call | None]]:
+def _failures(episode: Observed) -> Iterator[tuple[TracedCall, TracedCall | None]]:
     """Yield the first failure of each kind, and the call after it."""
     met: set[str] = set()
     for call, then in zip(episode.calls, [*episode.calls[1:], None], strict=False):

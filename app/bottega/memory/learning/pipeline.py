@@ -11,9 +11,9 @@ from bottega.db.engine import acting_as
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import evolution
 from bottega.memory.learning.discovery import Discovery
-from bottega.memory.learning.indexes import Indices
+from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
-from bottega.memory.learning.maintenance import Counts, Stage
+from bottega.memory.learning.maintenance import Counts, MaintenanceStage
 from bottega.memory.learning.reports import Reports
 from bottega.memory.patterns.cache import PatternCache
 
@@ -44,18 +44,18 @@ class Pipeline:
     memory: EpisodicMemory
     patterns: PatternCache
     discovery: Discovery
-    indices: Indices
+    indices: IndexMaintenance
     reports: Reports
     now: Clock = utcnow
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[MaintenanceStage, ...]:
         return (
-            Stage("episodes", self._tend),
-            Stage("mining", self._mine),
-            Stage("validation", self._validate),
-            Stage("refinement", self._refine),
-            Stage("indices", self._care),
-            Stage("report", self.reports.of),
+            MaintenanceStage("episodes", self._tend),
+            MaintenanceStage("mining", self._mine),
+            MaintenanceStage("validation", self._validate),
+            MaintenanceStage("refinement", self._refine),
+            MaintenanceStage("indices", self._care),
+            MaintenanceStage("report", self.reports.of),
         )
 
     async def _tend(self, job: Job) -> Counts:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.learning.call_trace import Call, calls_of, counts
+from bottega.memory.learning.call_trace import TracedCall, calls_of, counts
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
 from bottega.memory.text.summaries import cut
 
@@ -150,7 +150,7 @@ def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
     )
 
 
-def _failures(calls: Sequence[Call]) -> list[dict[str, Any]]:
+def _failures(calls: Sequence[TracedCall]) -> list[dict[str, Any]]:
     """Return the first failure of each kind, the next call, and its success."""
     found: dict[str, dict[str, Any]] = {}
     for call, then in zip(calls, [*calls[1:], None], strict=False):
@@ -165,7 +165,7 @@ def _failures(calls: Sequence[Call]) -> list[dict[str, Any]]:
 
 
 def _insights(
-    episode: Episode, calls: Sequence[Call], failures: Sequence[Mapping[str, Any]]
+    episode: Episode, calls: Sequence[TracedCall], failures: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     said: list[str] = []
     for each in failures:
@@ -201,7 +201,7 @@ def _usage(resources: Mapping[str, Any]) -> dict[str, int]:
     return {name: reported[name] for name in names if isinstance(reported.get(name), int)}
 
 
-def _performance(episode: Episode, calls: Sequence[Call]) -> dict[str, Any]:
+def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
     resources = episode.execution.get("resources") or {}
     known = {
         name: resources[name]

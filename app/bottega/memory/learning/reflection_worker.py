@@ -132,7 +132,7 @@ class _Due:
         }
 
 
-class Learning:
+class ReflectionWorker:
     """Learns from finished runs. Any number of processes may do so concurrently.
 
     Args:

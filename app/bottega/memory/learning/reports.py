@@ -13,7 +13,7 @@ import asyncpg
 
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
-from bottega.memory.episodes.cache import Counts, HotEpisodes
+from bottega.memory.episodes.cache import CacheCounts, EpisodeCache
 from bottega.memory.learning.jobs import Job, decoded
 
 _DAYS = 30
@@ -64,7 +64,7 @@ class Reports:
     """
 
     pool: asyncpg.Pool
-    hot: HotEpisodes | None = None
+    hot: EpisodeCache | None = None
     now: Clock = utcnow
 
     async def of(self, job: Job) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _found(rows: Sequence[Any], *names: str) -> dict[str, Mapping[str, Any]]:
     return dict.fromkeys(names, nothing) | {row["name"]: dict(row) for row in rows}
 
 
-def _rates(counts: Counts) -> dict[str, Any]:
+def _rates(counts: CacheCounts) -> dict[str, Any]:
     redis = counts.redis_hits + counts.redis_misses
     return {
         "hits": counts.hits,

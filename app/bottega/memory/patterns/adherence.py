@@ -64,7 +64,7 @@ class _Calls:
         return self.open.pop(key, 0)
 
 
-class Following:
+class Adherence:
     """Observer of a run's events, in order; finds adherence and success for each pattern.
 
     Includes patterns that were withheld from the run.

@@ -14,7 +14,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega.memory.patterns.evidence import Group
-from bottega.memory.patterns.owners import Told, owner_of, public_features
+from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
 from bottega.memory.patterns.pattern import APPLIED, Application, Arm, Baseline, Features, Pattern
 from bottega.memory.patterns.validation import Tally
 
@@ -226,7 +226,7 @@ async def applied(
     """Return public features and success of the last tasks that were given this version."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
     told = [
-        Told(
+        OwnedFeatures(
             from_json(row["features"]),
             owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None,
             row["agent"],

@@ -10,7 +10,7 @@ import asyncpg
 
 from bottega.clock import Clock
 from bottega.db.engine import acting_as
-from bottega.db.pages import Part
+from bottega.db.pages import PageItems
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import application_rows, baselines, rows, store
 from bottega.memory.patterns import validate as judging
@@ -29,7 +29,7 @@ from bottega.memory.patterns.rows import EVERY_PATTERN, PatternFilter
 
 if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.patterns.matcher import Match
-    from bottega.memory.patterns.matcher_cache import Matchers
+    from bottega.memory.patterns.matcher_cache import MatcherCache
 
 _PAGE = 100
 """Patterns per transaction; short, because it blocks the applications of their runs."""
@@ -52,7 +52,7 @@ class PatternCache:
         self,
         pool: asyncpg.Pool,
         *,
-        matchers: "Matchers",
+        matchers: "MatcherCache",
         options: LearningOptions | None = None,
         clock: Clock,
     ) -> None:
@@ -112,7 +112,7 @@ class PatternCache:
         limit: int,
         after: UUID | None = None,
         descending: bool = False,
-    ) -> Part[Pattern]:
+    ) -> PageItems[Pattern]:
         """List patterns in the order of their creation, after the one with the id ``after``."""
         async with acting_as(self._pool, tenant_id) as connection:
             ids = await rows.page(
@@ -135,7 +135,7 @@ class PatternCache:
 
         Args:
             version: the version that the changes are based on.
-            changes: by field of :class:`Pattern`; see :data:`bottega.memory.patterns.store.CHANGEABLE`.
+            changes: by field of :class:`Pattern`; see :data:`.store.CHANGEABLE`.
 
         Raises:
             NotFoundError: unknown, or another tenant's.

@@ -22,7 +22,7 @@ Key = tuple[str | None, Any]
 _TRUE = 0  # literal of the node that is always true; its negation is 1
 
 
-class Circuit:
+class ConditionCircuit:
     """Formulas that are evaluated together.
 
     A literal is twice a node's number, plus one if negated.

@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class WeighedEvidence:
     """Summary of the applications of a pattern's current version.
 
     Attributes:
@@ -66,13 +66,13 @@ class Weighed:
     tokens_saved: float | None = None
 
 
-def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
+def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> WeighedEvidence:
     groups = list(groups)
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
     lately = _tally(given, lambda each: each.lately)
     least = _shown(_tally(others))
-    evidence = validation.Evidence()
+    evidence = validation.BettingEvidence()
     for each in given:
         rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
         if each.arm is Arm.REPORTED:  # lower ones are unverified
@@ -80,7 +80,7 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> Weighed:
         evidence = evidence.after(each.good, rate, each.n)
     seconds = (lambda each: each.timed), (lambda each: each.seconds)
     tokens = (lambda each: each.counted), (lambda each: each.tokens)
-    return Weighed(
+    return WeighedEvidence(
         lately=lately,
         baseline=_baseline(given, lately.n),
         e_value=evidence.e_value,
@@ -175,7 +175,7 @@ def validated(
     pattern_id: UUID,
     version: int,
     state: PatternState,
-    weighed: Weighed,
+    weighed: WeighedEvidence,
     options: LearningOptions,
     *,
     discovered: bool,
@@ -213,7 +213,7 @@ def validated(
     )
 
 
-def falling(weighed: Weighed, options: LearningOptions) -> str | None:
+def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
     """Return the reason to review a validated pattern at once, or ``None``."""
     latest, given = weighed.latest, weighed.given
     earlier = Tally(given.good - latest.good, given.n - latest.n)
@@ -231,7 +231,7 @@ def falling(weighed: Weighed, options: LearningOptions) -> str | None:
 
 
 def _not_any_more(
-    weighed: Weighed, judgement: validation.Judgement, options: LearningOptions
+    weighed: WeighedEvidence, judgement: validation.Judgement, options: LearningOptions
 ) -> str:
     lately, baseline = weighed.lately, weighed.baseline
     return (
@@ -241,7 +241,9 @@ def _not_any_more(
     )
 
 
-def evidence_of(before: Evidence, found: Validation, weighed: Weighed, now: datetime) -> Evidence:
+def evidence_of(
+    before: Evidence, found: Validation, weighed: WeighedEvidence, now: datetime
+) -> Evidence:
     """Return the evidence to store; the old one, with its time, if nothing changed. With too few
     applications, confidence and p-value keep their old values."""
     if not weighed.given.n and before.verdict is None:

@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.patterns.condition_circuit import Circuit
+from bottega.memory.patterns.condition_circuit import ConditionCircuit
 from bottega.memory.patterns.conditions import holds, named
 from bottega.memory.patterns.decision_tree import answers, grow, reached, tests
 from bottega.memory.patterns.pattern import (
@@ -257,9 +257,9 @@ class _Group:
         self.contradicting = _contradictions(self.patterns)
 
     @cached_property
-    def _circuit(self) -> Circuit:
+    def _circuit(self) -> ConditionCircuit:
         told = [each.applicability for each in self.patterns]
-        return Circuit((needed(each), each.anti_conditions) for each in told)
+        return ConditionCircuit((needed(each), each.anti_conditions) for each in told)
 
     def warm(self) -> None:
         _ = self._circuit

@@ -16,7 +16,7 @@ from theine_core import TlfuCore, spread
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.db.sessions import Session
+from bottega.db.sessions import ListenSession
 from bottega.events.wakeups import Connect, keep_connected
 from bottega.memory.patterns import rows as pattern_rows
 from bottega.memory.patterns.pattern import Pattern
@@ -42,7 +42,7 @@ ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
 """  # noqa: S608 (constant texts)
 
 
-class Matchers:
+class MatcherCache:
     """Matchers and most read patterns of a process.
 
     Args:
@@ -107,7 +107,7 @@ class Matchers:
         """Listen until cancelled; reconnect after failures."""
         await keep_connected(self._connect, self._listen)
 
-    async def _listen(self, connection: Session) -> None:
+    async def _listen(self, connection: ListenSession) -> None:
         def lost(_: object) -> None:
             self._hears = False
 

@@ -18,7 +18,7 @@ _NAMES = frozenset(("capabilities", "tools_required"))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OwnedFeatures:
     """Features of a task, and the owner of their episode.
 
     Attributes:
@@ -46,7 +46,7 @@ def shared_texts(said: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[s
     return {text for text, of in of_text.items() if len(of) >= owners}
 
 
-def public_features(told: Sequence[Told]) -> list[dict[str, Any]]:
+def public_features(told: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
     """Return the features without texts that fewer than three owners have."""
     public = {text for each in told if each.owner is None for text in _texts(each)}
     said = [(text, each.owner) for each in told if each.owner is not None for text in _texts(each)]
@@ -70,7 +70,7 @@ def public_features(told: Sequence[Told]) -> list[dict[str, Any]]:
     ]
 
 
-def _texts(told: Told) -> list[str]:
+def _texts(told: OwnedFeatures) -> list[str]:
     """Return the texts among the features that are no names of definitions."""
     values = [value for name, value in told.features.items() if name not in _NAMES]
     said = [

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.pages import Part, fetch_rows
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.memory.patterns.pattern import (
     APPLIED,
     Baseline,
@@ -115,11 +115,11 @@ async def load(
 
 async def load_page(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], *, limit: int
-) -> Part[Pattern]:
+) -> PageItems[Pattern]:
     """Load as many of the patterns as fit in a page, in the order of ``ids``."""
     query = f"{_WHOLE} ORDER BY array_position($2, p.id) LIMIT $4"
     rows = await fetch_rows(connection, query, tenant_id, ids, _GIVEN_ARMS, limit=limit)
-    return Part(map(pattern, rows), more=rows.more)
+    return PageItems(map(pattern, rows), more=rows.more)
 
 
 async def hold(

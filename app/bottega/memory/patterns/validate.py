@@ -15,7 +15,7 @@ from bottega.memory.patterns import application_rows
 from bottega.memory.patterns import rows as pattern_rows
 from bottega.memory.patterns.evidence import (
     Validation,
-    Weighed,
+    WeighedEvidence,
     evidence_of,
     falling,
     validated,
@@ -112,7 +112,7 @@ async def weighed(
     ids: Sequence[UUID],
     options: LearningOptions,
     now: datetime,
-) -> dict[UUID, Weighed]:
+) -> dict[UUID, WeighedEvidence]:
     """Weigh the evidence of patterns; return it by id."""
     if not ids:
         return {}
@@ -125,7 +125,7 @@ async def weighed(
 async def _discovered(
     connection: asyncpg.Connection,
     tenant_id: UUID,
-    fresh: Mapping[UUID, Weighed] | None,
+    fresh: Mapping[UUID, WeighedEvidence] | None,
     options: LearningOptions,
 ) -> set[UUID]:
     """Return the patterns that the false discovery rate admits.

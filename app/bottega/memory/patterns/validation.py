@@ -170,13 +170,13 @@ def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BettingEvidence:
     """Logarithms of the stakes on each rate above the baseline. Each application multiplies them,
     so their order does not matter, and equal ones can be grouped."""
 
     logs: tuple[float, ...] = (0.0,) * len(_SHARES)
 
-    def after(self, good: bool, baseline: float, times: int = 1) -> "Evidence":
+    def after(self, good: bool, baseline: float, times: int = 1) -> "BettingEvidence":
         """Return the evidence after ``times`` equal applications.
 
         Args:
@@ -184,7 +184,9 @@ class Evidence:
         """
         rate = min(1 - _LEAST_RATE, max(_LEAST_RATE, baseline))
         factors = (log1p(by * (1 - rate) / rate) if good else log1p(-by) for by in _SHARES)
-        return Evidence(tuple(was + times * by for was, by in zip(self.logs, factors, strict=True)))
+        return BettingEvidence(
+            tuple(was + times * by for was, by in zip(self.logs, factors, strict=True))
+        )
 
     @property
     def e_value(self) -> float:
@@ -196,7 +198,7 @@ class Evidence:
 
 def e_value(applications: Iterable[tuple[bool, float]]) -> float:
     """Return the e-value of applications, each with success and its baseline at that time."""
-    evidence = Evidence()
+    evidence = BettingEvidence()
     for good, baseline in applications:
         evidence = evidence.after(good, baseline)
     return evidence.e_value

@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 from bottega.graph.rendering import as_text
 
 
-class Scope(StrEnum):
+class VariableScope(StrEnum):
     """The scope of a value; ``intermediate`` ones belong to a subtask."""
 
     GLOBAL = "global"
@@ -31,8 +31,8 @@ class VariableKind(StrEnum):
 
 
 KIND_IN = {
-    Scope.INTERMEDIATE: VariableKind.INTERMEDIATE,
-    Scope.METADATA: VariableKind.METADATA,
+    VariableScope.INTERMEDIATE: VariableKind.INTERMEDIATE,
+    VariableScope.METADATA: VariableKind.METADATA,
 }
 """Default kinds by scope; elsewhere ``task``."""
 

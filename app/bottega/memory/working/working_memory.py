@@ -16,9 +16,9 @@ from bottega.memory.working.sections import Budgets, Entry, Key, Kind, Part, Sec
 from bottega.memory.working.variables import (
     KIND_IN,
     Place,
-    Scope,
     Variable,
     VariableKind,
+    VariableScope,
     jsonable,
     text_of,
 )
@@ -32,11 +32,11 @@ _TITLES = {
     Part.RETRIEVED: "From earlier runs",
 }
 _PART_OF = {
-    Scope.GLOBAL: Part.TASK,
-    Scope.TASK: Part.TASK,
-    Scope.EXECUTION: Part.STATE,
-    Scope.INTERMEDIATE: Part.INTERMEDIATE,
-    Scope.METADATA: Part.STATE,
+    VariableScope.GLOBAL: Part.TASK,
+    VariableScope.TASK: Part.TASK,
+    VariableScope.EXECUTION: Part.STATE,
+    VariableScope.INTERMEDIATE: Part.INTERMEDIATE,
+    VariableScope.METADATA: Part.STATE,
 }
 
 
@@ -97,7 +97,7 @@ class WorkingMemory:
         self._empty()
         self._note(Part.SYSTEM, "system", system, hot=True)
         for key, value in metadata.items():
-            self.set(key, value, Scope.METADATA)
+            self.set(key, value, VariableScope.METADATA)
 
     def load_task_context(
         self,
@@ -127,7 +127,7 @@ class WorkingMemory:
         self,
         key: str,
         value: Any,
-        scope: Scope | str = Scope.TASK,
+        scope: VariableScope | str = VariableScope.TASK,
         *,
         kind: VariableKind | str | None = None,
         subtask: str = "",
@@ -138,7 +138,7 @@ class WorkingMemory:
             kind: defaults to that of the scope; an accumulator appends the value.
             subtask: owner of the value, in the scope ``intermediate``.
         """
-        scope = Scope(scope)
+        scope = VariableScope(scope)
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
         place: Place = (scope.value, subtask, key)
         value = jsonable(value)
@@ -163,14 +163,19 @@ class WorkingMemory:
         self._changed(_PART_OF[scope])
 
     def get(
-        self, key: str, scope: Scope | str = Scope.TASK, *, subtask: str = "", default: Any = None
+        self,
+        key: str,
+        scope: VariableScope | str = VariableScope.TASK,
+        *,
+        subtask: str = "",
+        default: Any = None,
     ) -> Any:
         """Return a variable's whole value, even if it was archived; do not modify it."""
-        place: Place = (Scope(scope).value, subtask, key)
+        place: Place = (VariableScope(scope).value, subtask, key)
         variable = self._variables.get(place)
         if variable is None:
             return default
-        entry = self._sections[_PART_OF[Scope(scope)]].entries.get(("variable", *place))
+        entry = self._sections[_PART_OF[VariableScope(scope)]].entries.get(("variable", *place))
         if entry is not None:
             entry.accessed = True
         return variable.value
@@ -206,7 +211,7 @@ class WorkingMemory:
             self._subtask = subtask
             for place in self._control:
                 self._variables.pop(place, None)
-                self._sections[_PART_OF[Scope(place[0])]].remove(("variable", *place))
+                self._sections[_PART_OF[VariableScope(place[0])]].remove(("variable", *place))
             self._control.clear()
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
@@ -296,7 +301,7 @@ class WorkingMemory:
     def holds(self, part: Part) -> bool:
         return self._sections[part].tokens > 0
 
-    def variables(self, scope: Scope | str) -> dict[str, Any]:
+    def variables(self, scope: VariableScope | str) -> dict[str, Any]:
         """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
         return {
             f"{subtask}.{key}" if subtask else key: variable.value
@@ -320,7 +325,7 @@ class WorkingMemory:
         kept = {
             place: variable
             for place, variable in self._variables.items()
-            if place[0] == Scope.METADATA or variable.kind is VariableKind.METADATA
+            if place[0] == VariableScope.METADATA or variable.kind is VariableKind.METADATA
         }
         self.initialize()
         self._variables |= kept
@@ -370,7 +375,7 @@ class WorkingMemory:
         self._note(Part.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
 
     def _show(self, place: Place, variable: Variable) -> None:
-        part, label = _PART_OF[Scope(place[0])], label_of(place[2])
+        part, label = _PART_OF[VariableScope(place[0])], label_of(place[2])
         line = f"{label} {variable.told}"
         self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
 
