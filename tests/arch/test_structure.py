@@ -43,12 +43,12 @@ def test_the_clock_is_read_in_one_place() -> None:
         "time.time",
         "time.monotonic",
         "perf_counter",
-        but=("app/bottega/clock.py", "app/bottega/demo/session.py"),
+        but=("app/bottega/clock.py", "app/bottega/cli/demo/session.py"),
     )
 
 
 def test_only_the_api_knows_http_errors() -> None:
-    allowed = ("app/bottega/api/middleware.py", "app/bottega/llm/demo_model/server.py")
+    allowed = ("app/bottega/api/server/middleware.py", "app/bottega/llm/demo_model/server.py")
     assert not places(APP, "HTTPException", but=allowed)
 
 

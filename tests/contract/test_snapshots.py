@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bottega import errors
-from bottega.api import asyncapi
+from bottega.api.documents import asyncapi
 from bottega.api.schemas.runs import Event
 from bottega.errors import BottegaError
 from bottega.events.types import EventType

@@ -15,7 +15,7 @@ from bottega.agents.recall import recalled_message
 from bottega.agents.shared_memory import awareness_message, fence, shared_message, unheld
 from bottega.graph.publication import MemoryItem, PropagationPolicy
 from tests.domain.scripted import agent, ask, call, model_of
-from tests.domain.test_sharing import member
+from tests.domain.test_agent_shared_memory import member
 
 RENDERED = re.compile(
     r"Shared context from (?P<source>[a-z][a-z0-9_-]*):\n"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fake_model import FakeModel, text
 from tests.service import Running
-from tests.stores.test_words_that_tell import LANGUAGES
+from tests.stores.test_significant_words import LANGUAGES
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -1,6 +1,6 @@
 """Cache of episodes in Redis, shared by all processes.
 
-It is apart from ``memory.hot`` because the client is slow to import, and optional.
+It is apart from ``cache`` because the client is slow to import, and optional.
 """
 
 import asyncio

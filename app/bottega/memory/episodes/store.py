@@ -324,7 +324,7 @@ class EpisodicMemory:
         return await self.tending.archive_old(tenant_id, now)
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See ``consolidate_similar`` in ``memory.consolidation``."""
+        """See ``consolidate_similar`` in ``consolidator``."""
         return await self.tending.consolidate_similar(tenant_id, now)
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:

@@ -1,9 +1,8 @@
 """Mining: find, without a model, the behaviour that successful runs share. Pure.
 
-It looks for four things: sets of agents in their order, sequences of calls, the choice of a tool,
-and calls that helped after an error. A finding is a guess: runs that did it went well more often
-than runs that did not, but they chose it themselves. So it becomes a candidate and must prove
-itself in other runs.
+It looks for sets of agents in order, sequences of calls, choices of a tool, and calls that helped
+after an error. A finding is a guess: runs that did it went well more often, but they chose it
+themselves. So it becomes a candidate and must prove itself in other runs.
 
 Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
 first, because runs of every user are given patterns.

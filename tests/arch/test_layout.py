@@ -1,0 +1,38 @@
+"""Rules about the tree: sizes of folders, names of classes, files that the documentation names."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "app" / "bottega"
+
+
+def test_folder_has_at_most_20_modules() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+    counts = {f: len([m for m in f.glob("*.py") if m.name != "__init__.py"]) for f in folders}
+    assert not {str(f.relative_to(ROOT)): n for f, n in counts.items() if n > 20}
+
+
+def test_class_name_is_used_once() -> None:
+    """Bodies of the API may have the name of what they show: they are another namespace."""
+    homes: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        is_schema = "api" in path.relative_to(PACKAGE).parts
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[is_schema, node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
+    assert len(named) > 20
+    missing = [name for name in named if not (PACKAGE / name).is_file()]
+    assert not [name for name in missing if not (ROOT / name).is_file()]
+    folders = re.findall(r"^\| `([a-z_]+)`", text, flags=re.MULTILINE)
+    assert not [name for name in folders if not (PACKAGE / name).is_dir()]
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert not packages - set(re.findall(r"`(\w+)`", text))
