@@ -35,6 +35,7 @@ def test_each_function_is_defined_in_one_file() -> None:
 def test_a_file_is_short_and_its_functions_are_documented(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 400
+    assert [line for line in text.splitlines() if len(line) > 100] == []
     for match in FUNCTION.finditer(text):
         lines = match["comment"].splitlines()
         described = [line for line in lines if not line.startswith(OWNER)]

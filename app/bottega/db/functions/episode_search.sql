@@ -6,23 +6,33 @@
 -- words. In scripts without spaces, each pair of neighbouring characters is a word.
 CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
+    -- Endings in languages with Latin letters. A wrong cut does little harm: a text and a query
+    -- that share a word lose the same.
+    v_endings constant text :=
+        '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?'
+        '|en|ly|[aeiouy]+s?|(?<!s)s)\M';
+    -- Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
+    v_unspaced constant text :=
+        '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf'
+        '\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff';
+    v_pair constant text := '([' || v_unspaced || ']{2})';
     v_text text := p_text;
     v_second text;
 BEGIN
     IF octet_length(v_text) = length(v_text) THEN
-        RETURN regexp_replace(lower(v_text), '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?|en|ly|[aeiouy]+s?|(?<!s)s)\M', '\1', 'g');
+        RETURN regexp_replace(lower(v_text), v_endings, '\1', 'g');
     END IF;
     v_text := regexp_replace(normalize(v_text, NFKD), '[\u0300-\u036f]+', '', 'g');
     v_text := lower(normalize(v_text, NFKC) COLLATE "pg_c_utf8");
-    v_text := regexp_replace(v_text, '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?|en|ly|[aeiouy]+s?|(?<!s)s)\M', '\1', 'g');
-    IF v_text !~ '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]' THEN
+    v_text := regexp_replace(v_text, v_endings, '\1', 'g');
+    IF v_text !~ ('[' || v_unspaced || ']') THEN
         RETURN v_text;
     END IF;
-    v_text := regexp_replace(v_text, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+)', ' \1 ', 'g');
-    v_second := regexp_replace(v_text, '[^\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+', ' ', 'g');
-    v_second := regexp_replace(v_second, '(^| )[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]', '\1', 'g');
-    RETURN regexp_replace(v_text, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2})', '\1 ', 'g') || ' '
-        || regexp_replace(v_second, '([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2})', '\1 ', 'g');
+    v_text := regexp_replace(v_text, '([' || v_unspaced || ']+)', ' \1 ', 'g');
+    v_second := regexp_replace(v_text, '[^' || v_unspaced || ']+', ' ', 'g');
+    v_second := regexp_replace(v_second, '(^| )[' || v_unspaced || ']', '\1', 'g');
+    RETURN regexp_replace(v_text, v_pair, '\1 ', 'g') || ' '
+        || regexp_replace(v_second, v_pair, '\1 ', 'g');
 END $$;
 
 -- Return a word quoted for a tsquery.
