@@ -149,7 +149,7 @@ class TestRefinement:
         assert (now.state, now.version) == (DEPRECATED, 1)
         assert now.lifecycle.reason == (
             "declined: 0 of the last 10 applications went well, and 18 of the 20 before; no "
-            "condition tells where it helps"
+            "condition separates success from failure"
         )
 
     async def test_a_pattern_with_too_little_evidence_is_tried_again(

@@ -787,7 +787,7 @@ class TestWhichApply:
         monkeypatch.setattr(store, "MOST_GIVEN", 2)
         for number in range(2):
             await cache.add(TENANT, pattern(f"p{number}"))
-        with pytest.raises(ConflictError, match="2 patterns that were given"):
+        with pytest.raises(ConflictError, match="2 patterns that were not mined"):
             await cache.add(TENANT, pattern("one more"))
         await cache.add(TENANT, pattern("mined", fingerprint="f"))
 
