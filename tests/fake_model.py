@@ -27,6 +27,7 @@ from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
 from bottega.memory.text.embeddings import BuiltinEmbedder
+from tests.waiting import until
 
 _HANG_UP = "fake_model.hang_up"
 
@@ -329,8 +330,7 @@ async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while state.connections:  # uvicorn gives no notice when the last one is gone
-            await asyncio.sleep(0)
+        await until(lambda: not state.connections)  # uvicorn gives no notice of the last one
 
 
 def _with_hang_up(app: ASGIApp, connections: Callable[[], Iterable[Any]]) -> ASGIApp:

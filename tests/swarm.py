@@ -15,6 +15,7 @@ import httpx2
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.llm.demo_model.conversation import Answer, read
+from tests import waiting
 from tests.fake_model import Reply, calls, gated, response, text
 
 Step = Answer | Callable[[dict[str, Any]], Reply]
@@ -181,6 +182,7 @@ def assert_whole(frames: Sequence[Mapping[str, Any]], end: str = "run.completed"
 async def until(url: str, query: str, *arguments: object) -> None:
     """Wait until a database query returns a true value."""
     connection = await asyncpg.connect(url)
-    while not await connection.fetchval(query, *arguments):
-        await asyncio.sleep(0)
-    await connection.close()
+    try:
+        await waiting.until(lambda: connection.fetchval(query, *arguments))
+    finally:
+        await connection.close()

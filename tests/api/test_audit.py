@@ -1,6 +1,5 @@
 """The audit log: each action leaves a row in its own transaction, and no row can be changed."""
 
-import asyncio
 from typing import Any
 
 import asyncpg
@@ -106,7 +105,7 @@ async def test_a_cancelled_task_is_recorded(
         ) as socket:
             await socket.send(to_json({"type": "cancel", "task_id": task_id}).decode())
             while "cancel.accepted" not in str(await socket.recv()):
-                await asyncio.sleep(0)
+                pass
     (entry,) = await noted(client)
     assert (entry["action"], entry["target"]) == ("task.cancel", task_id)
     assert entry["details"] == {"run_id": run_id}

@@ -14,6 +14,7 @@ from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.service import Running, running
 from tests.tenants import Holder, holder
+from tests.waiting import until
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 NEW = {"name": "x", "scope": "read"}
@@ -259,8 +260,7 @@ async def test_an_expired_key_is_refused_as_expired(closed: Running, database_ur
             "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1",
             held.key_id,
         )
-        while (answer := await client.get("/v1/runs")).status_code == 200:
-            pass
+        answer = await until(lambda: client.get("/v1/runs"), lambda seen: seen.status_code != 200)
     assert problem(answer, 401)["code"] == "key_expired"
 
 
@@ -280,8 +280,7 @@ async def test_actions_of_administrators_are_recorded(closed: Running, admin: Ho
 async def test_the_last_use_is_stored_in_the_background(closed: Running, admin: Holder) -> None:
     async with admin.client(closed) as client:
         assert (await client.get("/v1/keys")).status_code == 200
-        while not await closed.owner.fetchval("SELECT last_used_at FROM api_keys"):
-            pass
+        await until(lambda: closed.owner.fetchval("SELECT last_used_at FROM api_keys"))
         (key,) = (await client.get("/v1/keys")).json()["items"]
         assert key["last_used_at"]
 

@@ -15,6 +15,7 @@ from bottega.api.server.websocket_protocol import PING_BURST
 from bottega.settings import Settings
 from tests.service import Running, running
 from tests.tenants import Holder, holder
+from tests.waiting import until
 
 A, B = UUID(int=1), UUID(int=2)
 
@@ -95,8 +96,7 @@ async def test_event_streams_are_bounded_and_a_closed_one_makes_room(
 
     app = LimitTenants(lasting, per_s=1000, streams=2, clock=lambda: 0.0)
     open_ = [asyncio.ensure_future(asked(app, Somebody(A), **stream)) for _ in range(2)]
-    while len(begun) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(begun) >= 2)
     status, headers, body = await asked(app, Somebody(A), **stream)
     assert status == 429
     assert json.loads(body)["code"] == "too_many_streams"
@@ -162,8 +162,7 @@ async def test_a_stream_over_the_limit_is_refused_until_one_closes(
                 await websockets.connect(url, additional_headers=somebody.headers)
             assert (await client.get(f"{path}/events")).status_code == 200
             await socket.close()
-        while server.service.feed.watched():
-            await asyncio.sleep(0)
+        await until(lambda: not server.service.feed.watched())
         async with client.stream("GET", f"{path}/events", headers=sse) as answer:
             assert answer.status_code == 200
 

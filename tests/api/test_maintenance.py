@@ -9,15 +9,17 @@ import httpx2
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.service import Running, running
+from tests.waiting import until
 
 PATH = "/v1/memory/maintenance"
 
 
 async def finished(client: httpx2.AsyncClient, path: str) -> dict[str, Any]:
-    while True:
+    async def look() -> dict[str, Any]:
         report: dict[str, Any] = (await client.get(path)).json()
-        if report["status"] not in ("pending", "running"):
-            return report
+        return report
+
+    return await until(look, lambda report: report["status"] not in ("pending", "running"))
 
 
 async def test_a_job_ordered_twice_is_created_and_recorded_once(client: httpx2.AsyncClient) -> None:

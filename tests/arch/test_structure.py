@@ -63,8 +63,27 @@ def test_nothing_commits_by_hand() -> None:
 
 
 def test_tests_wait_on_state_not_on_time() -> None:
-    found = places(TESTS, "asyncio.sleep", "anyio.sleep", "time.sleep")
+    only = ("tests/waiting.py",)
+    found = places(TESTS, "asyncio.sleep", "anyio.sleep", "time.sleep", but=only)
     assert not [place for place in found if not place.endswith("sleep(0)")]
+
+
+LISTENING = ("recv()", "anext(", "receive()", "messages.get()", "heard.get()", "told.get()")
+
+
+def test_no_test_waits_in_a_loop_of_its_own() -> None:
+    """A loop that only asks again has no deadline and takes the core from what it waits for."""
+    own = ("tests/waiting.py", "tests/domain/subagents.py")
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in TESTS
+        if str(path.relative_to(ROOT)) not in own
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.While)
+        and {ast.unparse(each) for each in node.body} <= {"pass", "await asyncio.sleep(0)"}
+        and not any(read in ast.unparse(node.test) for read in LISTENING)
+    ]
+    assert not found, "wait with tests.waiting.until"
 
 
 @pytest.mark.parametrize("path", APP, ids=lambda path: str(path.relative_to(ROOT)))

@@ -7,6 +7,7 @@ from typing import Any
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.service import running, watch
+from tests.waiting import until
 
 
 def answers(request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -44,10 +45,14 @@ async def test_a_collected_task_is_answered_from_its_row(
         lead = {"name": "lead", "system_message": "You lead.", "subagents": {"mode": "async"}}
         assert (await server.client.post("/v1/agents", json=lead)).status_code == 201
         run = (await server.client.post("/v1/runs", json={"agent": "lead", "input": "go"})).json()
-        while not collected.is_set():
+
+        async def totals() -> dict[str, int]:
             (worker,) = (await server.client.get("/v1/scheduler")).json()["workers"]
-            if worker["pool"]["totals"].get("subagent.gc.collected"):
-                collected.set()
+            found: dict[str, int] = worker["pool"]["totals"]
+            return found
+
+        await until(totals, lambda found: found.get("subagent.gc.collected"))
+        collected.set()
         frames = await watch(server.port, run["id"])
     assert frames[-1]["type"] == "run.completed"
     awaited, polled = answers(model.requests[-1])[1:]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bottega.settings import Settings
-from tests import swarm
+from tests import swarm, waiting
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running, watch
 
@@ -20,8 +20,7 @@ async def states(bottega: Running) -> dict[str, int]:
 
 async def until(bottega: Running, **expected: int) -> None:
     """Wait until so many tasks are in each state."""
-    while await states(bottega) != expected:
-        await asyncio.sleep(0)
+    await waiting.until(lambda: states(bottega), lambda seen: seen == expected)
 
 
 @pytest.fixture
@@ -104,8 +103,9 @@ async def test_a_tree_of_100_ends_with_its_run_within_a_second(
         await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
         run_id = await swarm.start(bottega.client)
         await until(bottega, running=59, queued=41)
-        while sum("." in swarm.prompt_of(request) for request in model.requests) < 50:
-            await asyncio.sleep(0)
+        await waiting.until(
+            lambda: sum("." in swarm.prompt_of(request) for request in model.requests) >= 50
+        )
         assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
         frames = await watch(bottega.port, run_id)
         took_s = await bottega.owner.fetchval(

@@ -12,6 +12,7 @@ from tests import swarm
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.service import Running, running, watch
 from tests.tenants import holder
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -227,8 +228,7 @@ async def test_the_third_failure_of_an_agent_opens_its_breaker(
         async def shown(who: Any) -> Any:
             return (await who.get("/v1/scheduler")).json()
 
-        while not (await shown(client))["workers"][0]["tenant"]["breakers"]:
-            await asyncio.sleep(0)
+        await until(lambda: shown(client), lambda seen: seen["workers"][0]["tenant"]["breakers"])
         ours, theirs = await shown(client), await shown(stranger)
         gate.set()
         await swarm.until(database_url, "SELECT status = 'completed' FROM runs")

@@ -14,6 +14,7 @@ from tests.fake_model import FakeModel, Reply, calls, gated_within, http_error, 
 from tests.flows.test_processes import client_of, environment
 from tests.processes import command
 from tests.service import running, watch
+from tests.waiting import until
 
 BEFORE = {
     "completed": ["done-1", "done-2", "done-3", "quit", "b-1", "b-2", "c-1", "c-2", "d-1", "g-1"],
@@ -177,15 +178,12 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
             await client.post(f"/v1/runs/{run_id}/tasks/{doomed}/cancel")
             expected = {status: sorted(prompts) for status, prompts in BEFORE.items()}
             waiting = {"queued": expected.pop("queued")}
-            while await states(connection) != expected:
-                await asyncio.sleep(0)
+            await until(lambda: states(connection), lambda seen: seen == expected)
             busy.set()
             expected |= waiting
-            while await states(connection) != expected:
-                await asyncio.sleep(0)
+            await until(lambda: states(connection), lambda seen: seen == expected)
             await swarm.until(database_url, _WAITS)
-            while not {called(request) for request in model.requests} >= CUT_OFF:
-                await asyncio.sleep(0)
+            await until(lambda: {called(request) for request in model.requests} >= CUT_OFF)
             before = await swarm.tasks_of(client, run_id)
             match way:
                 case "killed":
@@ -309,8 +307,7 @@ async def test_a_tree_survives_repeated_interruptions(
         await swarm.coordinator(bottega.client, "lead")
         await swarm.coordinator(bottega.client, subagents={"names": ["lead"]})
         run_id = await swarm.start(bottega.client)
-        while sum(called(request) == ("leaf", 0) for request in model.requests) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: sum(called(request) == ("leaf", 0) for request in model.requests) >= 2)
     async with running(narrow, database_url, worker=True):
         await swarm.until(database_url, resumed, 4)
     gate.set()

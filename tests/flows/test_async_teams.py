@@ -12,6 +12,7 @@ from tests import swarm
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running, watch
 from tests.team import systems
+from tests.waiting import until
 
 
 def only(model: FakeModel, prompt: str, step: int = 0) -> dict[str, Any]:
@@ -60,8 +61,7 @@ async def test_tasks_read_the_publications_of_their_siblings(
     async with running(configured(settings, model), database_url, worker=True) as bottega:
         await define_graph(bottega)
         run_id = await swarm.start(bottega.client, graph="g")
-        while not any(swarm.prompt_of(request) == "second" for request in model.requests):
-            await asyncio.sleep(0)
+        await until(lambda: any(swarm.prompt_of(request) == "second" for request in model.requests))
         assert not any(swarm.prompt_of(request) == "third" for request in model.requests)
     script["second"] = [text("the word of r")]
     async with running(configured(settings, model), database_url, worker=True) as bottega:

@@ -8,6 +8,7 @@ from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.service import Running, running, watch
 from tests.tenants import holder
+from tests.waiting import until
 
 FLOOD = [f"flood-{number}" for number in range(20)]
 
@@ -32,10 +33,12 @@ class Gates:
         """Open the first two gates one after the other, then all."""
         for number in (0, 1):
             self.gates[number].set()
-            while len(self.asked) < 3 + number:
-                await asyncio.sleep(0)
+            await self._asked(3 + number)
         for gate in self.gates:
             gate.set()
+
+    async def _asked(self, count: int) -> None:
+        await until(lambda: len(self.asked) >= count)
 
 
 def with_two_slots(settings: Settings, model: FakeModel) -> Settings:
@@ -51,9 +54,10 @@ def with_two_slots(settings: Settings, model: FakeModel) -> Settings:
 
 
 async def completed(client: Any, run_id: str) -> None:
-    answer = await client.get(f"/v1/runs/{run_id}?wait=30")
-    while answer.json()["status"] not in swarm.FINAL:
-        answer = await client.get(f"/v1/runs/{run_id}?wait=30")
+    answer = await until(
+        lambda: client.get(f"/v1/runs/{run_id}?wait=30"),
+        lambda answer: answer.json()["status"] in swarm.FINAL,
+    )
     assert answer.json()["status"] == "completed"
 
 
@@ -108,11 +112,15 @@ async def test_a_run_that_fills_the_queue_delays_another_run_s_first_task_by_one
 
 async def shown(client: Any, queued: int) -> Any:
     """Return the one worker, once this many tasks of the tenant, and 19 of all, wait."""
-    while True:
+
+    async def look() -> Any:
         (worker,) = (await client.get("/v1/scheduler")).json()["workers"]
-        if worker["tenant"].get("queued") == queued and worker["pool"]["queued"] == 19:
-            return worker
-        await asyncio.sleep(0)
+        return worker
+
+    return await until(
+        look,
+        lambda seen: seen["tenant"].get("queued") == queued and seen["pool"]["queued"] == 19,
+    )
 
 
 async def test_tasks_of_another_run_are_not_found(bottega: Running, model: FakeModel) -> None:
@@ -160,10 +168,10 @@ async def test_tasks_of_another_run_are_not_found(bottega: Running, model: FakeM
     first = await swarm.start(bottega.client, "first")
     await ready.wait()
     second = await watch(bottega.port, await swarm.start(bottega.client, "second"))
-    while ("sibling", 1) not in [
-        (swarm.prompt_of(request), swarm.step_of(request)) for request in model.requests
-    ]:
-        await asyncio.sleep(0)
+    await until(
+        lambda: [(swarm.prompt_of(each), swarm.step_of(each)) for each in model.requests],
+        lambda asked: ("sibling", 1) in asked,
+    )
     gate.set()
     swarm.assert_whole(await watch(bottega.port, first))
     assert second[-1]["type"] == "run.completed"

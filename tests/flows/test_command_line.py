@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bottega import __version__
+from tests.waiting import until_now
 
 
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -138,8 +138,9 @@ def test_the_address_is_in_a_log_file_while_the_service_runs(
             stderr=subprocess.STDOUT,
         ) as process,
     ):
-        deadline = time.monotonic() + 60
-        while "Bottega listens on" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
+        until_now(
+            lambda: process.poll() is not None or "Bottega listens on" in log.read_text(),
+            within=60,
+        )
+        assert process.poll() is None, log.read_text()
         process.terminate()

@@ -1,7 +1,6 @@
 """Bounds that follow from the number of file descriptors of a process."""
 
 import asyncio
-import contextlib
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
@@ -15,6 +14,7 @@ from tests.flows.test_streams_rude import HANDSHAKE
 from tests.growing import growing
 from tests.processes import limited_command
 from tests.service import running
+from tests.waiting import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -53,12 +53,18 @@ async def test_half_sent_heads_of_one_address_block_no_other(
             assert await status(reader) == b"200"
         flood[0][1].close()
         await flood[0][1].wait_closed()
-        answer = b""
-        while answer != b"200":  # until the server knows that one was closed
+
+        async def answer() -> bytes:
             reader, writer = await connected(api.port, "127.0.0.9")
-            with contextlib.suppress(OSError, EOFError):  # refused at once: nothing is read
-                answer = await status(reader)
-            writer.close()
+            try:
+                return await status(reader)
+            except (OSError, EOFError):  # refused at once: nothing is read
+                return b""
+            finally:
+                writer.close()
+
+        # Until the server knows that one was closed.
+        await until(answer, lambda seen: seen == b"200")
 
 
 async def test_websockets_count_until_they_are_closed(
@@ -79,8 +85,7 @@ async def test_websockets_count_until_they_are_closed(
         writer.close()
         for _, writer in open_:
             writer.close()
-        while server.service.feed.watched():
-            await asyncio.sleep(0)
+        await until(lambda: not server.service.feed.watched())
         reader, writer = await connected(server.port, "127.0.0.9")
         assert await status(reader) == b"200"
         writer.close()
@@ -112,13 +117,11 @@ async def test_calls_wait_only_for_calls_of_the_same_tenant() -> None:
             return (await egress.request("GET", url, **told)).status  # type: ignore[arg-type]
 
         first = [asyncio.ensure_future(ask("a", number)) for number in range(3)]
-        while len(asked) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(asked) >= 2)
         with pytest.raises(EgressError, match="within"):
             await ask("a", 3, timeout_s=0.05)
         other = asyncio.ensure_future(ask("b", 0))
-        while "/b0" not in asked:
-            await asyncio.sleep(0)
+        await until(lambda: "/b0" in asked)
         assert sorted(asked) == ["/a0", "/a1", "/b0"]
         waiting = first.pop()
         waiting.cancel()

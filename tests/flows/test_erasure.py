@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from operator import not_
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from tests.fake_model import FakeModel, calls, gated, gated_within, text
 from tests.flows.test_dag import says
 from tests.service import Running, running, watch
 from tests.team import define, define_graph, start
+from tests.waiting import until
 
 
 async def every_row(url: str) -> dict[str, list[str]]:
@@ -82,8 +84,8 @@ async def test_deleting_a_session_deletes_all_its_data(
     ids = [run["id"] for run in gone] + [again]
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
-    while await bottega.owner.fetchval("SELECT count(*) FROM episode_work"):
-        await asyncio.sleep(0)  # the background work has ended
+    # Until the background work has ended.
+    await until(lambda: bottega.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
     before = await every_row(database_url)
     others = await holding(database_url, kept["id"], alone["id"])
 
@@ -136,8 +138,7 @@ async def test_a_publishing_run_and_the_deletion_do_not_deadlock(
         await publishing.execute("UPDATE sessions SET updated_at = now() WHERE id = 's'")
         deleting = asyncio.ensure_future(bottega.client.delete("/v1/sessions/s"))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        while not await bottega.owner.fetchval(waiting):
-            await asyncio.sleep(0)
+        await until(lambda: bottega.owner.fetchval(waiting))
         await publishing.execute("UPDATE session_memory SET content = 'newer' WHERE agent = 'a'")
     answer = await deleting
     assert answer.status_code == 200, answer.text
@@ -207,8 +208,7 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
         lines = streamed.aiter_lines()
         while "llm.started" not in await anext(lines):
             pass
-        while len(bottega.service.tails.watched()) < 1 or len(model.requests) < 3:
-            await asyncio.sleep(0)
+        await until(lambda: len(bottega.service.tails.watched()) >= 1 and len(model.requests) >= 3)
         assert (await bottega.client.delete("/v1/sessions/s")).status_code == 200
         rest = [line async for line in lines]
     assert ": the run was deleted" in rest
@@ -217,8 +217,7 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
     assert not any(frame["type"].startswith("run.c") for frame in frames)
     await model.disconnected(2)
     assert (await waiting).status_code == 404
-    while await holding(database_url, run_id, "secret"):
-        pass
+    await until(lambda: holding(database_url, run_id, "secret"), not_)
     assert (await bottega.client.get(path, headers=headers)).status_code == 404
 
 
@@ -229,8 +228,7 @@ async def waits_for_a_lock(url: str) -> None:
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    while not await owner.fetchval(waiting):
-        pass
+    await until(lambda: owner.fetchval(waiting))
     await owner.close()
 
 
@@ -260,8 +258,7 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
         await waits_for_a_lock(database_url)
     answer = await deleting
     assert answer.json()["removed"]["runs"] == 2
-    while await holding(database_url, '"s"', "secret"):
-        pass
+    await until(lambda: holding(database_url, '"s"', "secret"), not_)
     assert (await bottega.client.get("/v1/runs")).json()["items"] == []
 
 
@@ -297,7 +294,6 @@ async def test_a_worker_without_notices_writes_nothing(
     await owner.close()
     with capture_logs() as logs:
         gate.set()
-        while not any(entry["event"] == "run.fenced" for entry in logs):
-            await asyncio.sleep(0)
+        await until(lambda: any(entry["event"] == "run.fenced" for entry in logs))
     assert await holding(database_url, run_id, "secret") == {}
     assert len(model.requests) == 1

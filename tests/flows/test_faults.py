@@ -27,6 +27,7 @@ from tests.flows.test_processes import client_of, environment, gate_call
 from tests.processes import Command, command
 from tests.service import Running, watch
 from tests.team import CALLS, asked_of, define, start
+from tests.waiting import until
 
 IN_PARALLEL = {"input": "Build a todo app in parallel.", "graph": None}
 PATIENT = {"BOTTEGA_TAKEOVER_S": "60"}
@@ -66,8 +67,7 @@ async def stored(database_url: str, event_type: str, count: int = 1) -> None:
     """Wait until so many events of a type are committed."""
     connection = await asyncpg.connect(database_url)
     query = "SELECT count(*) FROM run_events WHERE type = $1"
-    while await connection.fetchval(query, event_type) < count:
-        pass
+    await until(lambda: connection.fetchval(query, event_type), lambda seen: seen >= count)
     await connection.close()
 
 
@@ -187,12 +187,16 @@ WHERE datname = current_database() AND application_name = 'bottega'
 
 async def watched(port: int | None, run_id: str) -> list[dict[str, Any]]:
     """Return all events of a run, once its server has a connection again."""
-    while True:
+
+    async def look() -> list[dict[str, Any]]:
         try:
             return await watch(port, run_id)
         except InvalidStatus as refused:
             if refused.response.status_code != 503:
                 raise
+            return []
+
+    return await until(look)
 
 
 async def test_a_session_that_the_server_ended_fails_no_run(
@@ -239,9 +243,9 @@ async def test_a_session_that_the_server_ended_is_no_internal_error(
         await ask(database_url, _END_SESSIONS)
         answer = await client.get(path)
         proxy.closing.set()
-        while answer.status_code != 200:
+        if answer.status_code != 200:
             assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
-            answer = await client.get(path)
+        await until(lambda: client.get(path), lambda seen: seen.status_code == 200)
 
 
 async def test_every_route_recognises_a_lost_connection(database_url: str) -> None:
@@ -377,8 +381,7 @@ async def test_a_subscriber_whose_connection_is_cut_misses_nothing(
         watcher = Watcher(run_id, over)
         watching = asyncio.ensure_future(watcher.watch(lambda: front.port))
         await model.received(4)
-        while len(watcher.seen) < 10:
-            await asyncio.sleep(0)
+        await until(lambda: len(watcher.seen) >= 10)
         front.cut()
         gate.set()
         await watching

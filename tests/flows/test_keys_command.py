@@ -16,6 +16,7 @@ from bottega.errors import InvalidInputError
 from bottega.settings import Settings
 from tests.processes import command
 from tests.tenants import holder
+from tests.waiting import until
 
 KEY = r"btg_[a-z0-9]{8}_[A-Za-z0-9_-]{43}"
 BOOTSTRAP = "bootstrap-key-of-at-least-32-characters"
@@ -71,8 +72,7 @@ async def api(database_url: str) -> AsyncIterator[int | None]:
 async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any, api: int) -> None:
     key = create(bottega, "--name", "reports", "--expires", "90d")
     prefix = key[:12]
-    while await status(api, "none") != 401:  # it was open
-        pass
+    await until(lambda: status(api, "none"), lambda seen: seen == 401)  # it was open
     assert await status(api, key) == 200
     assert await status(api, key, "/v1/keys") == 403
     listed = bottega("keys", "list").stdout
@@ -87,8 +87,7 @@ async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any,
     ended = bottega("keys", "revoke", prefix)
     assert (ended.returncode, ended.stdout) == (0, "")
     assert prefix in ended.stderr
-    while await status(api, key) != 401:
-        pass
+    await until(lambda: status(api, key), lambda seen: seen == 401)
     assert bottega("keys", "revoke", "btg_nothing").returncode == 1
 
 
@@ -187,8 +186,7 @@ async def test_migrating_stores_the_first_key_and_no_second_time(
         assert await status(api.port, BOOTSTRAP, "/v1/keys") == 200
         await connection.execute("UPDATE api_keys SET revoked_at = now()")
         bottega("migrate", BOTTEGA_BOOTSTRAP_KEY=BOOTSTRAP)
-        while await status(api.port, BOOTSTRAP, "/v1/keys") != 401:
-            pass
+        await until(lambda: status(api.port, BOOTSTRAP, "/v1/keys"), lambda seen: seen == 401)
     await connection.close()
 
 

@@ -9,6 +9,7 @@ from tests.api.test_episodes import ids, search
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_episodes import judge
 from tests.service import Running, running, watch
+from tests.waiting import until
 
 THINKER = "thinker"
 
@@ -25,11 +26,13 @@ async def define(client: httpx2.AsyncClient, *tools: str) -> None:
 
 async def learned(bottega: Running, run_id: str, status: str) -> dict[str, Any]:
     """Return the lessons of a run, once learning has come that far."""
-    while True:
+
+    async def look() -> dict[str, Any]:
         answer = await bottega.client.get(f"/v1/runs/{run_id}/learning")
         found: dict[str, Any] = answer.json()
-        if found["status"] == status:
-            return found
+        return found
+
+    return await until(look, lambda found: found["status"] == status)
 
 
 async def done(bottega: Running, **more: Any) -> dict[str, Any]:
@@ -96,8 +99,9 @@ async def test_learning_is_retried_when_the_model_is_down(
         await define(bottega.client)
         run = await done(bottega)
         assert (run["status"], run["output"]) == ("completed", "3")
-        while not (found := await learned(bottega, run["id"], "pending"))["error"]:
-            pass
+        found = await until(
+            lambda: learned(bottega, run["id"], "pending"), lambda found: found["error"]
+        )
         assert found["tries"] == 1
         assert found["next_at"] is not None
         assert found["by"] is None

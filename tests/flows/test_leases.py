@@ -20,6 +20,7 @@ from tests.flows.test_processes import environment
 from tests.flows.test_resume import final
 from tests.processes import command
 from tests.service import Running, running
+from tests.waiting import until
 
 TAKEOVER_S = 1.5
 
@@ -186,20 +187,17 @@ class _HeldEnd:
             await holder.execute("LOCK TABLE episodes IN SHARE MODE")  # stored with the end
             self.locked.set()
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND %s"
-            while not await looker.fetchval(waiting % "query LIKE '%append_step%'"):
-                pass
+            await until(lambda: looker.fetchval(waiting % "query LIKE '%append_step%'"))
             self.wanted.set()
             self.released.wait()
         ended = "SELECT ended_at FROM runs WHERE id = $1 AND status = 'completed'"
-        while (at := await looker.fetchval(ended, self._run_id)) is None:
-            pass
+        at = await until(lambda: looker.fetchval(ended, self._run_id))
         renewed = """
             SELECT FROM pg_stat_activity
             WHERE query LIKE '%renew_leases%' AND pid <> pg_backend_pid()
               AND query_start > $1 AND state = 'idle'
         """
-        while await looker.fetchrow(renewed, at) is None:
-            pass
+        await until(lambda: looker.fetchrow(renewed, at), lambda seen: seen is not None)
         self.renewed.set()
         for connection in (holder, looker):
             await connection.close()

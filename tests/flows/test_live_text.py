@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from operator import not_
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.service import Running, running
 from tests.team import define, start
+from tests.waiting import until
 
 Frame = dict[str, Any]
 TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again."
@@ -153,8 +155,7 @@ async def test_live_text_is_deleted_in_the_end(bottega: Running, model: FakeMode
         gate.set()
         async for _ in stream:
             pass
-    while await pool.fetchval("SELECT count(*) FROM live_text"):
-        await asyncio.sleep(0)
+    await until(lambda: pool.fetchval("SELECT count(*) FROM live_text"), not_)
 
 
 async def test_text_of_a_finished_call_is_not_shown(bottega: Running, model: FakeModel) -> None:
@@ -188,8 +189,13 @@ async def test_the_sweep_deletes_live_text_of_dead_workers(bottega: Running) -> 
         DEFAULT_TENANT,
         uuid4(),
     )
-    while await pool.fetchval("SELECT count(*) FROM live_text"):
+
+    async def swept() -> int:
         await queue.sweep(pool)  # the server's own sweep may hold the lock
+        left: int = await pool.fetchval("SELECT count(*) FROM live_text")
+        return left
+
+    assert await until(swept, not_) == 0
 
 
 async def test_an_asynchronous_task_s_text_passes_the_output_filter(

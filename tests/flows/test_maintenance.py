@@ -11,6 +11,7 @@ import pytest
 
 from bottega.memory.episodes.episode import Outcome
 from bottega.settings import Settings
+from tests import waiting
 from tests.fake_model import FakeModel
 from tests.memories import remember, told
 from tests.processes import command
@@ -52,8 +53,7 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
 
 async def until(owner: asyncpg.Pool, query: str) -> None:
     """Wait until a query of the database answers true."""
-    while not await owner.fetchval(query):
-        pass
+    await waiting.until(lambda: owner.fetchval(query))
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from bottega.settings import Settings
+from tests import waiting
 from tests.fake_model import FakeModel
 from tests.service import Running, running
 from tests.team import define, start
@@ -42,8 +43,7 @@ async def hits(server: Running, query: str) -> list[dict[str, Any]]:
 
 async def until(server: Running, query: str, *arguments: Any) -> None:
     """Wait until a query of the database answers true."""
-    while not await server.owner.fetchval(query, *arguments):
-        pass
+    await waiting.until(lambda: server.owner.fetchval(query, *arguments))
 
 
 async def test_search_by_vectors_returns_with_the_embedder(

@@ -11,6 +11,7 @@ from bottega.llm.demo_model.conversation import Answer
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.service import Running, running
+from tests.waiting import until
 
 CARD = "4111 1111 1111 1111"
 TOOLS = [{"type": "builtin", "name": "calculator"}]
@@ -191,8 +192,7 @@ async def test_a_user_is_a_text_that_can_be_stored(
 async def mined(bottega: Running) -> str:
     """Return all patterns as texts, after a maintenance job."""
     await bottega.client.post("/v1/memory/maintenance")
-    while not await bottega.owner.fetchval("SELECT bool_and(status = 'done') FROM memory_jobs"):
-        pass
+    await until(lambda: bottega.owner.fetchval("SELECT bool_and(status = 'done') FROM memory_jobs"))
     return (await bottega.client.get("/v1/patterns?limit=100")).text
 
 

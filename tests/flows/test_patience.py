@@ -16,6 +16,7 @@ from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.service import Running, running
 from tests.tools import raw_server
+from tests.waiting import until
 
 BUSY = http_error(503, {"retry-after": "120"})
 """Long enough that a test waiting for the next attempt does not end too early."""
@@ -122,8 +123,7 @@ async def test_a_waiting_run_holds_no_connection_and_can_be_cancelled(
     await until_failed(patient, run_id)
     async with within(QUICK_S):
         pool = patient.service.database.pool
-        while pool.get_idle_size() < pool.get_size():
-            await asyncio.sleep(0)
+        await until(lambda: pool.get_idle_size() >= pool.get_size())
         await patient.client.post(f"/v1/runs/{run_id}/cancel")
         run = await ended(patient, run_id)
     assert run["status"] == "cancelled"

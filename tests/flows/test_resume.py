@@ -12,6 +12,7 @@ from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.service import Running, running
 from tests.team import define_graph, systems
+from tests.waiting import until
 
 
 def configured(settings: Settings, model: FakeModel) -> Settings:
@@ -106,8 +107,7 @@ async def test_publications_of_parallel_calls_are_not_repeated(
         await bottega.client.post("/v1/graphs", json={"name": "g", "nodes": ["leaf"], "edges": []})
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         published = "SELECT count(*) FROM run_events WHERE type = 'memory.published'"
-        while not await bottega.owner.fetchval(published):
-            pass
+        await until(lambda: bottega.owner.fetchval(published))
         first.set()
         await model.received(4)
         await look(bottega)
@@ -341,8 +341,10 @@ async def test_a_lost_queue_connection_does_not_hold_up_new_runs(
     model.script(text("quick"))
     body = {"agent": "slow", "input": "y"}
     # A query that meets the end of its own connection gets a hint to retry.
-    while (quick := await bottega.client.post("/v1/runs?wait=30", json=body)).status_code == 503:
-        pass
+    quick = await until(
+        lambda: bottega.client.post("/v1/runs?wait=30", json=body),
+        lambda answer: answer.status_code != 503,
+    )
     assert quick.json()["output"] == "quick"
     gate.set()
     run = await final(bottega, slow["id"])

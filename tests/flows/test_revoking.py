@@ -18,6 +18,7 @@ from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import Running, running
 from tests.tenants import Holder, holder
+from tests.waiting import until
 
 REVOKE = "UPDATE api_keys SET revoked_at = now() WHERE id = $1"
 EXPIRE = "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1"
@@ -64,11 +65,21 @@ async def cut_all(owner: asyncpg.Pool) -> None:
 
 async def refused(client: httpx2.AsyncClient, path: str = "/v1/runs", **headers: str) -> str:
     """Send requests until one is refused, but not for its rate; return the code."""
-    while True:
-        answer = await client.get(path, headers=headers)
-        if answer.is_error and answer.status_code != 429:
-            code: str = answer.json()["code"]
-            return code
+    answer = await until(
+        lambda: client.get(path, headers=headers),
+        lambda answer: answer.is_error and answer.status_code != 429,
+    )
+    code: str = answer.json()["code"]
+    return code
+
+
+async def once_back(
+    client: httpx2.AsyncClient, path: str, *, within: float = 30
+) -> httpx2.Response:
+    """Ask until the server has its database back; return that answer."""
+    return await until(
+        lambda: client.get(path), lambda answer: answer.status_code != 503, within=within
+    )
 
 
 @pytest.mark.parametrize("statement", [REVOKE, EXPIRE])
@@ -83,9 +94,9 @@ async def test_a_key_becomes_invalid_everywhere(
         await owner.execute(statement, held.key_id)
     else:
         await quietly(owner, statement, held.key_id)
-    async with asyncio.timeout(5):
-        while (code := await refused(closed.client)) == "database_unavailable":
-            pass  # its connections were cut just now
+    code = await until(  # its connections were cut just now
+        lambda: refused(closed.client), lambda code: code != "database_unavailable", within=5
+    )
     assert code == ("bad_key" if statement == REVOKE else "key_expired")
 
 
@@ -245,10 +256,8 @@ async def test_without_the_database_keys_are_soon_refused(
             assert (await server.client.get("/v1/info")).status_code == 401
             assert (await client.get("/v1/info", headers=unknown)).status_code == 503
             assert (await client.get("/healthz")).status_code == 200
-        while (await client.get("/v1/info")).status_code == 503:
-            pass
-        while (await client.get("/v1/runs")).status_code == 503:
-            pass
+        await once_back(client, "/v1/info")
+        await once_back(client, "/v1/runs")
         assert (await client.get("/v1/runs")).status_code == 200
 
 
@@ -262,10 +271,7 @@ async def test_an_open_server_checks_for_a_first_key(
             async with asyncio.timeout(10):
                 assert await refused(server.client, "/v1/info") == "database_unavailable"
             await holder(database_url)
-        async with asyncio.timeout(10):
-            while (answer := await server.client.get("/v1/info")).status_code == 503:
-                pass
-        assert answer.status_code == 401
+        assert (await once_back(server.client, "/v1/info", within=10)).status_code == 401
 
 
 async def test_a_flood_of_unknown_keys_does_not_lock_out_a_valid_one(closed: Running) -> None:
@@ -294,8 +300,7 @@ async def test_a_wait_for_a_run_returns_nothing_after_revocation(
     await closed.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     body = {"agent": "a", "input": "x"}
     waiting = asyncio.ensure_future(closed.client.post("/v1/runs?wait=20", json=body))
-    while not closed.service.feed.watched():
-        await asyncio.sleep(0)
+    await until(lambda: closed.service.feed.watched())
     await closed.owner.execute(REVOKE, held.key_id)
     answer = await waiting
     assert (answer.status_code, answer.json()["code"]) == (401, "bad_key")

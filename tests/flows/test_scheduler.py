@@ -11,6 +11,7 @@ from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.service import Running, running, watch
+from tests.waiting import until
 
 LIMITS = {"max_concurrent": 1, "max_timeout": 60}
 PRIORITIES = (2, 7, 7)
@@ -59,13 +60,15 @@ async def tasks(bottega: Running, run_id: str, **query: Any) -> dict[str, Any]:
     return found
 
 
-async def workers(bottega: Running, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def workers(bottega: Running, accepts: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the state of the one worker, once it is as expected."""
-    while True:
+
+    async def look() -> dict[str, Any]:
         (worker,) = (await bottega.client.get("/v1/scheduler")).json()["workers"]
-        if until(worker):
-            found: dict[str, Any] = worker
-            return found
+        found: dict[str, Any] = worker
+        return found
+
+    return await until(look, accepts)
 
 
 async def test_waiting_and_running_tasks_are_shown(bottega: Running, model: FakeModel) -> None:
@@ -81,9 +84,11 @@ async def test_waiting_and_running_tasks_are_shown(bottega: Running, model: Fake
     assert worker["pool"]["queue"] == worker["tenant"]["queue"] == {"7": 2}
     own = [worker["tenant"][name] for name in ("running", "parked", "queued")]
     assert own == [1, 0, 2]
-    now: list[dict[str, Any]] = []
-    while [task["status"] for task in now] != ["running", "queued", "queued"]:
-        now = (await tasks(bottega, run_id))["items"]
+    page = await until(
+        lambda: tasks(bottega, run_id),
+        lambda page: [each["status"] for each in page["items"]] == ["running", "queued", "queued"],
+    )
+    now = page["items"]
     assert now[0]["started_at"] >= now[0]["created_at"]
     assert [task["started_at"] for task in now[1:]] == [None, None]
     assert [task["ended_at"] for task in now] == [None] * 3

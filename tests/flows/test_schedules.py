@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from operator import not_
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel
 from tests.service import Running, running
+from tests.waiting import until
 
 AGENT = {"name": "a", "system_message": "x"}
 HOURLY: dict[str, Any] = {
@@ -59,9 +61,7 @@ async def schedule(client: httpx2.AsyncClient, name: str = "hourly") -> dict[str
 
 async def started(client: httpx2.AsyncClient, name: str = "hourly") -> dict[str, Any]:
     """Return the schedule once it has started a run, or tried to."""
-    while (found := await schedule(client, name))["last_at"] is None:
-        pass
-    return found
+    return await until(lambda: schedule(client, name), lambda found: found["last_at"] is not None)
 
 
 async def runs_of(client: httpx2.AsyncClient, name: str = "hourly") -> list[dict[str, Any]]:
@@ -172,8 +172,7 @@ async def test_a_failed_start_is_shown_and_the_next_time_is_kept(api: Running) -
         assert await runs_of(api.client) == []
         await api.client.post("/v1/agents", json=AGENT)
         await make_due(api)
-        while (found := await schedule(api.client))["last_error"] is not None:
-            pass
+        found = await until(lambda: schedule(api.client), lambda found: found["last_error"] is None)
         assert [run["id"] for run in await runs_of(api.client)] == [found["last_run_id"]]
 
 
@@ -223,7 +222,8 @@ async def test_a_timer_wakes_the_worker_without_a_notification(api: Running) -> 
     await api.client.post("/v1/schedules", json=HOURLY)
     await api.owner.execute("UPDATE schedules SET next_at = now() + interval '0.2 s'")
     async with ticking(api.service), asyncio.timeout(20):
-        await started(api.client)
+        found = await started(api.client)
+    assert [run["id"] for run in await runs_of(api.client)] == [found["last_run_id"]]
 
 
 async def test_a_webhook_s_secret_is_not_shown(settings: Settings, database_url: str) -> None:
@@ -262,8 +262,7 @@ async def test_tenants_take_turns_when_many_schedules_are_due(
     await api.owner.execute("UPDATE schedules SET paused = true WHERE name = 'hourly'")
     async with ticking(api.service):
         left = "SELECT count(*) FROM schedules WHERE NOT paused AND last_at IS NULL"
-        while await api.owner.fetchval(left):
-            pass
+        await until(lambda: api.owner.fetchval(left), not_)
     order = await api.owner.fetch(
         "SELECT t.name FROM schedules s JOIN tenants t ON t.id = s.tenant_id"
         " WHERE last_at IS NOT NULL ORDER BY last_at"

@@ -17,6 +17,7 @@ from tests.flows.test_processes import client_of, environment
 from tests.processes import command
 from tests.service import watch
 from tests.tools.raw_server import RawServer, answer
+from tests.waiting import until
 
 SECRET = 'tenant-s3cr3t/with"quote'
 MODEL_KEY = "sk-model-key-1234567890"
@@ -129,8 +130,10 @@ async def test_a_key_quoted_by_a_model_server_is_redacted(
         run = (await client.post("/v1/runs?wait=30", json=new)).json()
         frames = await watch(api.port, run["id"])
         said = await shown(client, run["id"])
-        while (await client.get(f"/v1/runs/{run['id']}")).json()["webhook"]["status"] == "pending":
-            pass
+        await until(
+            lambda: client.get(f"/v1/runs/{run['id']}"),
+            lambda answer: answer.json()["webhook"]["status"] != "pending",
+        )
     assert (run["status"], run["error"]["code"]) == ("failed", code)
     told = web.requests[-1]
     held = str([frames, said, run, told.body, told.headers]) + await everything(database_url)

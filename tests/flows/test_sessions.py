@@ -7,6 +7,7 @@ from tests.fake_model import FakeModel, gated, http_error, text
 from tests.flows.test_dag import named, says
 from tests.service import Running
 from tests.team import define_graph, systems
+from tests.waiting import until
 
 
 async def dag(bottega: Running, graph: str, session: str | None) -> dict[str, Any]:
@@ -68,8 +69,7 @@ async def test_concurrent_runs_lose_no_publication(bottega: Running, model: Fake
     gate = asyncio.Event()
     model.decide = says(b=gated(gate, text("b")))
     runs = [asyncio.ensure_future(dag(bottega, "g", "s")) for _ in range(5)]
-    while sum(named(request) == "b" for request in model.requests) < 5:
-        await asyncio.sleep(0)
+    await until(lambda: sum(named(request) == "b" for request in model.requests) >= 5)
     gate.set()
     assert {run["status"] for run in await asyncio.gather(*runs)} == {"completed"}
     assert {agent: version for agent, (version, _) in (await memory(bottega, "s")).items()} == {

@@ -16,6 +16,7 @@ from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_webhooks import SECRET, settled
 from tests.service import Running, running
 from tests.tools.raw_server import RawServer, answer
+from tests.waiting import until
 
 PUBLIC, INSIDE = "127.0.0.2", "127.0.0.1"
 SPELLINGS = [
@@ -215,10 +216,11 @@ async def test_a_redirect_inside_is_not_followed(
         assert "redirects are not followed" in model.requests[-1]["messages"][-1]["content"]
         model.script(text("done"))
         run = await run_of(server, webhook_url=public.url())
-        webhook: dict[str, Any] = {"answer": None}
-        while webhook["answer"] is None:
-            webhook = (await server.client.get(f"/v1/runs/{run['id']}")).json()["webhook"]
-        assert "redirects are not followed" in webhook["error"]
+        shown = await until(
+            lambda: server.client.get(f"/v1/runs/{run['id']}"),
+            lambda answer: answer.json()["webhook"]["answer"] is not None,
+        )
+        assert "redirects are not followed" in shown.json()["webhook"]["error"]
     assert inside.connections == 0
 
 

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from tests.fake_model import FakeModel, gated, text
 from tests.service import Running, is_stored
 from tests.team import define, start
+from tests.waiting import until
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 
@@ -134,8 +135,9 @@ async def test_a_subscriber_that_goes_away_leaves_nothing_behind(
             await socket.recv()
     gate.set()
     await bottega.frames(f"/v1/runs/{run_id}/ws")
-    while bottega.service.feed.watched():  # the server's side of the last one is ending
-        await asyncio.sleep(0)
+    # The server's side of the last one is ending.
+    await until(lambda: not bottega.service.feed.watched())
+    assert not bottega.service.tails.watched()
 
 
 async def test_a_stopping_server_informs_its_subscribers(

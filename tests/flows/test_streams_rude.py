@@ -11,6 +11,7 @@ from bottega.api.server.websocket_protocol import MAX_PIECES, PING_BURST
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
+from tests.waiting import until
 
 HANDSHAKE = (
     "Host: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -56,8 +57,7 @@ async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> N
                 writer.transport.abort()
                 await run.warn(1)
             await run.finish()
-            while bare.service.feed.watched():
-                await asyncio.sleep(0)
+            await until(lambda: not bare.service.feed.watched())
             assert len(await bare.frames(f"{run.path}/ws")) == run.seq
         assert logs == []
 
@@ -98,8 +98,7 @@ async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: byte
         received = await asyncio.wait_for(reader.readuntil(reason), 5)
         assert (4008).to_bytes(2) + reason in received
         async with asyncio.timeout(5):
-            while bare.service.feed.watched():
-                await asyncio.sleep(0)
+            await until(lambda: not bare.service.feed.watched())
         answers = sum(map(received.count, (b'"pong"', b'"error"', b"\x8a\x00", b"\x8a\x7d")))
         answered = 0 if frame == masked(PONG) else PING_BURST
         assert answered <= answers <= answered + 1024 // len(frame)
@@ -205,8 +204,7 @@ async def test_an_upgrade_behind_an_unfinished_answer_closes_the_connection(
         assert b"101 Switching" not in received
         writer.close()
         async with asyncio.timeout(5):
-            while bare.service.feed.watched():
-                await asyncio.sleep(0)
+            await until(lambda: not bare.service.feed.watched())
 
 
 async def _request_timeout(server: Running) -> None:

@@ -18,6 +18,7 @@ from tests.growing import Growing, growing, growing_on
 from tests.processes import command
 from tests.service import Running, frames, running
 from tests.team import define, start
+from tests.waiting import until
 
 SLOW_S = 1.0
 ENOUGH = 3_000
@@ -49,8 +50,7 @@ def idle(port: int | None, path: str) -> Any:
 
 async def readers_are(count: int, server: Running, run: Growing) -> None:
     """Wait until so many readers watch the run."""
-    while server.service.tails.watched().get(run.run_id, 0) != count:
-        await asyncio.sleep(0)
+    await until(lambda: server.service.tails.watched().get(run.run_id, 0) == count)
 
 
 async def to_the_end(slow: Any) -> list[dict[str, Any]]:
@@ -85,8 +85,7 @@ async def test_a_websocket_that_is_not_read_is_closed_with_the_place_to_resume(
 async def test_server_sent_events_that_are_not_read_are_cut_off(strict: Running) -> None:
     async with growing(strict) as run:
         other = asyncio.ensure_future(strict.frames(f"{run.path}/ws"))
-        while not strict.service.tails.watched():
-            await asyncio.sleep(0)
+        await until(lambda: strict.service.tails.watched())
         reader, writer = await asyncio.open_connection(sock=narrow(strict.port), limit=1024)
         request = f"GET {run.path}/events HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         writer.write(f"{request}accept: text/event-stream\r\n\r\n".encode())
@@ -126,8 +125,7 @@ async def connections_are(count: int, server: Running) -> None:
         ends = here.net_connections("tcp4")
         return sum(each.status == "ESTABLISHED" and each.laddr.port == server.port for each in ends)
 
-    while held() != count + 1:
-        await asyncio.sleep(0)
+    await until(lambda: held() == count + 1)
 
 
 async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url: str) -> None:

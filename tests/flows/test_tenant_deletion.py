@@ -16,6 +16,7 @@ from tests.flows.test_command_line import bottega as command_line
 from tests.flows.test_erasure import closing_with, every_row
 from tests.service import Running, running
 from tests.team import define_graph
+from tests.waiting import until
 
 AGENT = {"name": "solo", "system_message": "x", "description": "x"}
 
@@ -160,8 +161,7 @@ async def test_no_table_keeps_rows_of_a_deleted_tenant(
         assert [table for table, found in rows.items() if tenant_id in str(found)] == []
         assert "of gone" not in str(rows)
         assert await counts(database_url, "kept") == others
-        while (await gone.get("/v1/agents")).status_code != 401:
-            pass
+        await until(lambda: gone.get("/v1/agents"), lambda answer: answer.status_code == 401)
         assert len((await kept.get("/v1/agents")).json()["items"]) == 2
     with pytest.raises(NotFoundError):
         await operator.delete_tenant(database_url, "gone")
@@ -179,8 +179,7 @@ async def test_runs_are_cut_off_and_subscribers_informed(
         watching = asyncio.ensure_future(
             closing_with(service.port, run["id"], gone.headers["authorization"])
         )
-        while not service.service.tails.watched():
-            await asyncio.sleep(0)
+        await until(lambda: service.service.tails.watched())
         removed = await operator.delete_tenant(database_url, "gone")
         await model.disconnected(2)
     assert (await watching)[1] in (4010, 4001)
@@ -214,8 +213,7 @@ async def test_an_interrupted_deletion_can_be_continued(
         left = await counts(database_url, "gone")
         assert left["runs"] == 2
         # the tenant is closed all the same
-        while (await gone.get("/v1/agents")).status_code != 401:
-            pass
+        await until(lambda: gone.get("/v1/agents"), lambda answer: answer.status_code == 401)
     monkeypatch.setattr(erase, "_erase_runs", whole)
     removed = await operator.delete_tenant(database_url, "gone")
     assert removed["runs"] == 2

@@ -1,6 +1,7 @@
 """Single-use tickets, by which a browser opens a WebSocket."""
 
 import asyncio
+from operator import not_
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
 from tests.team import start
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -84,8 +86,13 @@ async def test_invalid_tickets_are_refused(ended: Any) -> None:
     await refused(server, path, "bottega.v1", f"ticket.{old}")
     await ticket(server.client)
     await pool.execute("UPDATE ws_tickets SET expires_at = now() - interval '1 s'")
-    while await pool.fetchval("SELECT count(*) FROM ws_tickets"):
+
+    async def swept() -> int:
         await queue.sweep(pool)  # the server's own sweep may hold the lock
+        left: int = await pool.fetchval("SELECT count(*) FROM ws_tickets")
+        return left
+
+    assert await until(swept, not_) == 0
 
 
 async def test_no_ticket_is_given_for_an_unknown_run(ended: Any) -> None:

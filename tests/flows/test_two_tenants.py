@@ -8,6 +8,7 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from operator import not_
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from tests.fake_model import FakeModel
 from tests.service import Running, running
 from tests.team import define, start
 from tests.tenants import Holder, holder
+from tests.waiting import until
 
 SESSION = "theirs"
 CREATED = {
@@ -105,8 +107,11 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
         ):
             await define(mine)
             run_id = await start(mine, session_id=SESSION, metadata={"of": "victim"})
-            while (await mine.get(f"/v1/runs/{run_id}?")).json()["status"] != "completed":
-                await mine.get(f"/v1/runs/{run_id}/events", headers=SSE)
+            await mine.get(f"/v1/runs/{run_id}/events", headers=SSE)
+            await until(
+                lambda: mine.get(f"/v1/runs/{run_id}?"),
+                lambda answer: answer.json()["status"] == "completed",
+            )
             again = await mine.post("/v1/runs", json=RUN, headers={"idempotency-key": "k"})
             await mine.get(f"/v1/runs/{again.json()['id']}/events", headers=SSE)
             assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
@@ -114,14 +119,15 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             done = EPISODE | {"session_id": SESSION}
             episode = (await mine.post("/v1/episodes", json=done)).json()
             report = (await mine.post("/v1/memory/maintenance")).json()
-            while (await mine.get(f"/v1/memory/reports/{report['id']}")).json()["report"] is None:
-                pass
+            await until(
+                lambda: mine.get(f"/v1/memory/reports/{report['id']}"),
+                lambda answer: answer.json()["report"] is not None,
+            )
             pattern = (await mine.post("/v1/patterns", json=PATTERN)).json()
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             MERGED["ids"] = [each["id"] for each in added]
             # Background work has ended, so that nothing else changes a row.
-            while await server.owner.fetchval("SELECT count(*) FROM episode_work"):
-                pass
+            await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
             ids = (run_id, tasks[0]["id"], episode["id"], report["id"], pattern["id"])
             yield Stage(server, victim, mine, theirs, intruder, *ids, document)

@@ -7,6 +7,7 @@ import pytest
 from tests.fake_model import FakeModel, text
 from tests.service import Running
 from tests.stores.test_significant_words import LANGUAGES
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -21,8 +22,10 @@ async def test_only_related_episodes_are_given(
         body = {"outcome": "SUCCESS", "task": {"original_input": task}}
         assert (await client.post("/v1/episodes", json=body)).status_code == 201
     async with asyncio.timeout(30):  # until all of them have vectors
-        while await bottega.owner.fetchval("SELECT count(*) FROM episode_vectors") < len(tasks):
-            pass
+        await until(
+            lambda: bottega.owner.fetchval("SELECT count(*) FROM episode_vectors"),
+            lambda seen: seen >= len(tasks),
+        )
     for question, given in ((unrelated, 0), (related, 1)):
         body = {"agent": "clerk", "input": question, "memory": "read"}
         run = (await client.post("/v1/runs?wait=30", json=body)).json()

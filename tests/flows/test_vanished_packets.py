@@ -18,6 +18,7 @@ from tests.flows.test_faults import before
 from tests.growing import growing_on
 from tests.service import Running, running
 from tests.team import define, start
+from tests.waiting import until
 
 LIVE_AGAIN_S = 20
 QUICK = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
@@ -129,5 +130,7 @@ async def _heard(socket: websockets.ClientConnection, what: str) -> None:
 
 
 async def _claimed(server: Running, run_id: str) -> None:
-    while (await server.client.get(f"/v1/runs/{run_id}")).json()["status"] == "queued":
-        pass
+    await until(
+        lambda: server.client.get(f"/v1/runs/{run_id}"),
+        lambda answer: answer.json()["status"] != "queued",
+    )

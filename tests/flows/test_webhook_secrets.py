@@ -19,6 +19,7 @@ from tests.service import Running, running
 from tests.team import define
 from tests.tenants import holder
 from tests.tools.raw_server import RawServer, answer
+from tests.waiting import until
 
 PATH = "/v1/webhook-secret"
 AGENT = {"name": "a", "system_message": "x"}
@@ -139,6 +140,16 @@ async def test_the_old_secret_signs_for_a_day_beside_the_new_one(
     assert (await acme.get(PATH)).json()["items"] == [newest]
 
 
+async def failed_once(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
+    """Wait until the webhook of a run has an error; return the webhook."""
+    run = await until(
+        lambda: client.get(f"/v1/runs/{run_id}"),
+        lambda answer: answer.json()["webhook"]["error"] is not None,
+    )
+    webhook: dict[str, Any] = run.json()["webhook"]
+    return webhook
+
+
 async def test_a_retry_is_signed_with_the_secrets_valid_at_sending(
     closed: Running, receiver: RawServer, acme: httpx2.AsyncClient
 ) -> None:
@@ -147,8 +158,7 @@ async def test_a_retry_is_signed_with_the_secrets_valid_at_sending(
     async with delivering(closed.service, retries_s=(500.0,)):
         run_id = await cancelled(acme, receiver.url())
         await arrived(receiver)
-        while (await acme.get(f"/v1/runs/{run_id}")).json()["webhook"]["error"] is None:
-            pass
+        await failed_once(acme, run_id)
     new = await rotated(acme)
     await closed.owner.execute(
         "UPDATE webhook_secrets SET expires_at = now() WHERE expires_at > now()"
@@ -188,10 +198,7 @@ async def test_a_delivery_without_a_secret_is_retried(
     run_id = await cancelled(acme, receiver.url())
     await closed.owner.execute("DELETE FROM webhook_secrets")
     async with delivering(closed.service):
-        while (webhook := (await acme.get(f"/v1/runs/{run_id}")).json()["webhook"])[
-            "error"
-        ] is None:
-            pass
+        webhook = await failed_once(acme, run_id)
         assert webhook["status"] == "pending"
         assert PATH in webhook["error"]
         secret = await rotated(acme)

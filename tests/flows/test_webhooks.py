@@ -23,6 +23,7 @@ from tests.processes import command
 from tests.service import Running, running
 from tests.team import define, start
 from tests.tools.raw_server import RawServer, answer
+from tests.waiting import until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -35,16 +36,19 @@ def told(receiver: RawServer, number: int = 0) -> dict[str, Any]:
 
 
 async def arrived(receiver: RawServer, count: int = 1) -> None:
-    while len(receiver.requests) < count:
-        await asyncio.sleep(0)
+    await until(lambda: len(receiver.requests) >= count)
 
 
 async def settled(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
     """Return the final state of a run's webhook."""
-    while True:
-        webhook: dict[str, Any] = (await client.get(f"/v1/runs/{run_id}")).json()["webhook"]
-        if webhook["status"] != "pending":
-            return webhook
+    return await until(
+        lambda: webhook_of(client, run_id), lambda webhook: webhook["status"] != "pending"
+    )
+
+
+async def webhook_of(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
+    webhook: dict[str, Any] = (await client.get(f"/v1/runs/{run_id}")).json()["webhook"]
+    return webhook
 
 
 @pytest.fixture
@@ -130,8 +134,10 @@ async def test_failed_and_cancelled_runs_are_delivered(
     assert told(receiver)["type"] == "run.failed"
     assert told(receiver)["data"]["error"]["code"] == "model_unauthorized"
     plain = await start(worker.client)
-    while (await worker.client.get(f"/v1/runs/{plain}")).json()["ended_at"] is None:
-        pass
+    await until(
+        lambda: worker.client.get(f"/v1/runs/{plain}"),
+        lambda answer: answer.json()["ended_at"] is not None,
+    )
     assert len(receiver.requests) == 1
 
 
@@ -185,6 +191,17 @@ async def test_a_failed_delivery_is_retried_under_the_same_id(
     assert [told(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4
 
 
+LEFT = "SELECT extract(epoch FROM next_at - now())::float FROM webhooks"
+
+
+async def tried(client: httpx2.AsyncClient, run_id: str, times: int) -> dict[str, Any]:
+    """Wait until a webhook was answered and tried so often; return it."""
+    return await until(
+        lambda: webhook_of(client, run_id),
+        lambda webhook: webhook["answer"] is not None and webhook["tries"] >= times,
+    )
+
+
 async def test_retries_have_delays_and_a_limit(api: Running, receiver: RawServer) -> None:
     await define(api.client)
     receiver.reply = answer(status=503)
@@ -192,13 +209,9 @@ async def test_retries_have_delays_and_a_limit(api: Running, receiver: RawServer
     pool = api.owner
     async with delivering(api.service, retries_s=(500.0, 1000.0)):
         for tries, wait in ((1, 500), (2, 1000)):
-            while (webhook := (await api.client.get(f"/v1/runs/{run_id}")).json()["webhook"])[
-                "answer"
-            ] is None or webhook["tries"] < tries:
-                pass
-            left = "SELECT extract(epoch FROM next_at - now())::float FROM webhooks"
-            while (seconds := await pool.fetchval(left)) < 100:
-                pass  # its lease: the outcome is about to be stored
+            webhook = await tried(api.client, run_id, tries)
+            # Less is its lease: the outcome is about to be stored.
+            seconds = await until(lambda: pool.fetchval(LEFT), lambda seen: seen >= 100)
             assert wait - 60 < seconds < wait + 1
             assert (webhook["status"], webhook["error"]) == (
                 "pending",
@@ -307,8 +320,7 @@ async def test_an_attempt_that_outlived_its_lease_changes_nothing(
                 second.alarm.ring()
                 delivered = await settled(api.client, run_id)
             gate.set()
-            while not any(entry["event"] == "webhook.failed" for entry in logs):
-                await asyncio.sleep(0)
+            await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))
     assert (delivered["status"], delivered["tries"]) == ("delivered", 2)
     assert (await settled(api.client, run_id)) == delivered
 

@@ -44,6 +44,7 @@ from tests.memories import (
     trip,
     untrip,
 )
+from tests.waiting import until
 
 TASK = "Summarise the quarterly sales report and send it to the board"
 LATER = day(60)
@@ -548,11 +549,12 @@ async def test_a_member_that_changes_meanwhile_is_left_out(
             "SELECT consolidate_episodes($1, $2, $3, '[]')", one, ids, LATER
         )
         changing = asyncio.ensure_future(change(database, run_id, ids[0]))
-        while not await owner.fetchval(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        ):
-            await asyncio.sleep(0)
+        await until(
+            lambda: owner.fetchval(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        )
     await changing
     assert await consolidated(owner) == []
     assert ids[1] in await searchable(owner)

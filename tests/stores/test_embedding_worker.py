@@ -22,6 +22,7 @@ from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
+from tests.waiting import until
 
 OTHER = UUID(int=77)
 
@@ -256,8 +257,7 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
         assert await embedded(owner, new.name) == list(range(1, 302))
         # Until then queries found the new episode as well.
         assert await embedded(owner, old.name) == list(range(1, 302))
-        while await worker.change_over() == 0.5:
-            pass
+        await until(lambda: worker.change_over(), lambda seen: seen != 0.5)
 
     assert await of_queries(owner) == "openai:vectors-1:768"
     assert await embedded(owner, old.name) == []
@@ -339,8 +339,7 @@ async def test_a_reverted_change_leaves_no_vectors_of_the_other_embedder(
         await worker.embed_due()
         assert await embedded(owner, new.name) == [1, 2]
     worker = keeper(database, clock, old)
-    while await worker.change_over() == 0.5:
-        pass
+    await until(lambda: worker.change_over(), lambda seen: seen != 0.5)
 
     assert await embedded(owner, "openai:vectors-1:768") == []
     assert await embedded(owner, old.name) == [1, 2]

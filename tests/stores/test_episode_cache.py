@@ -23,6 +23,7 @@ from bottega.errors import InvalidInputError
 from bottega.memory.episodes.cache import MAX_BYTES, EpisodeCache
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
 from bottega.memory.episodes.redis_cache import RedisCache
+from tests.waiting import until
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
 
@@ -154,12 +155,14 @@ class RealRedis:
     async def start(self) -> None:
         self._process = _started(self._command)
         client: Any = Redis.from_url(self.url)
-        while True:
+
+        async def answers() -> bool:
             try:
-                await client.ping()
-                break
+                return bool(await client.ping())
             except (RedisError, OSError):
-                await asyncio.sleep(0)
+                return False
+
+        await until(answers)
         await client.aclose()
 
     def kill(self) -> None:

@@ -13,6 +13,7 @@ from bottega.db.engine import Database
 from bottega.execution import queue
 from bottega.execution.heartbeat import Snapshot, alive, any_alive, heartbeats
 from tests.stores.test_turns import tenants
+from tests.waiting import until
 
 SOON = 0.01
 SILENT = "UPDATE {} SET seen_at = now() - interval '31 seconds'"
@@ -43,8 +44,7 @@ async def told(owner: asyncpg.Pool) -> list[Any]:
 
 
 async def until_told(owner: asyncpg.Pool, *pools: Mapping[str, Any]) -> None:
-    while await told(owner) != list(pools):
-        pass
+    await until(lambda: told(owner), lambda seen: seen == list(pools))
 
 
 async def test_a_worker_is_listed_while_it_works(database: Database, owner: asyncpg.Pool) -> None:
@@ -90,17 +90,19 @@ async def test_only_tenants_with_work_have_a_share_of_a_worker(
         heartbeats(database.pool, Busy({}, one), 600),
     ):
         of_tenants = "SELECT tenant_id FROM worker_tenants ORDER BY tenant_id"
-        found = [row["tenant_id"] for row in await owner.fetch(of_tenants)]
-        assert found == sorted([one, one, other])
+
+        async def ids() -> list[UUID]:
+            return [row["tenant_id"] for row in await owner.fetch(of_tenants)]
+
+        assert await ids() == sorted([one, one, other])
         busy.tenants = {other: {"running": 1}}
-        while [row["tenant_id"] for row in await owner.fetch(of_tenants)] != sorted([one, other]):
-            pass  # the other worker's share is still there
+        # The other worker's share is still there.
+        await until(ids, lambda found: found == sorted([one, other]))
         await owner.execute("DELETE FROM tenants WHERE id = $1", other)
         await owner.execute("DELETE FROM worker_tenants")
         asked = busy.asked
-        while busy.asked < asked + 2:
-            await owner.fetch(of_tenants)
-        assert await owner.fetch(of_tenants) == []
+        await until(lambda: busy.asked >= asked + 2)
+        assert await ids() == []
 
 
 async def test_heartbeats_continue_after_errors(database: Database, owner: asyncpg.Pool) -> None:
@@ -112,17 +114,17 @@ async def test_heartbeats_continue_after_errors(database: Database, owner: async
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         asked = busy.asked
-        while busy.asked < asked + 3:
-            await owner.fetchval("SELECT 1")
+        await until(lambda: busy.asked >= asked + 3)
         await owner.execute("ALTER TABLE away RENAME TO workers")
         await owner.execute("DELETE FROM workers")
         await until_told(owner, {"runs": 1})
         busy.error = ValueError("a bug")
         asked = busy.asked
-        while busy.asked < asked + 3:
-            await owner.fetchval("SELECT 1")
+        await until(lambda: busy.asked >= asked + 3)
         busy.pool, busy.error = {"runs": 2}, None
         await until_told(owner, {"runs": 2})
+        assert await any_alive(database.pool)
+    assert await told(owner) == []
 
 
 async def test_a_worker_starts_although_its_first_heartbeat_fails(
@@ -132,6 +134,7 @@ async def test_a_worker_starts_although_its_first_heartbeat_fails(
     async with heartbeats(database.pool, Busy({"runs": 1}), SOON):
         await owner.execute("ALTER TABLE away RENAME TO workers")
         await until_told(owner, {"runs": 1})
+        assert await any_alive(database.pool)
         await owner.execute("ALTER TABLE workers RENAME TO away")
 
 

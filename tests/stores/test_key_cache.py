@@ -12,6 +12,7 @@ from bottega.events.wakeups import background
 from bottega.tenants import key_cache
 from bottega.tenants.key_cache import BELIEVED_S, KeyCache
 from tests.tenants import Holder, holder
+from tests.waiting import until
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
 # A look-up of this unknown key waits until the test releases a lock.
@@ -94,11 +95,12 @@ async def test_a_used_key_is_refreshed_in_the_background(
     async with background(ring.run):
         assert await ring.find(held.key) is not None
         await owner.execute("UPDATE api_keys SET scope = 'read' WHERE id = $1", held.key_id)
-        while (found := await ring.find(held.key)) is None or found.scope != "read":
-            await asyncio.sleep(0)
+        await until(
+            lambda: ring.find(held.key), lambda found: found is not None and found.scope == "read"
+        )
         await revoke(owner, held)
-        while await ring.find(held.key) is not None:  # though the clock stands still
-            await asyncio.sleep(0)
+        # Though the clock stands still.
+        await until(lambda: ring.find(held.key), lambda found: found is None)
 
 
 async def test_watchers_of_a_key_are_notified(
@@ -144,8 +146,7 @@ async def test_clients_admitted_during_closing_are_notified(
     async with background(ring.run):
         assert await ring.is_open()
         await holder(database_url)
-        while ring.may_be_open:
-            await asyncio.sleep(0)
+        await until(lambda: not ring.may_be_open)
         with ring.watching(None, told.set):
             await told.wait()
 
@@ -177,8 +178,7 @@ async def test_unknown_keys_delay_no_valid_key(
     assert await ring.find(held.key) is not None
     unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-    while await owner.fetchval(waiting) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: owner.fetchval(waiting), lambda seen: seen >= 2)
     time.now += BELIEVED_S + 0.01  # it must be refreshed
     for _ in range(20):
         assert await ring.find(held.key) is not None

@@ -1,6 +1,7 @@
 """Writing the models' text while it streams."""
 
 import asyncio
+from operator import not_
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -10,6 +11,7 @@ from bottega.db.engine import Database
 from bottega.events.wakeups import background
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
+from tests.waiting import until
 
 
 class Woken:
@@ -66,8 +68,7 @@ async def test_only_text_of_unfinished_calls_is_written(
         await woken.again()
         assert (await rows(owner))[2:] == [(3, 0, ""), (3, 0, "again")]
         live.end(slow)
-        while await rows(owner):
-            await asyncio.sleep(0)
+        assert await until(lambda: rows(owner), not_) == []
 
 
 async def test_text_that_could_not_be_written_is_written_with_the_next(
@@ -80,8 +81,7 @@ async def test_text_that_could_not_be_written_is_written_with_the_next(
     async with background(live.run):
         live.begin(one)
         one.listener("one")
-        while not one.has_rows:
-            await asyncio.sleep(0)
+        await until(lambda: one.has_rows)
         one.listener(" two")
         await woken.again()
     assert await rows(owner) == [(1, 0, "one two")]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import not_
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,6 +19,7 @@ from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance, MaintenanceStage, Nights
 from tests.memories import day, remember, told
+from tests.waiting import until
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
 NIGHT = timedelta(days=1)
@@ -200,9 +202,9 @@ async def test_a_slow_worker_renews_its_lease(
     await maintenance.order(DEFAULT_TENANT)
 
     async def outlast(_: Job) -> None:
-        until = await owner.fetchval("SELECT next_at FROM memory_jobs")
-        while await owner.fetchval("SELECT next_at FROM memory_jobs") == until:
-            pass
+        query = "SELECT next_at FROM memory_jobs"
+        first = await owner.fetchval(query)
+        await until(lambda: owner.fetchval(query), lambda seen: seen != first)
 
     done.before["mining"] = outlast
     await maintenance.work()
@@ -247,8 +249,7 @@ async def test_each_tick_orders_one_job_per_tenant_with_episodes(
     rows = await owner.fetch("SELECT tenant_id, cause, tick FROM memory_jobs")
     assert [tuple(row) for row in rows] == [(full, "nightly", day(3))]
 
-    while await several[0].work() == 0.0:
-        pass
+    await until(lambda: several[0].work(), lambda seen: seen != 0.0)
     now = day(6.5)  # no worker ran for two nights
     await several[1].begin_nights()
     rows = await owner.fetch("SELECT tenant_id, tick FROM memory_jobs WHERE status = 'pending'")
@@ -354,8 +355,9 @@ async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
     await holder.execute("SELECT pg_advisory_lock(4871019230)")
     assert await care.care() == {"skipped": "another process is doing it"}
     await holder.close()
-    while await owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"):
-        pass
+    await until(
+        lambda: owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), not_
+    )
     await owner.execute("CREATE INDEX ix_patterns_state_ccnew ON patterns (tenant_id)")
     await owner.execute(
         "UPDATE pg_index SET indisvalid = false"

@@ -17,6 +17,7 @@ from bottega.events.wakeups import background
 from bottega.memory.patterns import rows
 from bottega.memory.patterns.matcher_cache import BELIEVED_S, HOT, MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
+from tests.waiting import until
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 WITHIN_S = 20
@@ -33,8 +34,7 @@ async def hearing(database: Database, **more: Any) -> AsyncIterator[MatcherCache
 
 async def until_it_hears(matchers: MatcherCache, *, hears: bool = True) -> None:
     async with asyncio.timeout(WITHIN_S):
-        while matchers.hears is not hears:
-            await asyncio.sleep(0)
+        await until(lambda: matchers.hears is hears)
 
 
 async def add(
@@ -56,8 +56,7 @@ async def found(matchers: MatcherCache, tenant: UUID = DEFAULT_TENANT) -> list[U
 
 async def until_found(matchers: MatcherCache, expected: list[UUID]) -> None:
     async with asyncio.timeout(WITHIN_S):
-        while await found(matchers) != expected:
-            await asyncio.sleep(0)
+        await until(lambda: found(matchers), lambda seen: seen == expected)
 
 
 async def read(database: Database, pattern_id: UUID) -> Pattern:
@@ -127,8 +126,7 @@ async def test_a_process_that_does_not_listen_reads_each_time(database: Database
 async def test_a_change_during_loading_is_not_missed(database: Database) -> None:
     async with hearing(database) as matchers:
         loading = asyncio.ensure_future(matchers.of(DEFAULT_TENANT))
-        while not matchers._loading:
-            await asyncio.sleep(0)
+        await until(lambda: matchers._loading)
         matchers.forget(DEFAULT_TENANT)
         old = await loading
         assert await matchers.of(DEFAULT_TENANT) is not old
@@ -167,9 +165,11 @@ async def test_a_pattern_is_cached_until_it_changes(database: Database, database
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET name = 'another'")
             await rows.tell(connection, DEFAULT_TENANT)
-        async with asyncio.timeout(WITHIN_S):
-            while (await matchers.pattern(DEFAULT_TENANT, added, one)).name != "another":
-                await asyncio.sleep(0)
+        await until(
+            lambda: matchers.pattern(DEFAULT_TENANT, added, one),
+            lambda found: found.name == "another",
+            within=WITHIN_S,
+        )
 
 
 async def test_the_cache_is_bounded_and_separate_for_each_tenant(

@@ -36,6 +36,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
+from tests.waiting import until
 
 NOW = day(60)
 TASK = "Export the invoices of each branch"
@@ -79,8 +80,7 @@ class Looked:
     async def look(self) -> Job:
         """Execute a maintenance job until it ends; return it."""
         ordered = await self.maintenance.order(DEFAULT_TENANT)
-        while await self.maintenance.work() != float("inf"):
-            pass
+        await until(lambda: self.maintenance.work(), lambda seen: seen == float("inf"))
         async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:
             return await jobs.get(connection, DEFAULT_TENANT, ordered)
 

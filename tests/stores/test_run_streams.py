@@ -15,6 +15,7 @@ from bottega.events.wakeups import WakeupFeed, background
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -51,8 +52,7 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
             collecting = [asyncio.ensure_future(collect(one)) for one in subscribers]
             for _ in range(10):
                 await run.warn(3)
-                while tail.last < run.seq:
-                    await asyncio.sleep(0)
+                await until(lambda: tail.last >= run.seq)
             await run.finish()
             for found in await asyncio.gather(*collecting):
                 assert [frame.seq for frame in found] == list(range(1, run.seq + 1))
@@ -107,8 +107,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
     with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
         tail.add_text([{**piece, "now": datetime.now(UTC)}])
-        while not list(tail.speeches.open()):
-            await asyncio.sleep(0)
+        await until(lambda: list(tail.speeches.open()))
         await run.append({"type": "llm.completed", **call})
         await run.finish()
         subscriber = Subscriber(tail, 0, Filter(), 60)
