@@ -14,10 +14,15 @@ from types import FrameType
 import asyncpg
 import pytest
 import structlog
+from hypothesis import settings as hypothesis_settings
 
 from bottega.db import embedded, migrate
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
+from tests import examples  # noqa: F401 (registers the profiles)
+
+# pytest's --hypothesis-profile chooses another one later.
+hypothesis_settings.load_profile("gate")
 
 # The default draws each traceback with all local variables, which takes seconds.
 structlog.configure(

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from bottega.subagents.breaker import Breakers, OpenBreaker, kind_of
 from bottega.subagents.limits import SchedulerOptions
+from tests.examples import examples
 
 OPTIONS = SchedulerOptions(failure_threshold=3, monitor_window=60.0, reset_timeout=30.0)
 
@@ -421,5 +422,7 @@ class Tasks(RuleBasedStateMachine):
         assert not any(self.held.values())
 
 
-Tasks.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Tasks.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=50, deadline=None
+)
 TestTasks = Tasks.TestCase

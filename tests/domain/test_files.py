@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bottega.errors import InvalidInputError
 from bottega.subagents.files import VirtualFileSystem, check_path
 from bottega.subagents.shared_context import SharedContext, Workspace, namespace_of
+from tests.examples import examples
 
 CHILD = UUID(int=1)
 
@@ -231,7 +232,7 @@ def total(files: dict[Any, str]) -> int:
 
 
 TestSizes = Sizes.TestCase
-TestSizes.settings = settings(max_examples=50, stateful_step_count=30)
+TestSizes.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 
 def test_single_file_has_its_own_limit() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import CycleError
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
+from tests.examples import examples
 
 NAMES = "abcdefgh"
 names = st.sampled_from(NAMES)
@@ -126,7 +127,7 @@ def test_indirect_pull_finds_all_ancestors_by_distance(wanted: list[Any]) -> Non
 
 
 @given(acts)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_to_dict_and_back_loses_nothing(wanted: list[Any]) -> None:
     graph = built(wanted)
     again = SharedMemoryGraph.from_dict(graph.to_dict(), clock=at)

@@ -29,6 +29,7 @@ def success(courses: Sequence[Mapping[str, Course]], arm: str, since: int) -> fl
     return mean(mean(each[arm].good[since : since + STRETCH]) for each in courses)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("other", [NONE, PLACEBO])
 @pytest.mark.parametrize("until", [CHANGED, TASKS])
 def test_own_lessons_help_and_unrelated_ones_do_not(
@@ -38,6 +39,7 @@ def test_own_lessons_help_and_unrelated_ones_do_not(
     assert success(courses, FULL, since) > success(courses, other, since) + 0.1
 
 
+@pytest.mark.deep
 def test_outdated_lesson_is_unlearned(courses: Sequence[Mapping[str, Course]]) -> None:
     before, after, end = (
         success(courses, FULL, since) for since in (CHANGED - STRETCH, CHANGED, TASKS - STRETCH)
@@ -46,6 +48,7 @@ def test_outdated_lesson_is_unlearned(courses: Sequence[Mapping[str, Course]]) -
     assert end > after + 0.1
 
 
+@pytest.mark.deep
 def test_placebo_has_the_same_length(courses: Sequence[Mapping[str, Course]]) -> None:
     full, placebo = (
         mean(report.of(courses, arm, lambda each: mean(each.given))) for arm in (FULL, PLACEBO)

@@ -25,6 +25,7 @@ from bottega.agents import (
 from bottega.agents.history import check_history
 from bottega.agents.hooks import CONTRACTS
 from tests.domain.scripted import ScriptedModel, let_others_run
+from tests.examples import examples
 
 MAX = 4
 
@@ -152,7 +153,7 @@ def build(script: list[Any], plan: dict[AgentEvent, list[Any]], points: Checkpoi
 
 
 @given(st.lists(answers, min_size=1, max_size=5), plans, st.integers(0, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_query_ends_within_its_budget_with_a_valid_history(
     script: list[Any], plan: dict[AgentEvent, list[Any]], cancel_at: int
 ) -> None:
@@ -197,7 +198,7 @@ async def history(script: list[Any], plan: dict[AgentEvent, list[Any]]) -> list[
 
 
 @given(st.lists(plain | calls_in_order, min_size=1, max_size=5), plans)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_same_answers_give_the_same_history(
     script: list[Any], plan: dict[AgentEvent, list[Any]]
 ) -> None:
@@ -206,6 +207,6 @@ def test_same_answers_give_the_same_history(
 
 
 @given(st.lists(answers, min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_results_have_the_order_of_their_calls_whenever_threads_end(script: list[Any]) -> None:
     assert asyncio.run(history(script, {})) == asyncio.run(history(script, {}))

@@ -25,6 +25,7 @@ from bottega.memory.patterns.pattern import (
     Relations,
 )
 from tests.domain.patterns import FEATURES, NOW, numbered, pattern_lists
+from tests.examples import examples
 
 VALIDATED = Lifecycle(PatternState.VALIDATED)
 
@@ -46,7 +47,7 @@ def ids(matches: list[Match]) -> list[int]:
     patience=st.integers(0, 4),
     categories=st.none() | st.sets(st.sampled_from(Category), min_size=1),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_matcher_agrees_with_a_full_scan(
     patterns: list[Pattern], features: Any, k: int, patience: int, categories: Any
 ) -> None:
@@ -60,7 +61,7 @@ def test_matcher_agrees_with_a_full_scan(
     }
 
 
-@pytest.mark.parametrize("size", [1, 17, 100, 1000])
+@pytest.mark.parametrize("size", [1, 17, 100, pytest.param(1000, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matcher_agrees_with_a_full_scan_at_every_size_and_shape(shape: str, size: int) -> None:
     chance = random.Random(f"{shape}{size}")
@@ -144,6 +145,7 @@ def test_matcher_may_be_empty() -> None:
     assert Matcher([]).candidates({}, now=NOW) == []
 
 
+@pytest.mark.deep
 def test_benchmark_shapes_have_matches() -> None:
     found = {}
     for shape, make in SHAPES.items():

@@ -16,6 +16,7 @@ from bottega.memory.learning.findings import does, done, is_within
 from bottega.memory.learning.mining import MiningOptions, mine
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
+from tests.examples import examples
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 NO_ANSWER = failure_signature("tool_error", "no answer in 3 s", "fetch")
@@ -234,7 +235,7 @@ def made(some: Any, start: int = 0) -> list[Observed]:
     ]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(SOME, st.randoms(use_true_random=False))
 def test_order_of_episodes_makes_no_difference(some: Any, random: Any) -> None:
     episodes = made(some)
@@ -243,7 +244,7 @@ def test_order_of_episodes_makes_no_difference(some: Any, random: Any) -> None:
     assert mine(shuffled) == mine(episodes) == mine(episodes + episodes)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(SOME)
 def test_unrelated_episodes_change_nothing(some: Any) -> None:
     episodes = made(some)
@@ -253,7 +254,7 @@ def test_unrelated_episodes_change_nothing(some: Any) -> None:
     assert {each.fingerprint: each for each in both} == apart
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(SOME)
 def test_sources_are_the_supporting_episodes(some: Any) -> None:
     episodes = made(some)
@@ -282,7 +283,7 @@ def test_sources_are_the_supporting_episodes(some: Any) -> None:
                 assert sources == {one.episode_id for one in alike}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(SOME)
 def test_patterns_are_few_and_none_contains_another(some: Any) -> None:
     found = mine(made(some), MiningOptions(each=2, most=3))

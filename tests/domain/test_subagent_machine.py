@@ -25,6 +25,7 @@ from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus
 from tests.domain.subagents import Heard, by_hand, id_of, is_empty, passed, put, settled, timers
 from tests.domain.virtual import VirtualLoop
+from tests.examples import examples
 
 S = SubagentStatus
 ACTIVE = (S.RUNNING, S.STREAMING)
@@ -462,4 +463,4 @@ class Tasks(RuleBasedStateMachine):
 
 
 TestTasks = Tasks.TestCase
-TestTasks.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+TestTasks.settings = settings(max_examples=examples(50), stateful_step_count=50, deadline=None)

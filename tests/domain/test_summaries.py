@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.text.summaries import GAP, MAX_READ, cut, summary_of
+from tests.examples import examples
 
 texts = st.text(alphabet=st.characters(), max_size=400) | st.lists(
     st.sampled_from(["Error: no 42", "a" * 300, "ok.", " ", "née", "x, y; z", "\n", '{"a": 1}']),
@@ -22,7 +23,7 @@ def test_summary_is_deterministic_and_never_longer_than_asked(text: str, most: i
 
 
 @given(texts, st.integers(0, 40))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_summary_respects_any_token_counter(text: str, most: int) -> None:
     def words(text: str) -> int:
         return 3 * len(text.split())

@@ -340,6 +340,7 @@ def test_the_same_graph_gives_the_same_drawing() -> None:
     assert draw_svg(SharedMemoryGraph.from_dict(graph.to_dict())) == draw_svg(graph)
 
 
+@pytest.mark.deep
 def test_large_graph_gives_a_file_of_bounded_size() -> None:
     svg = draw_svg(random_graph(500, 5000, 1))
     root = parsed(svg)
@@ -348,6 +349,7 @@ def test_large_graph_gives_a_file_of_bounded_size() -> None:
     assert len(svg) < 3_000_000
 
 
+@pytest.mark.deep
 def test_long_chain_whose_end_reads_from_all_gives_a_small_file() -> None:
     names = [f"step {number}" for number in range(300)]
     svg = draw_svg(graph_of([*pairwise(names), *((name, names[-1]) for name in names[:-2])]))

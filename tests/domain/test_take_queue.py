@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
+from tests.examples import examples
 
 TENANTS = "ab"
 PARENTS = {"ax1": 1, "ax2": 2, "ax3": 0, "ay1": 2, "az1": 3, "bx1": 1, "bx2": 3, "by1": 2}
@@ -201,7 +202,9 @@ class Queues(RuleBasedStateMachine):
             assert self.queue.position(one, self.now) == self.naive.ahead(one, self.now)
 
 
-Queues.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Queues.TestCase.settings = settings(
+    max_examples=examples(120), stateful_step_count=40, deadline=None
+)
 TestQueues = Queues.TestCase
 
 

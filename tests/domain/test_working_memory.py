@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.working.sections import Budgets, Part
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from tests.examples import examples
 
 words = st.text(alphabet=st.characters(), max_size=30)
 long = st.sampled_from(["x", "né", "12 Error.\n", "a b "]).flatmap(
@@ -71,7 +72,7 @@ def words_of(text: str) -> int:
     return len(text.split()) + len(text) // 7
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(budgets, st.lists(steps, max_size=25), st.sampled_from([estimated_tokens, words_of]))
 def test_working_memory_never_exceeds_its_limit(
     limits: Budgets, done: list[tuple[Any, ...]], count: Any
@@ -87,7 +88,7 @@ def test_working_memory_never_exceeds_its_limit(
     assert memory.tokens <= limits.total
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(steps, max_size=25), st.lists(steps, max_size=10))
 def test_reference_recalls_its_content_unchanged(
     first: list[tuple[Any, ...]], then: list[tuple[Any, ...]]
@@ -102,7 +103,7 @@ def test_reference_recalls_its_content_unchanged(
     assert {reference: memory.recall(reference) for reference in known} == known
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(budgets, st.lists(steps, max_size=20), st.lists(steps, max_size=10))
 def test_a_snapshot_is_exact(
     limits: Budgets, first: list[tuple[Any, ...]], then: list[tuple[Any, ...]]

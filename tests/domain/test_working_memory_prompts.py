@@ -39,6 +39,7 @@ from tests.domain.scripted import (
     model_of,
     texts,
 )
+from tests.examples import examples
 
 
 def output(number: int, size: int = 2_000) -> str:
@@ -352,7 +353,7 @@ def histories(draw: st.DrawFn) -> list[list[StandardMessage]]:
     return steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories(), st.sampled_from([600, 2_000, 5_000]), st.booleans(), st.integers(0, 13))
 def test_composed_prompt_is_a_valid_history_with_the_hot_block(
     steps: list[list[StandardMessage]], limit: int, known: bool, replaced: int

@@ -48,6 +48,7 @@ async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool 
     return marked
 
 
+@pytest.mark.deep
 async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:

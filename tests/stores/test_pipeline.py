@@ -329,8 +329,18 @@ async def other_database(server: str) -> Any:
     await admin.close()
 
 
-@pytest.mark.parametrize("what", ["raise", "die"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        *((place, "die") for place in PLACES),
+        ("mining", "raise"),
+        *(
+            pytest.param(place, "raise", marks=pytest.mark.deep)
+            for place in PLACES
+            if place != "mining"
+        ),
+    ],
+)
 async def test_an_interrupted_job_that_is_resumed_has_the_same_result(
     owner: asyncpg.Pool, looked: Looked, expected: Any, place: str, what: str
 ) -> None:

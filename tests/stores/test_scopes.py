@@ -19,6 +19,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.context import TaskMemory
+from tests.examples import examples
 from tests.memories import EMBEDDER, day, embed, remember, told
 
 TENANT = str(DEFAULT_TENANT)
@@ -233,7 +234,7 @@ name = st.none() | st.sampled_from(["a", "b"])
     session=name,
     shared=st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_only_an_operator_can_widen_a_run_s_scope_beyond_its_user(
     wanted: Any, user: str | None, session: str | None, shared: bool
 ) -> None:

@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
 from bottega.execution import queue
+from tests.examples import examples
 
 NEW: dict[str, Any] = {
     "mode": "dag",
@@ -162,7 +163,9 @@ async def test_priority_orders_runs_within_a_tenant_only(
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     steps=st.lists(
