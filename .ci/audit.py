@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 BASELINE = HERE / ".secrets.baseline"
-PATIENCE_S = 60
+PATIENCE_S = 10
 
 
 def holes() -> list[str]:
