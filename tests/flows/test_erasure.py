@@ -288,11 +288,14 @@ async def test_a_worker_without_notices_writes_nothing(
     run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
     await model.received(1)
     owner = await asyncpg.connect(database_url)
-    for table, column in (("run_events", "run_id"), ("tasks", "run_id"), ("runs", "id")):
-        await owner.execute(f"DELETE FROM {table} WHERE {column} = $1", UUID(run_id))
-    await owner.execute("DELETE FROM pgqueuer.pgqueuer")
-    await owner.close()
     with capture_logs() as logs:
+        async with owner.transaction():
+            # A step that is stored just now comes before or after, not between.
+            await owner.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", UUID(run_id))
+            for table, column in (("run_events", "run_id"), ("tasks", "run_id"), ("runs", "id")):
+                await owner.execute(f"DELETE FROM {table} WHERE {column} = $1", UUID(run_id))
+            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+        await owner.close()
         gate.set()
         await until(lambda: any(entry["event"] == "run.fenced" for entry in logs))
     assert await holding(database_url, run_id, "secret") == {}
