@@ -296,16 +296,9 @@ async def client(settings: Settings, database_url: str) -> AsyncIterator[httpx2.
         yield server.client
 
 
-PARTS = 6
-"""Every operation is in one of them; the gate takes every third, the deep tests all."""
-
-
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param(n, marks=[pytest.mark.deep] if n % 3 else []) for n in range(PARTS)],
-)
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.deep)])
 async def test_hostile_values_are_refused_or_stored_unchanged(
-    client: httpx2.AsyncClient, database_url: str, part: int
+    client: httpx2.AsyncClient, database_url: str, half: int
 ) -> None:
     document = Document((await client.get("/openapi.json")).json())
     bystander = {"name": "bystander", "description": "x", "system_message": "x"}
@@ -321,9 +314,9 @@ async def test_hostile_values_are_refused_or_stored_unchanged(
     before = await rows(database_url)
 
     attacker = Attacker(client, document)
-    # Operations with a body come first, so that each part has equally many of them.
+    # Operations with a body come first, so that each half has equally many of them.
     operations = sorted(document.operations(), key=lambda each: document.body(each[2]) is None)
-    for method, path, operation in operations[part::PARTS]:
+    for method, path, operation in operations[half::2]:
         await attacker.make_victims()
         for parameter in operation.get("parameters", []):
             await attacker.attack_parameter(method, path, parameter)
@@ -331,6 +324,5 @@ async def test_hostile_values_are_refused_or_stored_unchanged(
             await attacker.attack_body(method, path, schema)
 
     assert before <= await rows(database_url)
-    assert attacker.sent > 100
-    # Only an operation with a body can store something; not each part has one that creates.
-    assert attacker.kept or part >= PARTS // 2, attacker.sent
+    assert attacker.sent > 1000
+    assert len(attacker.kept) > 3, attacker.kept
