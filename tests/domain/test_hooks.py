@@ -164,6 +164,26 @@ class TestChaining:
         assert [result.result for result in seen] == ["healed"]
         assert answers_in(it) == ["healed"]
 
+    async def test_later_hooks_on_a_tool_error_see_the_error_as_it_became(self) -> None:
+        it, seen = agent(call("broken"), "done", tools=[broken]), []
+        it.on(E.ON_TOOL_ERROR).transform(
+            lambda value, status: value.model_copy(update={"error": "plain words"})
+        )
+        it.on(E.ON_TOOL_ERROR).do(lambda status: seen.append(status.error))
+        await it.execute_query_async("go")
+        assert seen == ["plain words"]
+
+    async def test_effects_run_before_the_value_is_made(self) -> None:
+        it, seen = agent("a"), []
+
+        def make(value: AssistantMessage, status: AgentStatus) -> AssistantMessage:
+            seen.append("value")
+            return value
+
+        it.on(E.AFTER_LLM_CALL).handle(CONTINUE, make, [lambda status: seen.append("effect")])
+        await it.execute_query_async("go")
+        assert seen == ["effect", "value"]
+
 
 class TestDecisions:
     @pytest.mark.parametrize("event", [E.QUERY_START, E.BEFORE_LLM_CALL])

@@ -216,6 +216,15 @@ class TestToolPolicy:
         it = agent(call("broken"), "done", tools=[broken], tool_policy=[rule], max_iterations=2)
         assert (await it.execute_query_async("go")).error == "It must work!"
 
+    async def test_every_unmet_requirement_is_in_the_reason(self) -> None:
+        rules = [ToolRequirement("add"), ToolRequirement("broken"), ToolRequirement("look")]
+        tools = [add, broken, look]
+        it = agent(call("broken"), "early", tools=tools, tool_policy=rules, max_iterations=2)
+        lines = ((await it.execute_query_async("go")).error or "").split("\n")
+        assert len(lines) == 2
+        assert "'add'" in lines[0]
+        assert "'look'" in lines[1]
+
     async def test_policy_counts_this_query_only(self) -> None:
         rule = ToolRequirement("add")
         it = agent(call("add", a=1, b=1), "one", "two", tools=[add], tool_policy=[rule])

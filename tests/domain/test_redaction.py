@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import re
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
@@ -21,6 +22,10 @@ def in_base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
+def in_lower_case_url(text: str) -> str:
+    return re.sub("%..", lambda code: code[0].lower(), quote(text, safe=""))
+
+
 def in_urlsafe_base64(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
@@ -33,6 +38,7 @@ WAYS: list[Callable[[str], str]] = [
     quote,
     lambda text: quote(text, safe=""),
     quote_plus,
+    in_lower_case_url,
     in_base64,
     in_urlsafe_base64,
 ]
@@ -41,6 +47,7 @@ WAYS: list[Callable[[str], str]] = [
 @pytest.mark.parametrize("way", WAYS)
 @given(secret=secrets, before=surroundings, after=surroundings)
 @example(secret="abcdefgh", before="", after="")
+@example(secret="abcd/efgh", before="", after="")
 def test_secret_is_removed_in_any_encoding(
     way: Callable[[str], str], secret: str, before: str, after: str
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
+from bottega.memory.working.archive import RECENT
 from bottega.memory.working.sections import Budgets, Part
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from tests.examples import examples
@@ -147,6 +148,18 @@ def test_old_results_are_pruned_first_and_recent_ones_stay() -> None:
     assert outputs[0] not in shown
     assert "m1 step0 (shortened): result 0" in shown
     assert [memory.recall(reference) for reference in references] == outputs
+
+
+def test_result_of_recent_subtasks_stays_where_older_ones_give_room() -> None:
+    memory = WorkingMemory(Budgets(intermediate=1_000))
+    for name in ("older", "edge"):
+        memory.add_intermediate(name, f"{name} " + "y" * 1_200)
+    for index in range(RECENT - 1):
+        memory.add_intermediate(f"s{index}", "short")
+    memory.add_intermediate("last", "z" * 1_900)
+    shown = memory.compose(Part.INTERMEDIATE)
+    assert "older " + "y" * 1_200 not in shown
+    assert "edge " + "y" * 1_200 in shown
 
 
 def test_content_that_later_results_refer_to_stays() -> None:

@@ -183,6 +183,7 @@ async def test_server_that_returns_after_nine_seconds_is_found() -> None:
         ({"retry-after": "Sat, 21 Nov 2026 12:00:10 GMT"}, 10.0),
         ({"retry-after": "Sat, 21 Nov 2026 11:59:00 GMT"}, 0.0),
         ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after-ms": "0", "retry-after": "9"}, 0.0),
         ({"retry-after": "120"}, 120.0),
     ],
 )

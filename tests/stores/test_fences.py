@@ -1,0 +1,86 @@
+"""The fence: a worker that lost a run changes nothing of it, and the sweep ends expired runs."""
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from pydantic_core import from_json
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.errors import FencedError
+from bottega.events import log
+from bottega.execution import queue
+from tests.stores.test_neighbours import claimed
+
+WARNING: dict[str, Any] = {
+    "type": "warning",
+    "task_id": None,
+    "parent_task_id": None,
+    "agent": None,
+    "depth": None,
+    "data": {},
+}
+ROW = "SELECT status, attempt, leased_until FROM runs"
+CLAIM = "SELECT claim_run($1, $2, 0)"
+
+
+@pytest.fixture
+async def lost(database: Database, owner: asyncpg.Pool) -> UUID:
+    """Make a run whose lease ended under its first worker; a second worker claimed it."""
+    run_id, _ = await claimed(database, DEFAULT_TENANT)
+    await owner.execute("UPDATE runs SET leased_until = now() - interval '1 s'")
+    second = await database.pool.fetchval(CLAIM, DEFAULT_TENANT, run_id)
+    assert from_json(second)["attempt"] == 2
+    return run_id
+
+
+async def test_step_of_an_older_attempt_is_refused_though_the_newer_stored_its_equal(
+    database: Database, owner: asyncpg.Pool, lost: UUID
+) -> None:
+    """Both attempts write a warning after the same event, as a replay does."""
+    run = (database.pool, DEFAULT_TENANT, lost)
+    after = await owner.fetchval("SELECT last_seq FROM runs")
+    await log.append_step(*run, attempt=2, after=after, events=[WARNING])
+    await log.append_step(*run, attempt=2, after=after, events=[WARNING])
+    with pytest.raises(FencedError):
+        await log.append_step(*run, attempt=1, after=after, events=[WARNING])
+    assert await owner.fetchval("SELECT count(*) FROM run_events") == after + 1
+
+
+async def test_worker_that_lost_a_run_does_not_hand_it_back(
+    database: Database, owner: asyncpg.Pool, lost: UUID
+) -> None:
+    before = await owner.fetchrow(ROW)
+    await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, lost)
+    assert await owner.fetchrow(ROW) == before
+    await database.pool.execute("SELECT hand_back($1, $2, 2)", DEFAULT_TENANT, lost)
+    assert (await owner.fetchrow(ROW))["status"] == "queued"
+
+
+async def test_worker_that_lost_a_run_does_not_extend_its_lease(
+    database: Database, owner: asyncpg.Pool, lost: UUID
+) -> None:
+    before = await owner.fetchrow(ROW)
+    renew = "SELECT renew_leases($1, $2, $3, 600)"
+    assert await database.pool.fetch(renew, [DEFAULT_TENANT], [lost], [1]) == []
+    assert await owner.fetchrow(ROW) == before
+    assert len(await database.pool.fetch(renew, [DEFAULT_TENANT], [lost], [2])) == 1
+    assert (await owner.fetchrow(ROW))["leased_until"] > before["leased_until"]
+
+
+@pytest.mark.parametrize("passed", ["deadline", "queue_timeout_s"])
+async def test_run_that_began_and_waits_again_ends_by_its_deadline(
+    database: Database, owner: asyncpg.Pool, passed: str
+) -> None:
+    run_id, _ = await claimed(database, DEFAULT_TENANT)
+    await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
+    if passed == "deadline":
+        await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
+    else:
+        await owner.execute("UPDATE runs SET created_at = now() - interval '1 hour'")
+    await queue.sweep(database.pool)
+    row = await owner.fetchrow("SELECT status, error ->> 'code' AS code FROM runs")
+    over = passed == "deadline"
+    assert tuple(row) == (("timeout", "timeout") if over else ("queued", None))
