@@ -165,3 +165,18 @@ async def test_a_key_must_be_visible_ascii(client: httpx2.AsyncClient, key: byte
     (error,) = problem(answer, 422)["errors"]
     assert error["parameter"].lower() == "idempotency-key"
     assert (await client.get("/v1/agents")).json()["items"] == []
+
+
+async def test_key_is_refused_for_the_same_body_at_another_path(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    paths = []
+    for _ in range(2):
+        run_id = (await client.post("/v1/runs", json=RUN)).json()["id"]
+        await client.post(f"/v1/runs/{run_id}/cancel")
+        paths.append(f"/v1/runs/{run_id}/retry")
+    assert (await post(client, paths[0], {})).status_code == 202
+    refused = problem(await post(client, paths[1], {}), 422)
+    assert refused["code"] == "idempotency_key_reused"
+    assert await count(server_, "runs") == 3

@@ -213,3 +213,24 @@ async def test_a_run_that_no_worker_has_ends_with_all_its_tasks(
     assert {task: usage["output"] > 0 for task, usage in spent.items()} == {
         task: task in called for task in spent
     }
+
+
+async def test_task_cancelled_while_no_worker_has_its_run_does_not_start_again(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    model.decide = swarm.plays(TREE)
+    async with running(configured(), database_url, worker=True) as bottega:
+        await define_tree(bottega)
+        run_id = await swarm.start(bottega.client)
+        await until(bottega, running=2, queued=1, completed=1)
+    async with running(configured(), database_url) as bottega:
+        tasks = await swarm.tasks_of(bottega.client, run_id)
+        lead = next(task["id"] for task in tasks if task["agent"] == "lead")
+        await bottega.client.post(f"/v1/runs/{run_id}/tasks/{lead}/cancel")
+    asked = len(model.requests)
+    async with running(configured(), database_url, worker=True) as bottega:
+        frames = await watch(bottega.port, run_id)
+        ended = await states(bottega)
+    swarm.assert_whole(frames)
+    assert ended == {"completed": 1, "cancelled": 3}
+    assert [swarm.prompt_of(request) for request in model.requests[asked:]] == ["root"]

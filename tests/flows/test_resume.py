@@ -1,11 +1,14 @@
 """Resumed runs: repeated and skipped work."""
 
 import asyncio
+import importlib
 import json
+import sys
 from typing import Any
 
 import pytest
 
+from bottega.execution import journal
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
@@ -258,6 +261,14 @@ def configure_agent(agent, definition):
             lambda response, status: response.model_copy(update={"content": ""})
         )
 """,
+    "heard": """
+import asyncio
+from bottega.agents import AgentEvent
+ANSWERED = asyncio.Event()
+def configure_agent(agent, definition):
+    if agent.agent_id == "a":
+        agent.on(AgentEvent.QUERY_END).do(lambda status: ANSWERED.set())
+""",
     "refused": """
 from bottega.agents import AgentEvent
 def configure_agent(agent, definition):
@@ -370,3 +381,36 @@ async def test_a_resumed_run_sends_the_same_bytes(
     _, before, after = map(json.dumps, model.requests)
     assert "reasoning_details" in before
     assert after == before
+
+
+async def test_answer_that_is_not_stored_yet_is_stored_when_the_run_is_handed_back(
+    settings: Settings,
+    database_url: str,
+    model: FakeModel,
+    plugin: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Agent ``a`` answered and ``b`` is asked when the worker stops; only ``b`` is asked again."""
+    monkeypatch.setattr(journal, "SHOW_AFTER_S", 3600.0)
+    plugin("heard")
+    monkeypatch.delitem(sys.modules, "plugin_heard", raising=False)
+    gate = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        name = named(request)
+        if name == "root" and request["messages"][-1]["role"] != "tool":
+            return calls(("a", {"query": "go"}), ("b", {"query": "go"}))
+        return gated(gate, text("b")) if name == "b" else text(name)
+
+    model.decide = decide
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        for name in ("a", "b"):
+            await create(bottega, name)
+        await create(bottega, "root", subagents={"names": ["a", "b"]})
+        run = await bottega.client.post("/v1/runs", json={"agent": "root", "input": "x"})
+        await model.received(3)
+        await importlib.import_module("plugin_heard").ANSWERED.wait()
+    gate.set()
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        assert (await final(bottega, run.json()["id"]))["status"] == "completed"
+    assert sorted(map(named, model.requests)) == ["a", "b", "b", "root", "root"]

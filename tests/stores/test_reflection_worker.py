@@ -1,5 +1,6 @@
 """Learning after a run: claiming, single execution, retries, failure and repetition."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from bottega.memory.learning.run_learning import learnt
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
-from tests.fake_model import FakeModel, calls, http_error
+from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import remember, told
 
 PATTERN = UUID(int=7)
@@ -307,3 +308,20 @@ async def test_another_worker_continues_after_one_died(
     await make_due(owner)
     await learning.learn_due()
     assert await state(owner) == [("done", 2, None)]
+
+
+async def test_learning_that_was_requested_again_meanwhile_is_not_ended_by_the_earlier_one(
+    thinking: ReflectionWorker, database: Database, owner: asyncpg.Pool, model: FakeModel
+) -> None:
+    (one,) = await ended(owner, metadata=given())
+    assert one.run_id is not None
+    gate = asyncio.Event()
+    model.script(gated(gate, insight("first")))
+    learning = asyncio.ensure_future(thinking.learn_due())
+    await model.received()
+    async with database.begin(DEFAULT_TENANT) as connection:
+        said = feedback.Feedback(outcome="FAILURE")
+        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+    gate.set()
+    await learning
+    assert await state(owner) == [("pending", 0, None)]
