@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.memory import tenants
 from benchmarks.memory.tenants import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
+from bottega.db.engine import APP_ROLE
 from tests.conftest import at
 
 TENANTS = (
@@ -72,6 +73,9 @@ async def test_a_tenant_finds_all_its_episodes(loaded: Loaded, tenant: int, name
     assert sum(answer.exact for answer in answers) / len(answers) >= 0.95
 
 
+ALL = """'{"reach": "everything"}'"""
+BY_VECTOR = f"SELECT * FROM episode_candidates({ALL}, '', $1, $2, 'task', '{{}}', $3, 0.8, $4)"
+AGED_BEFORE = NOW - timedelta(days=180)
 PLAIN = f"""
 SELECT episode_id FROM episode_vectors WHERE vector_dims(task) = 768
 ORDER BY task::halfvec(768) <=> $1::real[]::halfvec(768) LIMIT {tenants.K}
@@ -91,11 +95,7 @@ async def test_the_vector_index_alone_would_miss_episodes(loaded: Loaded, tenant
             await connection.execute(WALKED)
             met = {row["episode_id"] for row in await connection.fetch(PLAIN, question)}
             await connection.execute("RESET enable_sort")
-            query = (
-                f"SELECT * FROM episode_candidates({ALL}, '', $1, $2, 'task', '{{}}', $3, 0.8, $4)"
-            )
-            aged_before = NOW - timedelta(days=180)
-            rows = await connection.fetch(query, question, EMBEDDER, aged_before, tenants.K)
+            rows = await connection.fetch(BY_VECTOR, question, EMBEDDER, AGED_BEFORE, tenants.K)
             await connection.execute("SELECT pg_stat_force_next_flush()")
         assert (await scans(owner))[VECTORS] == before + 2
     found = {row["episode_id"] for row in rows}
@@ -106,7 +106,6 @@ async def test_the_vector_index_alone_would_miss_episodes(loaded: Loaded, tenant
         assert len(met & found) < tenants.K // 2
 
 
-ALL = """'{"reach": "everything"}'"""
 LISTED = f"SELECT episode_list({ALL}, $1::jsonb, NULL, NULL, true, 20)"
 FOUND = f"SELECT episode_candidates({ALL}, $1, NULL, NULL, 'task', '{{}}', '-infinity', 0.8, 20)"
 
@@ -135,3 +134,24 @@ async def test_each_kind_of_search_uses_its_index(
 async def test_a_plain_query_by_words_could_not_use_it(loaded: Loaded) -> None:
     plain = "SELECT episode_id FROM episode_search WHERE terms @@ $1::tsquery"
     assert "ix_episode_search_terms" not in await used(loaded, plain, "group17")
+
+
+async def test_walk_of_the_index_that_finds_some_but_not_enough_is_no_answer(
+    loaded: Loaded,
+) -> None:
+    """Three vectors of a tenant lie at the question, the others far from it."""
+    tenant = TENANTS[BIG_FAR]
+    question = loaded.held.questions[0].tolist()
+    move = """
+        UPDATE episode_vectors SET task = $2::real[]::halfvec WHERE tenant_id = $1
+        AND episode_id IN (SELECT episode_id FROM episode_vectors WHERE tenant_id = $1 LIMIT 3)
+    """
+    async with connected(loaded.url) as connection:
+        moving = connection.transaction()
+        await moving.start()
+        await connection.execute(move, tenant.id, question)
+        await connection.execute(f"SET LOCAL ROLE {APP_ROLE}")
+        await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant.id))
+        found = await connection.fetch(BY_VECTOR, question, EMBEDDER, AGED_BEFORE, tenants.K)
+        await moving.rollback()
+    assert len(found) == tenants.K

@@ -221,6 +221,24 @@ async def test_a_job_whose_workers_all_die_fails(
     assert (ended.status, ended.error) == ("failed", "each worker that held the job died")
 
 
+async def test_worker_whose_job_another_one_claimed_writes_nothing(
+    database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
+) -> None:
+    """Show that the claim is the fence, though the job is open."""
+    ordered = await maintenance.order(DEFAULT_TENANT)
+
+    async def stall(_: Job) -> None:
+        await owner.execute("UPDATE memory_jobs SET next_at = now()")
+        await owner.execute("SELECT due_memory_jobs(60, 1)")
+
+    done.before["mining"] = stall
+    await maintenance.work()
+    assert done.done == ["episodes", "mining"]
+    held = await job(database, ordered)
+    assert (held.status, held.tries, held.stage) == ("running", 2, 1)
+    assert "mining" not in held.progress
+
+
 # --- Nights -------------------------------------------------------------------------------------
 
 
