@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bottega.demo import session
-from bottega.demo.scenarios import SOFTWARE
+from bottega.cli.demo import session
+from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, text
 from tests.service import running

@@ -229,7 +229,7 @@ async def test_worker_whose_job_another_one_claimed_writes_nothing(
 
     async def stall(_: Job) -> None:
         await owner.execute("UPDATE memory_jobs SET next_at = now()")
-        await owner.execute("SELECT due_memory_jobs(60, 1)")
+        await owner.execute("SELECT claim_due_memory_jobs(60, 1)")
 
     done.before["mining"] = stall
     await maintenance.work()
