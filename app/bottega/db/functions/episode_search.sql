@@ -2,29 +2,25 @@
 -- (distances, matches of words) off their indexes: episode_candidates is SECURITY DEFINER and names
 -- the tenant in each statement.
 
--- Called for stored texts and for queries. Fold a text: lower case, without accents and endings of
--- words. In scripts without spaces, each pair of neighbouring characters is a word.
+-- Called for stored texts and for queries. Fold a text: without accents and, unless it is ASCII, in
+-- lower case. In scripts without spaces, each pair of neighbouring characters is a word.
 CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    -- Endings in languages with Latin letters. A wrong cut does little harm: a text and a query
-    -- that share a word lose the same.
-    v_endings constant text :=
-        '\m([a-z]{3,}?)(azion[ei]|zion[ei]|ations?|ments?|ament[eio]|ment[eio]|ings?|ness|ed|ers?'
-        '|en|ly|[aeiouy]+s?|(?<!s)s)\M';
     -- Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
     v_unspaced constant text :=
         '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf'
         '\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff';
     v_pair constant text := '([' || v_unspaced || ']{2})';
-    v_text text := p_text;
+    -- Without typographic signs, most texts are ASCII.
+    v_text text := CASE WHEN octet_length(p_text) = length(p_text) THEN p_text
+        ELSE translate(p_text, U&'\00a0\2013\2014\2018\2019\201c\201d\2026', repeat(' ', 8)) END;
     v_second text;
 BEGIN
     IF octet_length(v_text) = length(v_text) THEN
-        RETURN regexp_replace(lower(v_text), v_endings, '\1', 'g');
+        RETURN v_text;
     END IF;
     v_text := regexp_replace(normalize(v_text, NFKD), '[\u0300-\u036f]+', '', 'g');
     v_text := lower(normalize(v_text, NFKC) COLLATE "pg_c_utf8");
-    v_text := regexp_replace(v_text, v_endings, '\1', 'g');
     IF v_text !~ ('[' || v_unspaced || ']') THEN
         RETURN v_text;
     END IF;
@@ -33,6 +29,22 @@ BEGIN
     v_second := regexp_replace(v_second, '(^| )[' || v_unspaced || ']', '\1', 'g');
     RETURN regexp_replace(v_text, v_pair, '\1 ', 'g') || ' '
         || regexp_replace(v_second, v_pair, '\1 ', 'g');
+END $$;
+
+-- Called for stored texts and for queries. Cut endings off words in Latin letters and merge words
+-- with equal stems. A wrong cut does little harm: a text and a query that share a word lose the
+-- same.
+CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    -- Matches the vector's text backwards, where each word follows :' and begins with its ending.
+    -- So almost no position starts a match: the same forwards, on the texts, takes four times as
+    -- long. A stem keeps three letters.
+    v_endings constant text :=
+        ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'
+        '([a-z]{3})';
+BEGIN
+    RETURN reverse(regexp_replace(reverse(p_words::text), v_endings, ':''\1', 'g'))::tsvector;
 END $$;
 
 -- Return a word quoted for a tsquery.
@@ -46,7 +58,7 @@ CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_part text[];
-    v_terms tsvector := array_to_tsvector(ARRAY['=' || p_tenant]);
+    v_terms tsvector := '';
 BEGIN
     FOREACH v_part SLICE 1 IN ARRAY ARRAY[
         ['task', 'A'], ['result', 'B'], ['errors', 'C'], ['steps', 'D']]
@@ -54,36 +66,47 @@ BEGIN
         v_terms := v_terms || setweight(to_tsvector('simple', episode_plain(
             left(coalesce(p_summary ->> v_part[1], ''), 20000))), v_part[2]::"char");
     END LOOP;
-    RETURN v_terms;
+    RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
 END $$;
 
--- Called by episode_words. Return the stop words in a text, of the language that most of them are
--- from; of several languages if they tie.
+-- Called by episode_words. Return the stop words in a text, of the language that most of its short
+-- ones are from; of several languages if they tie.
 CREATE OR REPLACE FUNCTION episode_stop_words(p_words text[]) RETURNS text[]
-LANGUAGE sql STABLE AS $$
-    WITH said AS (
-        SELECT d.dictname AS language, w.word
-        FROM pg_ts_dict d, unnest(p_words) AS w(word)
-        WHERE d.dictnamespace = 'pg_catalog'::regnamespace AND d.dictname IN (
-            'danish_stem', 'dutch_stem', 'english_stem', 'finnish_stem', 'french_stem',
-            'german_stem', 'hungarian_stem', 'italian_stem', 'norwegian_stem', 'portuguese_stem',
-            'russian_stem', 'spanish_stem', 'swedish_stem', 'turkish_stem')
-          AND ts_lexize(d.oid::regdictionary, w.word) = '{}'
-    ), language AS (
-        SELECT language, rank() OVER (ORDER BY count(*) DESC) AS place FROM said GROUP BY language
-    )
-    SELECT coalesce(array_agg(DISTINCT s.word), '{}')
-    FROM said s JOIN language l USING (language) WHERE l.place = 1
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (
+        WITH language AS MATERIALIZED (
+            SELECT d.language, count(*) AS words
+            FROM unnest(p_words) AS w(word), unnest(ARRAY[
+                'danish_stem'::regdictionary, 'dutch_stem'::regdictionary,
+                'english_stem'::regdictionary, 'finnish_stem'::regdictionary,
+                'french_stem'::regdictionary, 'german_stem'::regdictionary,
+                'hungarian_stem'::regdictionary, 'italian_stem'::regdictionary,
+                'norwegian_stem'::regdictionary, 'portuguese_stem'::regdictionary,
+                'russian_stem'::regdictionary, 'spanish_stem'::regdictionary,
+                'swedish_stem'::regdictionary, 'turkish_stem'::regdictionary]) AS d(language)
+            WHERE length(w.word) <= 5 AND ts_lexize(d.language, w.word) = '{}'
+            GROUP BY d.language
+        )
+        SELECT coalesce(array_agg(DISTINCT w.word), '{}')
+        FROM language l, unnest(p_words) AS w(word)
+        WHERE l.words = (SELECT max(words) FROM language)
+          AND length(w.word) <= 14  -- as the longest stop word
+          AND ts_lexize(l.language, w.word) = '{}'
+    );
+END $$;
 
 -- Called by episode_words. Return each word's share of the tenant's episodes: from the stored
 -- sample, or from the newest 100 episodes. Ten extra episodes without any word keep a word that
 -- occurs once or twice in a small memory from being common.
-CREATE OR REPLACE FUNCTION episode_word_shares(p_tenant uuid, p_words text[]) RETURNS TABLE (
+CREATE OR REPLACE FUNCTION episode_word_shares(
+    p_tenant uuid, p_words text[], p_rows double precision
+) RETURNS TABLE (
     lexeme text, share double precision, rows double precision
-) LANGUAGE plpgsql STABLE AS $$
+) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
+    -- One plan serves all calls (planning takes longer than a call), by the index on the time.
     v_index tenant_memory;
 BEGIN
     SELECT * INTO v_index FROM tenant_memory i
@@ -97,40 +120,43 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH sample AS MATERIALIZED (
-        SELECT s.terms || ''::tsvector AS terms FROM episode_search s
+        SELECT setweight(s.terms, 'A', '{}') AS terms FROM episode_search s
         WHERE s.tenant_id = p_tenant ORDER BY s.at DESC, s.episode_id DESC LIMIT 100
-    ), size AS (
-        SELECT count(*) AS n, greatest(count(*), episode_estimate(p_tenant, '')) AS rows FROM sample
+    ), word AS MATERIALIZED (
+        SELECT word, quoted_lexeme(word)::tsquery AS query FROM unnest(p_words) AS word
     )
     SELECT w.word, (
-               SELECT nullif(count(*), 0) FROM sample WHERE terms @@ quoted_lexeme(w.word)::tsquery
-           )::double precision / (size.n + 10), size.rows
-    FROM unnest(p_words) AS w(word), size;
+               SELECT nullif(count(*), 0) FROM sample WHERE terms @@ w.query
+           ) / (least(p_rows, 100) + 10), p_rows
+    FROM word w;
 END $$;
 
 -- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes,
 -- known ones (at most 16 seen in the sample, 16 unseen) rank them, telling ones occur in at most a
 -- fifth of them. rank is an SQL expression that weighs rare words more.
 CREATE OR REPLACE FUNCTION episode_words(
-    p_tenant uuid, p_query text,
+    p_tenant uuid, p_query text, p_rows double precision,
     OUT rare tsquery, OUT known tsquery, OUT telling tsquery, OUT rank text
-) LANGUAGE plpgsql STABLE AS $$
+) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_query text := left(p_query, 4000);
-    v_lower text := CASE WHEN octet_length(v_query) = length(v_query) THEN lower(v_query)
+    v_lower text := CASE WHEN octet_length(v_query) = length(v_query) THEN v_query
         ELSE lower(v_query COLLATE "pg_c_utf8") END;
     v_stop text[] := episode_stop_words(tsvector_to_array(to_tsvector('simple', v_lower)));
+    v_stop_stems tsvector :=
+        episode_stems(to_tsvector('simple', episode_plain(array_to_string(v_stop, ' '))));
+    v_stems tsvector := ts_delete(
+        episode_stems(to_tsvector('simple', episode_plain(v_query))),
+        tsvector_to_array(v_stop_stems));
     v_words text[] := ARRAY(
-        SELECT word FROM unnest(
-            tsvector_to_array(to_tsvector('simple', episode_plain(v_query)))) AS word
-        WHERE word <> ALL (ARRAY(SELECT episode_plain(stop) FROM unnest(v_stop) AS stop))
+        SELECT word FROM unnest(tsvector_to_array(v_stems)) AS word
         ORDER BY length(word) DESC, word LIMIT 64);
 BEGIN
     WITH word AS (
         SELECT s.*, row_number() OVER (
             PARTITION BY s.share IS NULL ORDER BY s.share, length(s.lexeme) DESC, s.lexeme) AS place
-        FROM episode_word_shares(p_tenant, v_words) s
+        FROM episode_word_shares(p_tenant, v_words, p_rows) s
     ), taken AS (
         SELECT quoted_lexeme(lexeme) AS lexeme, coalesce(share, 0) <= 0.2 AS tells,
                greatest(1, round(-ln(coalesce(share, 0.5 / (least(rows, 500) + 10))))) AS weight,
@@ -187,21 +213,32 @@ BEGIN
     RETURN v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
 END $$;
 
+-- Called by episode_candidates. Return how many episodes a tenant has: exactly if there are fewer
+-- than a thousand, as a count is then cheaper than a plan; otherwise as the planner estimates.
+CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_rows double precision := (SELECT count(*) FROM (
+        SELECT FROM episode_search s WHERE s.tenant_id = p_tenant LIMIT 1000) few);
+BEGIN
+    RETURN CASE WHEN v_rows < 1000 THEN v_rows
+        ELSE greatest(v_rows, episode_estimate(p_tenant, '')) END;
+END $$;
+
 -- Called by episode_candidates. Return the ids nearest to a vector; aged ones only within a
 -- distance. Walk the index if that is cheaper than measuring all of the tenant's episodes; measure
 -- all if the walk finds too few. So episodes of other tenants that lie nearer hide none.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
-    p_aged_before timestamptz, p_farthest double precision, p_most integer
+    p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     v_all double precision := (
         SELECT nullif(greatest(reltuples, 0), 0) FROM pg_class
         WHERE oid = 'episode_vectors'::regclass);
-    v_one_by_one double precision := 5 * episode_estimate(p_tenant, p_where || p_further);
-    v_each double precision := least(v_one_by_one, episode_estimate(p_tenant, ''));
-    v_steps double precision := p_most * v_all / episode_estimate(
-        p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
+    v_one_by_one double precision;
+    v_each double precision := p_rows;
+    v_steps double precision;
     v_distance text := format('v.task::halfvec(%s) <=> $1', vector_dims(p_vector));
     v_of text := format('v.tenant_id = %L AND v.embedder = %L AND vector_dims(v.task) = %s',
                         p_tenant, p_embedder, vector_dims(p_vector));
@@ -210,6 +247,13 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
+    -- For fewer rows the walk never pays: estimates, which are plans, would cost more than it all.
+    IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
+        v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
+        v_each := least(v_one_by_one, p_rows);
+        v_steps := p_most * v_all / episode_estimate(
+            p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
+    END IF;
     IF 2 * 22 * v_steps < v_each THEN
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', '240', true),
@@ -261,9 +305,15 @@ DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_vector halfvec := p_vector::halfvec;
     v_scope text := episode_scope(p_scope);
-    v_where text := v_scope || episode_conditions(p_where);
-    v_further text := episode_further_conditions(p_where);
-    v_words record;
+    v_where text := v_scope;
+    v_further text := '';
+    v_rows double precision := episode_rows(v_tenant);
+    v_newest text := CASE WHEN v_rows < 1000 THEN ' OFFSET 0'
+        ELSE ' ORDER BY s.at DESC LIMIT 2000' END;
+    v_rare tsquery;
+    v_known tsquery;
+    v_telling tsquery;
+    v_rank text;
     v_of tsquery;
     v_any tsquery;
     v_near uuid[] := '{}';
@@ -271,37 +321,47 @@ DECLARE
     v_more uuid[];
 BEGIN
     PERFORM set_config('jit', 'off', true);
+    IF p_where <> '{}' THEN
+        v_where := v_where || episode_conditions(p_where);
+        v_further := episode_further_conditions(p_where);
+    END IF;
     IF v_vector IS NOT NULL THEN
         v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where, v_further,
-                                  p_aged_before, 1 - p_aged_cosine, p_most);
+                                  p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
-    v_words := episode_words(v_tenant, p_query);
+    IF p_query <> '' THEN
+        SELECT * INTO v_rare, v_known, v_telling, v_rank
+        FROM episode_words(v_tenant, p_query, v_rows);
+    END IF;
     v_of := ('''=' || v_tenant || '''')::tsquery;
-    FOREACH v_any IN ARRAY array_remove(ARRAY[v_words.rare, v_words.known], NULL) LOOP
-        -- Appending '' unpacks a long value once.
+    FOREACH v_any IN ARRAY array_remove(ARRAY[v_rare, v_known], NULL) LOOP
+        -- setweight for no words only copies: a long value is unpacked once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
-                PARTITION BY at < $3 ORDER BY ' || v_words.rank || ' DESC, episode_id) AS place
-            FROM (SELECT s.episode_id, s.at, s.terms || '''' AS terms FROM episode_search s
-                  WHERE s.tenant_id = $4 AND s.terms @@ $1' || v_where || v_further || '
-                  ORDER BY s.at DESC LIMIT 2000) AS matching) AS ranked
+                PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place
+            FROM (SELECT s.episode_id, s.at, setweight(s.terms, ''A'', ''{}'') AS terms
+                  FROM episode_search s
+                  WHERE s.tenant_id = $4 AND s.terms @@ $1'
+                  || v_where || v_further || v_newest || ') AS matching) AS ranked
             WHERE place <= $2'
         INTO v_more USING v_any && v_of, p_most, p_aged_before, v_tenant;
         v_named := v_named || v_more;
         -- Use the common words only if vectors and rare words find too few.
-        EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_words.rare = v_words.known;
+        EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;
     END LOOP;
     RETURN QUERY EXECUTE format('
         SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
-               1 - (v.%I <=> $2), (%s)::real, coalesce(s.terms @@ $3, false)
+               CASE WHEN vector_dims(v.%I) = vector_dims($2) THEN 1 - (v.%1$I <=> $2) END,
+               (%s)::real, coalesce(s.terms @@ $3, false)
         FROM (SELECT * FROM episode_search
               WHERE tenant_id = $1 AND episode_id = ANY ($5) %s) s
         JOIN episode_state st USING (tenant_id, episode_id)
         LEFT JOIN episode_vectors v ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id
-            AND v.embedder = $4 AND vector_dims(v.%1$I) = vector_dims($2)
-        WHERE s.at >= $6 OR 1 - (v.task <=> $2) >= $7',
-        p_by, coalesce(v_words.rank, 'NULL'), v_scope)
-    USING v_tenant, v_vector, v_words.telling, p_embedder, v_near || v_named, p_aged_before,
+            AND v.embedder = $4
+        WHERE s.at >= $6
+            OR CASE WHEN vector_dims(v.task) = vector_dims($2) THEN 1 - (v.task <=> $2) >= $7 END',
+        p_by, coalesce(v_rank, 'NULL'), v_scope)
+    USING v_tenant, v_vector, v_telling, p_embedder, v_near || v_named, p_aged_before,
           p_aged_cosine;
 END $$;
 
