@@ -66,7 +66,7 @@ class AgentUsage(Usage):
     @classmethod
     def of(cls, tokens: Usage, *, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
         """Build the usage of some tokens and calls."""
-        return cls(**dict(tokens), model_calls=model_calls, tool_calls=tool_calls)
+        return cls(**vars(tokens), model_calls=model_calls, tool_calls=tool_calls)
 
     @property
     def tokens(self) -> Usage:
@@ -74,12 +74,19 @@ class AgentUsage(Usage):
         return Usage(**{name: getattr(self, name) for name in Usage.model_fields})
 
     def __add__(self, other: Usage) -> "AgentUsage":
-        calls = other if isinstance(other, AgentUsage) else AgentUsage()
-        return AgentUsage.of(
-            super().__add__(other),
+        calls = other if isinstance(other, AgentUsage) else _NO_CALLS
+        return AgentUsage(  # one validation, since each model call adds up several
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cached=self.cached + other.cached,
+            reasoning=self.reasoning + other.reasoning,
+            estimated=self.estimated or other.estimated,
             model_calls=self.model_calls + calls.model_calls,
             tool_calls=self.tool_calls + calls.tool_calls,
         )
+
+
+_NO_CALLS = AgentUsage()
 
 
 class ToolCall(BaseModel):

@@ -31,9 +31,9 @@ def origin_of(*parts: str) -> str:
 def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Fields:
     """Return an answer's state from fields that :func:`take` collected; empty without fields."""
     own = {key: more for key, more in calls.items() if more}
-    kept = _joined({"message": message, "calls": own})
-    if not any(kept.values()):
+    if not (message or own):
         return {}
+    kept = _joined({"message": message, "calls": own})
     cleaned: Fields = without_lone_surrogates({"origin": origin, **kept})
     return cleaned
 
