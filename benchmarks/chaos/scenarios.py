@@ -392,7 +392,7 @@ def judge(
     report.claim("no run is created twice", not twice, *twice)
     broken = [text for log in logs for text in audit.violations(log, steps)]
     report.claim(
-        "events gapless, one final and last; nobody writes who lost the run; "
+        "events gapless, one final and last; no write after a run is lost; "
         "no request after its answer is stored",
         not broken,
         *broken,

@@ -3,10 +3,8 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "app" / "bottega"
+from tests.arch.sources import PACKAGE, ROOT, nodes
 
 
 def test_folder_has_at_most_20_modules() -> None:
@@ -20,7 +18,9 @@ def test_class_name_is_used_once() -> None:
     homes: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
         is_schema = "api" in path.relative_to(PACKAGE).parts
-        for node in ast.parse(path.read_text()).body:
+        module = nodes(path)[0]
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[is_schema, node.name].append(str(path.relative_to(ROOT)))
     assert not {name: found for name, found in homes.items() if len(found) > 1}

@@ -4,23 +4,15 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.arch.sources import ROOT, calls, nodes, text_of
+
 APP = sorted((ROOT / "app").rglob("*.py"))
 MIGRATIONS = sorted((ROOT / "migrations").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-
-
-def calls(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield every call in a file as ``name(arguments)`` without nested calls, with its line."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            plain = all(isinstance(argument, ast.Constant) for argument in node.args)
-            yield ast.unparse(node if plain else node.func), node.lineno
 
 
 def places(paths: list[Path], *names: str, but: tuple[str, ...] = ()) -> list[str]:
@@ -54,7 +46,7 @@ def test_only_the_api_knows_http_errors() -> None:
 
 def test_the_driver_below_sqlalchemy_is_reached_in_one_place() -> None:
     names = re.compile(r"\b(get_raw_connection|driver_connection|dbapi_connection)\b")
-    found = [path for path in (*APP, *MIGRATIONS) if names.search(path.read_text())]
+    found = [path for path in (*APP, *MIGRATIONS) if names.search(text_of(path))]
     assert found == [ROOT / "app/bottega/db/driver.py"]
 
 
@@ -72,13 +64,13 @@ LISTENING = ("recv()", "anext(", "receive()", "messages.get()", "heard.get()", "
 
 
 def test_no_test_waits_in_a_loop_of_its_own() -> None:
-    """A loop that only asks again has no deadline and takes the core from what it waits for."""
+    """Refuse busy loops: they have no deadline and take the core from what they wait for."""
     own = ("tests/waiting.py", "tests/domain/subagents.py")
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in TESTS
         if str(path.relative_to(ROOT)) not in own
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.While)
         and {ast.unparse(each) for each in node.body} <= {"pass", "await asyncio.sleep(0)"}
         and not any(read in ast.unparse(node.test) for read in LISTENING)
@@ -88,9 +80,9 @@ def test_no_test_waits_in_a_loop_of_its_own() -> None:
 
 @pytest.mark.parametrize("path", APP, ids=lambda path: str(path.relative_to(ROOT)))
 def test_file_and_function_lengths_are_bounded(path: Path) -> None:
-    text = path.read_text()
+    text = text_of(path)
     assert text.count("\n") <= 400
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is too long"
 
@@ -99,8 +91,10 @@ def test_file_and_function_lengths_are_bounded(path: Path) -> None:
     ("module", "unwanted"),
     [
         ("bottega.worker", ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"]),
-        ("bottega.agents", ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings"]),
-        ("bottega.agents", ["numpy"]),
+        (
+            "bottega.agents",
+            ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings", "numpy"],
+        ),
         ("bottega.main", ["numpy"]),
         ("bottega.cli.commands", ["fastapi", "openai", "sqlalchemy", "alembic"]),
     ],
