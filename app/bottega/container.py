@@ -253,18 +253,18 @@ async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterato
 @asynccontextmanager
 async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
     """Start scheduled runs and send webhooks during the block."""
-    from bottega.background.leased_work import heed
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
+    from bottega.leased_work import ring_on_notify
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
-    workers = (Ticker(database.engine, limits), Webhooks(database.pool, egress, secret))
-    alarms = [worker.alarm for worker in workers]
+    workers = (Ticker(database, limits), Webhooks(database.pool, egress, secret))
+    loops = [worker.loop for worker in workers]
     async with background(
-        lambda: heed(database.connect, *alarms), *(worker.run for worker in workers)
+        lambda: ring_on_notify(database.connect, *loops), *(worker.run for worker in workers)
     ):
         yield
 

@@ -119,7 +119,7 @@ async def keeping(
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
     """
-    from bottega.background.leased_work import LeasedWork, heed
+    from bottega.leased_work import WorkLoop, ring_on_notify
     from bottega.memory.episodes import embedding_worker
     from bottega.memory.episodes.maintenance import EpisodeUpkeep
     from bottega.memory.learning.reflection_worker import ReflectionWorker
@@ -129,12 +129,12 @@ async def keeping(
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
     stored = [
-        LeasedWork(CHANNEL, each, poll_s=embedding_worker.POLL_S)
+        WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S)
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
     ]
-    ordered = LeasedWork(CHANNEL, maintenance.work, poll_s=60.0)
+    ordered = WorkLoop(CHANNEL, maintenance.work, poll_s=60.0)
     by_the_clock = [
-        LeasedWork(CHANNEL, each, poll_s=60.0)
+        WorkLoop(CHANNEL, each, poll_s=60.0)
         for each in (
             *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
             maintenance.begin_nights,
@@ -145,12 +145,12 @@ async def keeping(
         try:
             await execute(tenant_id, run_id)
         finally:
-            for alarm in stored:
-                alarm.ring()
+            for loop in stored:
+                loop.ring()
 
     async with background(
-        lambda: heed(database.connect, *stored, ordered),
-        *(alarm.run for alarm in (*stored, ordered, *by_the_clock)),
+        lambda: ring_on_notify(database.connect, *stored, ordered),
+        *(loop.run for loop in (*stored, ordered, *by_the_clock)),
     ):
         yield executing
 

@@ -204,6 +204,23 @@ async def test_an_embedder_that_is_down_loses_nothing(
     assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
 
 
+async def test_an_embedder_that_is_down_is_not_called_for_each_tenant(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    tenants = [UUID(int=900 + number) for number in range(6)]
+    for number, tenant in enumerate(tenants):
+        name = f"tenant {number}"
+        await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, $2)", tenant, name)
+        await store(database, [number], tenant)
+    model.script_vectors(*[http_error(503)] * 6)
+    async with hosted(model) as embedder:
+        assert await keeper(database, clock, embedder).embed_due() == 1
+
+    assert len(model.embedded) == 4  # as many as are asked at once
+    assert await waiting(owner) == [*range(6)]
+    assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_work")} == {0}
+
+
 async def test_a_refused_text_delays_no_other_vectors(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:

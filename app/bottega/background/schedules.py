@@ -12,17 +12,17 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from sqlalchemy import RowMapping, and_, delete, func, select, text, update
+from sqlalchemy import RowMapping, and_, delete, func, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.background.cron import next_tick
-from bottega.background.leased_work import LeasedWork
-from bottega.db.engine import act_as
+from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
+from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"
@@ -34,7 +34,8 @@ log = structlog.get_logger(__name__)
 MOST_SCHEDULES = 1000
 
 _columns = schedules.c
-_DUE = text("SELECT tenant_id, name FROM due_schedules(:after, :most)")
+_DUE = "SELECT tenant_id, name FROM due_schedules($1, $2)"
+_NEXT = "SELECT next_schedule_s()"
 _AT_ONCE = 16
 
 
@@ -181,34 +182,30 @@ class Ticker:
     Several missed ticks of a schedule start one run together.
     """
 
-    def __init__(self, engine: AsyncEngine, limits: Limits) -> None:
-        self.alarm = LeasedWork(CHANNEL, self._start_due)
-        self._engine = engine
+    def __init__(self, database: Database, limits: Limits) -> None:
+        self.loop = WorkLoop(CHANNEL, self._start_due)
+        self._database = database
         self._limits = limits
         self._after = UUID(int=0)  # the tenant of the last start
 
     async def run(self) -> None:
         """Start due runs until cancelled."""
-        await self.alarm.run()
+        await self.loop.run()
 
     async def _start_due(self) -> float:
         """Start all due runs; return the seconds until the next one."""
         started = True
         while started:
-            async with self._engine.begin() as tx:
-                values = {"after": self._after, "most": _AT_ONCE}
-                due = (await tx.execute(_DUE, values)).all()
+            due = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
             started = False
             for tenant_id, name in due:
                 self._after = tenant_id
                 started |= await self._start_one(tenant_id, name)
-        async with self._engine.begin() as tx:
-            seconds = await tx.scalar(select(func.next_schedule_s()))
-        return float("inf") if seconds is None else float(seconds)
+        return await seconds_until_due(self._database.pool, _NEXT)
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
         """Start a schedule's run; return false if it is no longer due, or another worker has it."""
-        async with self._engine.begin() as tx:
+        async with self._database.engine.begin() as tx:
             await act_as(tx, tenant_id)
             mine = _named(tenant_id, name)
             due = and_(mine, ~_columns.paused, _columns.next_at <= func.now())

@@ -19,10 +19,10 @@ import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
-from bottega.background.leased_work import LeasedWork
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
 from bottega.events.log import is_transient
+from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
 
@@ -145,7 +145,7 @@ class Webhooks:
         lease_s: float = _LEASE_S,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
     ) -> None:
-        self.alarm = LeasedWork(CHANNEL, self._send_due)
+        self.loop = WorkLoop(CHANNEL, self._send_due)
         self._pool = pool
         self._egress = egress
         self._secret = secret
@@ -158,7 +158,7 @@ class Webhooks:
     async def run(self) -> None:
         """Deliver until cancelled. A try that is cancelled is made again after its lease."""
         try:
-            await self.alarm.run()
+            await self.loop.run()
         finally:
             sending = list(self._sending)
             for task in sending:
@@ -179,8 +179,7 @@ class Webhooks:
             task.add_done_callback(self._ended)
         if len(due) == room:
             return float("inf")
-        seconds: float | None = await self._pool.fetchval(_NEXT, self._busy())
-        return float("inf") if seconds is None else seconds
+        return await seconds_until_due(self._pool, _NEXT, self._busy())
 
     def _busy(self) -> list[UUID]:
         """Return the tenants with so many tries under way that others go first."""
@@ -189,7 +188,7 @@ class Webhooks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._sending[task]
-        self.alarm.ring()
+        self.loop.ring()
         if not task.cancelled() and (error := task.exception()):
             # Nothing is lost: the message is sent again after the lease.
             if isinstance(error, Exception) and is_transient(error):

@@ -5,8 +5,6 @@ the time of the next try, embeds the summaries outside of any transaction, then 
 and deletes the pending work in one transaction. If it dies, another worker retries at that time.
 """
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -17,7 +15,8 @@ from pydantic_core import from_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.errors import ModelError, UnavailableError
+from bottega.leased_work import Blame, LeasedWork, Outage
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.text.embeddings import DIMENSION, Embedder, Vectors
@@ -30,8 +29,6 @@ _MOST = 32
 _EACH = 16
 _TENANTS_AT_ONCE = 4
 _INDEX_S = 60.0
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
@@ -141,63 +138,44 @@ class EmbeddingWorker:
     ) -> None:
         self._pool = pool
         self._embedders = embedders
-        self._clock = clock
-        self._pause_s = 0.0
-        self._down_until = float("-inf")
+        self._outage = Outage("embedder.unavailable", clock)
+        self._work = LeasedWork(
+            pool=pool,
+            claim=_CLAIM,
+            limits=(_LEASE_S, _MOST, _EACH),
+            next_s=_NEXT,
+            do=self._embed,
+            blame=_blamed,
+            put_off=self._put_off,
+            outage=self._outage,
+            tenants_at_once=_TENANTS_AT_ONCE,
+            longest_rest_s=float("inf"),
+            clock=clock,
+        )
         self._indexed = {DIMENSION}
         self._reached: dict[UUID, UUID] = {}
 
     async def embed_due(self) -> float:
         """Embed some pending episodes of several tenants."""
-        began = self._clock()
-        if began < self._down_until:
-            return self._down_until - began
-        rows = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
-        if not rows:
-            seconds: float | None = await self._pool.fetchval(_NEXT)
-            return float("inf") if seconds is None else max(0.0, seconds)
-        of_tenant: dict[UUID, dict[UUID, int]] = defaultdict(dict)
-        for row in rows:
-            of_tenant[row["tenant_id"]][row["episode_id"]] = row["tries"]
-        failures = [
-            failure
-            for some in _parts(list(of_tenant), _TENANTS_AT_ONCE)
-            for failure in await asyncio.gather(
-                *(self._embed_or_postpone(tenant, of_tenant[tenant]) for tenant in some)
-            )
-            if failure is not None
-        ]
-        if failures:
-            return self._rest(failures[0])
-        self._pause_s = 0.0
-        return self._clock() - began  # leaves half of the time to others
+        return await self._work.do_due()
 
-    async def _embed_or_postpone(
-        self, tenant_id: UUID, tries: Mapping[UUID, int]
-    ) -> BottegaError | None:
-        """Embed episodes, given their earlier tries; return the error if all of them fail."""
-        try:
-            await self._embed(tenant_id, list(tries))
-            return None
-        except (ModelError, UnavailableError) as caught:
-            error: BottegaError = caught
-        if not _may_be_of_the_text(error):
-            # The embedder failed, not the texts: does not count as a try.
-            await self._postpone(tenant_id, list(tries), self._next_pause_s(), uncounted=1)
-            return error
-        if len(tries) > 1:  # find the text that fails
-            each = [
-                await self._embed_or_postpone(tenant_id, {episode_id: number})
-                for episode_id, number in tries.items()
-            ]
-            return error if all(each) else None
-        ((episode_id, number),) = tries.items()
-        wait_s = min(_LONGEST_POSTPONED_S, _FIRST_POSTPONED_S * 2.0 ** min(number, 20))
-        await self._postpone(tenant_id, [episode_id], wait_s)
-        log.warning("episode.not_embedded", episode_id=str(episode_id), error=error.detail)
-        return error
+    async def _put_off(
+        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        """Postpone episodes; count the try only if an episode's text failed."""
+        if _blamed(error) is Blame.SERVICE:
+            wait_s, uncounted = self._outage.next_pause_s(), 1
+        else:
+            (row,) = due
+            wait_s = min(_LONGEST_POSTPONED_S, _FIRST_POSTPONED_S * 2.0 ** min(row["tries"], 20))
+            uncounted = 0
+            log.warning("episode.not_embedded", episode_id=str(row["episode_id"]), error=str(error))
+        ids = [row["episode_id"] for row in due]
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
-    async def _embed(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+    async def _embed(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        ids = [row["episode_id"] for row in due]
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_READ, tenant_id, ids)
         found = [_texts(row["id"], Summary(**from_json(row["summary"]))) for row in rows]
@@ -240,35 +218,18 @@ class EmbeddingWorker:
             self._indexed.add(embedder.dimension)
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
-    async def _postpone(
-        self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float, *, uncounted: int = 0
-    ) -> None:
-        async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
-
-    def _next_pause_s(self) -> float:
-        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-
-    def _rest(self, error: BottegaError) -> float:
-        """Pause the use of the embedder, longer each time; return the seconds."""
-        if not self._pause_s:
-            log.warning("embedder.unavailable", error=error.detail)
-        self._pause_s = self._next_pause_s()
-        self._down_until = self._clock() + self._pause_s
-        return self._pause_s
-
     async def change_over(self) -> float:
         """Embed all searched episodes with the current embedder, a page at a time.
 
         Then switch the tenant's queries to the current embedder, and delete the old vectors."""
-        if self._clock() < self._down_until:
-            return self._down_until - self._clock()
+        if left_s := self._outage.left_s():
+            return left_s
         if not await self._pool.fetch(_OTHERS, ""):
             return float("inf")  # there are no vectors: do not load the embedder
         try:
             await self._embedders.current.embed(["."])  # its name is final only after a call
         except (ModelError, UnavailableError) as error:
-            return self._rest(error)
+            return self._outage.pause(error)
         name = self._embedders.current.name
         tenants = await self._pool.fetch(_OTHERS, name)
         for row in tenants:
@@ -317,10 +278,8 @@ def _texts(episode_id: UUID, summary: Summary) -> _Texts:
     return _Texts(episode_id, summary.task, summary.result, summary.whole)
 
 
-def _may_be_of_the_text(error: BottegaError) -> bool:
-    """Return true if another text might succeed."""
-    return isinstance(error, ModelError) and error.code in _OF_THE_TEXT
-
-
-def _parts(items: Sequence[UUID], size: int) -> list[Sequence[UUID]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+def _blamed(error: Exception) -> Blame | None:
+    """Blame the text if another one might succeed, otherwise the embedder."""
+    if isinstance(error, ModelError) and error.code in _OF_THE_TEXT:
+        return Blame.ROW
+    return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None

@@ -1,6 +1,6 @@
 """Maintenance of tenants' episodes: age, consolidate, purge."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, UnavailableError
+from bottega.leased_work import Blame, LeasedWork, Outage
 from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness
 from bottega.memory.episodes.consolidator import Consolidator
@@ -114,12 +115,7 @@ _LEASE_S = 300.0
 _MOST = 16
 _EACH = 8
 _TRASH = 500
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
-
 _SAMPLE_OLDER_S = 3600.0
-
-log = structlog.get_logger(__name__)
 
 _TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
 _CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
@@ -162,54 +158,49 @@ class EpisodeUpkeep:
         self._objects = objects
         self._tending = tending
         self._now = now
-        self._clock = clock
-        self._pause_s = 0.0
-        self._down_until = float("-inf")
+        self._outage = Outage("objects.unavailable", clock)
+        self._offloading = LeasedWork(
+            pool=pool,
+            claim=_CLAIM,
+            limits=(_LEASE_S, _MOST, _EACH),
+            next_s=_NEXT,
+            do=self._offload,
+            blame=_blamed,
+            put_off=self._put_off,
+            outage=self._outage,
+        )
 
     async def offload_due(self) -> float:
         """Move the bodies of some episodes to the object store."""
-        if self._clock() < self._down_until:
-            return self._down_until - self._clock()
-        rows = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
-        if not rows:
-            seconds: float | None = await self._pool.fetchval(_NEXT)
-            return float("inf") if seconds is None else max(0.0, seconds)
-        of_tenant: dict[UUID, list[UUID]] = defaultdict(list)
-        for row in rows:
-            of_tenant[row["tenant_id"]].append(row["episode_id"])
-        error: BottegaError | None = None
-        for tenant_id, ids in of_tenant.items():
-            error = error or await self._offload(tenant_id, ids)
-            if error is not None:
-                async with acting_as(self._pool, tenant_id) as connection:
-                    await connection.execute(_POSTPONE, tenant_id, ids, self._next_pause_s())
-        if error is not None:
-            return self._rest(error)
-        self._pause_s = 0.0
-        return 0.0
+        return await self._offloading.do_due()
 
-    async def _offload(self, tenant_id: UUID, ids: list[UUID]) -> BottegaError | None:
-        """Write the objects, then the rows; return the error if the store is unavailable."""
-        try:
-            moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
-        except UnavailableError as error:
-            return error
+    async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        """Write the objects, then the rows."""
+        ids = [row["episode_id"] for row in due]
+        moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_MOVE, ids, to_json(moved).decode())
             await connection.execute(_DONE, tenant_id, ids)
-        return None
+
+    async def _put_off(
+        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        ids = [row["episode_id"] for row in due]
+        wait_s = self._outage.next_pause_s()
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_POSTPONE, tenant_id, ids, wait_s)
 
     async def empty_trash(self) -> float:
         """Delete objects that no row refers to."""
-        if self._clock() < self._down_until:
-            return self._down_until - self._clock()
+        if left_s := self._outage.left_s():
+            return left_s
         keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
         if not keys:
             return float("inf")
         try:
             await self._objects.delete(keys)
         except UnavailableError as error:
-            return self._rest(error)
+            return self._outage.pause(error)
         await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
 
@@ -224,19 +215,13 @@ class EpisodeUpkeep:
         return 1.0 if rows else float("inf")
 
     async def tend(self) -> float:
-        if self._clock() < self._down_until:
-            return self._down_until - self._clock()
+        if left_s := self._outage.left_s():
+            return left_s
         try:
             return 0.0 if await self._tending.tend_next(self._now()) else float("inf")
         except UnavailableError as error:
-            return self._rest(error)
+            return self._outage.pause(error)
 
-    def _next_pause_s(self) -> float:
-        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
 
-    def _rest(self, error: BottegaError) -> float:
-        if not self._pause_s:
-            log.warning("objects.unavailable", error=error.detail)
-        self._pause_s = self._next_pause_s()
-        self._down_until = self._clock() + self._pause_s
-        return self._pause_s
+def _blamed(error: Exception) -> Blame | None:
+    return Blame.SERVICE if isinstance(error, UnavailableError) else None

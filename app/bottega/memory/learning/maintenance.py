@@ -19,6 +19,7 @@ import structlog
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError
+from bottega.leased_work import LeasedWork
 from bottega.memory.learning import jobs
 from bottega.memory.learning.jobs import Job, LostJobError
 
@@ -33,7 +34,7 @@ _HAND_BACK_S = 2.0
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, 1)"
+_CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, $2)"
 _NEXT = "SELECT next_memory_job_s()"
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 
@@ -89,6 +90,9 @@ class Maintenance:
         self._first_pause_s = first_pause_s
         self._now = now
         self._clock = clock
+        self._work = LeasedWork(
+            pool=pool, claim=_CLAIM, limits=(lease_s, 1), next_s=_NEXT, do=self._work_on
+        )
 
     async def order(self, tenant_id: UUID) -> UUID:
         """Enqueue a maintenance job for a tenant, or return the open one."""
@@ -114,12 +118,12 @@ class Maintenance:
 
     async def work(self) -> float:
         """Claim the job that has been due longest, and do its stages."""
-        claimed = await self._pool.fetchrow(_CLAIM, self._lease_s)
-        if claimed is None:
-            seconds: float | None = await self._pool.fetchval(_NEXT)
-            return float("inf") if seconds is None else max(0.0, seconds)
-        async with acting_as(self._pool, claimed["tenant_id"]) as connection:
-            job = await jobs.get(connection, claimed["tenant_id"], claimed["id"])
+        return await self._work.do_due()
+
+    async def _work_on(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
+        (row,) = claimed
+        async with acting_as(self._pool, tenant_id) as connection:
+            job = await jobs.get(connection, tenant_id, row["id"])
         said = {"tenant_id": str(job.tenant_id), "job_id": str(job.id)}
         try:
             await self._do(job)
@@ -138,7 +142,6 @@ class Maintenance:
             await self._fail(job, error if known else None)
         else:
             log.info("maintenance.done", **said)
-        return 0.0
 
     async def _do(self, job: Job) -> None:
         """Do the remaining stages of a job."""

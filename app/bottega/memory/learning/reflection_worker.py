@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 import asyncpg
@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.scope import EVERYTHING
@@ -46,6 +47,7 @@ _FIRST_PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 3600.0
 _GROWTH = 4.0
 _LONGEST_ERROR = 500
+_LONGEST_REST_S = 1.0
 
 _OF_RUN = sorted(OF_RUN)
 
@@ -112,6 +114,10 @@ class _Due:
     episode_id: UUID
     tries: int
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        return cls(row["run_id"], row["episode_id"], row["tries"])
+
     def ended(self, by: str, applications: int) -> dict[str, Any]:
         result = {"by": by, "applications": applications}
         return self._row("done", None, 0.0) | {"result": result}
@@ -151,40 +157,35 @@ class ReflectionWorker:
         self._pool = pool
         self._patterns = patterns
         self._analyst = analyst
-        self._clock = clock
+        self._work = LeasedWork(
+            pool=pool,
+            claim=_CLAIM,
+            limits=(_LEASE_S, _MOST, _EACH),
+            next_s=_NEXT,
+            do=self._learn,
+            blame=_blamed,
+            put_off=self._put_off,
+            tenants_at_once=_MOST,
+            longest_rest_s=_LONGEST_REST_S,
+            clock=clock,
+        )
 
     async def learn_due(self) -> float:
         """Learn from some due runs. Return the seconds until others are due."""
-        began = self._clock()
-        claimed = await self._pool.fetch(_CLAIM, _LEASE_S, _MOST, _EACH)
-        if not claimed:
-            seconds: float | None = await self._pool.fetchval(_NEXT)
-            return float("inf") if seconds is None else max(0.0, seconds)
-        of_tenant: dict[UUID, list[_Due]] = defaultdict(list)
-        for row in claimed:
-            of_tenant[row["tenant_id"]].append(_Due(row["run_id"], row["episode_id"], row["tries"]))
-        await asyncio.gather(
-            *(self._learn_or_put_off(tenant_id, due) for tenant_id, due in of_tenant.items())
-        )
-        return min(1.0, self._clock() - began)  # leave half of the time to others
+        return await self._work.do_due()
 
-    async def _learn_or_put_off(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
-        try:
-            await self._learn(tenant_id, due)
-        except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError):
-            raise  # the lease ends by itself
-        except Exception as error:
-            if len(due) > 1:  # find the faulty one
-                for each in due:
-                    await self._learn_or_put_off(tenant_id, [each])
-                return
-            log.exception("run.not_learned", run_id=str(due[0].run_id))
-            why = f"an internal error ({type(error).__name__}); see the worker's log"
-            async with acting_as(self._pool, tenant_id) as connection:
-                await _end(connection, tenant_id, [due[0].failed(why)])
+    async def _put_off(
+        self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        (due,) = map(_Due.of, claimed)
+        log.error("run.not_learned", run_id=str(due.run_id), exc_info=error)
+        why = f"an internal error ({type(error).__name__}); see the worker's log"
+        async with acting_as(self._pool, tenant_id) as connection:
+            await _end(connection, tenant_id, [due.failed(why)])
 
-    async def _learn(self, tenant_id: UUID, due: Sequence[_Due]) -> None:
+    async def _learn(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
         """Store everything that needs no model in one transaction, then ask the model."""
+        due = [_Due.of(row) for row in claimed]
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [each.episode_id for each in due])
             given = [each for one in episodes.values() for each in applications_of(one)]
@@ -249,6 +250,12 @@ class ReflectionWorker:
         except (ModelError, UnavailableError) as error:
             return error
         return with_insights(known, said, self._analyst.name)
+
+
+def _blamed(error: Exception) -> Blame | None:
+    """Blame a row, but for errors of the connection."""
+    lost = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
+    return None if isinstance(error, lost) else Blame.ROW
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:

@@ -1,0 +1,221 @@
+"""Leased work: rows that wait in the database until their time, done by the first free worker.
+
+A worker claims due rows by moving their time into the future: that is the lease. It does them
+without an open transaction, and stores the results. If it dies, another one claims them at that
+time.
+
+- :class:`WorkLoop` calls some work when a row may be due: at a NOTIFY, at the next due time, and
+  after a slow poll for missed notifications. These are only hints: the rows and the database's
+  clock decide.
+- :class:`LeasedWork` is the work: claim rows, do them per tenant, split a batch that fails, pause
+  while a service is down, return the seconds until the next row is due.
+
+Work without batches calls :func:`seconds_until_due` itself: webhooks keep several deliveries open
+between two claims, and a schedule's lock and start are one transaction.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.clock import monotonic
+from bottega.db.sessions import ListenSession
+from bottega.events.log import is_transient
+from bottega.events.wakeups import Connect, keep_connected
+
+_AGAIN_S = 1.0
+_LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class WorkLoop:
+    """A loop that calls ``act`` at once, at every ring, and at every due time.
+
+    Args:
+        channel: notifications on it ring the loop; see :func:`ring_on_notify`.
+        act: does the due work; returns the seconds until more is due.
+        poll_s: longest time between two calls.
+    """
+
+    def __init__(
+        self, channel: str, act: Callable[[], Awaitable[float]], *, poll_s: float = 30.0
+    ) -> None:
+        self.channel = channel
+        self._act = act
+        self._poll_s = poll_s
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Errors of ``act`` are logged."""
+        while True:
+            self._rung.clear()
+            pause = _AGAIN_S
+            try:
+                pause = max(_LEAST_S, await self._act())
+            except Exception as error:
+                if not is_transient(error):
+                    log.exception("alarm.failed", channel=self.channel)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, self._poll_s)):
+                    await self._rung.wait()
+
+
+async def ring_on_notify(connect: Connect, *loops: WorkLoop) -> None:
+    """Ring each loop at notifications on its channel, until cancelled; reconnects by itself."""
+
+    async def listen(connection: ListenSession) -> None:
+        for loop in loops:
+            await connection.add_listener(loop.channel, lambda *_, ring=loop.ring: ring())
+            loop.ring()  # notifications may have been missed
+        await connection.until_lost()
+
+    await keep_connected(connect, listen)
+
+
+async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:
+    """Return a query's seconds until the next row is due, at least 0; infinite for NULL."""
+    seconds: float | None = await pool.fetchval(query, *args)
+    return float("inf") if seconds is None else max(0.0, seconds)
+
+
+class Outage:
+    """Pauses in the use of a service that is down, each twice as long as the last.
+
+    Args:
+        event: the warning that is logged when the service goes down.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, event: str, clock: Callable[[], float]) -> None:
+        self._event = event
+        self._clock = clock
+        self._pause_s = 0.0
+        self._until = float("-inf")
+
+    def left_s(self) -> float:
+        """Return the seconds until the service is used again; 0 if it may be used now."""
+        return max(0.0, self._until - self._clock())
+
+    def next_pause_s(self) -> float:
+        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+
+    def pause(self, error: Exception) -> float:
+        """Begin the next pause; return its seconds."""
+        if not self._pause_s:
+            log.warning(self._event, error=str(error))
+        self._pause_s = self.next_pause_s()
+        self._until = self._clock() + self._pause_s
+        return self._pause_s
+
+    def end(self) -> None:
+        """Note that the service works: the next pause is the shortest again."""
+        self._pause_s = 0.0
+
+
+class Blame(Enum):
+    """Cause of a failure: one of the rows, or a service that all of them need."""
+
+    ROW = "row"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedWork:
+    """Rows of all tenants that are due, and the work on them.
+
+    Any number of processes may do it concurrently.
+
+    Attributes:
+        claim: query that leases due rows and returns them with their ``tenant_id``.
+        limits: its arguments: seconds of the lease, most rows, and the like.
+        next_s: query of the seconds until the next row is due.
+        do: does rows of one tenant, and stores the results.
+        blame: cause of an error of ``do``; ``None``: raise it, the lease ends by itself.
+        put_off: stores the failure of a single row, or of all rows if a service is down.
+        outage: the pauses of that service.
+        tenants_at_once: tenants whose rows are done concurrently.
+        longest_rest_s: longest pause after some work. It lasts as long as the work: half of the
+            time is left to others.
+    """
+
+    pool: asyncpg.Pool
+    claim: str
+    limits: tuple[float, ...]
+    next_s: str
+    do: Callable[[UUID, Sequence[asyncpg.Record]], Awaitable[None]]
+    blame: Callable[[Exception], Blame | None] = lambda _: None
+    put_off: Callable[[UUID, Sequence[asyncpg.Record], Exception], Awaitable[None]] | None = None
+    outage: Outage | None = None
+    tenants_at_once: int = 1
+    longest_rest_s: float = 0.0
+    clock: Callable[[], float] = monotonic
+
+    async def do_due(self) -> float:
+        """Claim some due rows and do them; return the seconds until more are due."""
+        if self.outage is not None and (left_s := self.outage.left_s()):
+            return left_s
+        began = self.clock()
+        rows = await self.pool.fetch(self.claim, *self.limits)
+        if not rows:
+            return await seconds_until_due(self.pool, self.next_s)
+        error = await self._do_all(rows)
+        if self.outage is not None:
+            if error is not None:
+                return self.outage.pause(error)
+            self.outage.end()
+        return min(self.longest_rest_s, self.clock() - began)
+
+    async def _do_all(self, rows: Sequence[asyncpg.Record]) -> Exception | None:
+        """Do the rows of several tenants; return the first error of a tenant without success."""
+        of_tenant: dict[UUID, list[asyncpg.Record]] = defaultdict(list)
+        for row in rows:
+            of_tenant[row["tenant_id"]].append(row)
+        tenants = list(of_tenant.items())
+        failed: Exception | None = None
+        for start in range(0, len(tenants), self.tenants_at_once):
+            some = tenants[start : start + self.tenants_at_once]
+            if failed is not None and self.blame(failed) is Blame.SERVICE:
+                for tenant_id, its_rows in some:
+                    await self._put_off(tenant_id, its_rows, failed)
+                continue
+            errors = await asyncio.gather(*(self._do_or_put_off(*each) for each in some))
+            failed = failed or next(filter(None, errors), None)
+        return failed
+
+    async def _do_or_put_off(
+        self, tenant_id: UUID, rows: Sequence[asyncpg.Record]
+    ) -> Exception | None:
+        """Do rows of a tenant; return the error if all of them fail."""
+        try:
+            await self.do(tenant_id, rows)
+            return None
+        except Exception as caught:
+            blame = self.blame(caught)
+            if blame is None:
+                raise
+            error = caught
+        if blame is Blame.ROW and len(rows) > 1:  # find the row that fails
+            errors = [await self._do_or_put_off(tenant_id, [row]) for row in rows]
+            return error if all(errors) else None
+        await self._put_off(tenant_id, rows, error)
+        return error
+
+    async def _put_off(
+        self, tenant_id: UUID, rows: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        assert self.put_off is not None, "errors are blamed, but nothing stores the failure"
+        await self.put_off(tenant_id, rows, error)
