@@ -34,6 +34,7 @@ from bottega.db.engine import open_database
 from bottega.events import log
 from bottega.events.types import EventType
 from bottega.events.wakeups import Notifier, background
+from bottega.execution.claim import ClaimedRun, claim_run
 from bottega.llm.demo_process import demo_model
 
 EVENTS = 10_000
@@ -200,9 +201,8 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
     server, port = api
     run_id = await start(client)
     async with open_database(url) as database:
-        claim = "SELECT claim_run($1, $2, $3)"
-        answer = await database.pool.fetchval(claim, DEFAULT_TENANT, UUID(run_id), 600.0)
-        claimed = from_json(answer)
+        claimed = await claim_run(database.pool, DEFAULT_TENANT, UUID(run_id), 600.0)
+        assert claimed is not None
         notifier = Notifier(database.connect)
         path = f"/v1/runs/{run_id}/ws"
         async with background(notifier.run):
@@ -213,7 +213,7 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
             alone = asyncio.ensure_future(_sample(rss))
             sleeper = await connect(port, path)
             sleeper.transport.pause_reading()
-            await _write(database.pool, notifier, UUID(run_id), claimed, quiet_s)
+            await _write(database.pool, notifier, claimed, quiet_s)
             await reader.closed.wait()
             alone.cancel()
             highest = await alone
@@ -242,29 +242,27 @@ async def _sample(rss: Any) -> int:
         return highest
 
 
-async def _write(
-    pool: Any, notifier: Notifier, run_id: UUID, claim: dict[str, Any], lasts_s: float
-) -> None:
+async def _write(pool: Any, notifier: Notifier, run: ClaimedRun, lasts_s: float) -> None:
     """Append the events, evenly over time, and the run's end."""
     data = {"code": "benchmark", "message": "x" * EVENT_BYTES}
     nobody = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
     warning = {**nobody, "type": EventType.WARNING, "data": data}
     end: dict[str, Any] = {**nobody, "type": EventType.RUN_COMPLETED, "data": {}}
-    seq, began = claim["last_seq"], time.perf_counter()
+    seq, began = run.last_seq, time.perf_counter()
     for number in range(EVENTS // STEP + 1):
         last = number == EVENTS // STEP
         events = [end] if last else [warning] * STEP
         await log.append_step(
             pool,
             DEFAULT_TENANT,
-            run_id,
-            attempt=claim["attempt"],
+            run.run_id,
+            attempt=run.attempt,
             after=seq,
             events=events,
             outcome={"status": "completed", "output": None, "usage": None} if last else None,
         )
         seq += len(events)
-        notifier.wake(run_id)
+        notifier.wake(run.run_id)
         due = began + lasts_s * (number + 1) / (EVENTS // STEP)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
 

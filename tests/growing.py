@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import from_json
-
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events import log
 from bottega.events.wakeups import Notifier, background
+from bottega.execution.claim import claim_run
 from tests.service import Running
 from tests.team import define, start
 
@@ -74,9 +73,8 @@ async def growing(running: Running, *, defined: bool = False) -> AsyncIterator[G
 @asynccontextmanager
 async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
     """Claim a queued run for the test."""
-    claim = "SELECT claim_run($1, $2, $3)"
-    answer = from_json(await database.pool.fetchval(claim, DEFAULT_TENANT, UUID(run_id), 600.0))
+    run = await claim_run(database.pool, DEFAULT_TENANT, UUID(run_id), 600.0)
+    assert run is not None
     notifier = Notifier(database.connect)
     async with background(notifier.run):
-        attempt, seq = answer["attempt"], answer["last_seq"]
-        yield Growing(database, notifier, UUID(run_id), attempt, seq)
+        yield Growing(database, notifier, run.run_id, run.attempt, run.last_seq)

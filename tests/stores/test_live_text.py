@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.wakeups import background
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
+from tests.claims import claim_of
 from tests.waiting import until
 
 
@@ -29,9 +29,8 @@ class Woken:
 
 
 def speech(database: Database, *, call: int, started: int = 5) -> CallText:
-    journal = Journal(
-        database.pool, DEFAULT_TENANT, uuid4(), attempt=1, last_seq=5, wake=lambda run_id: None
-    )
+    run = claim_of(uuid4(), last_seq=5)
+    journal = Journal(database.pool, run, wake=lambda run_id: None)
     return CallText(journal, None, None, "a", call, started)
 
 

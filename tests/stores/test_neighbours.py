@@ -1,13 +1,13 @@
 """Work of a worker for many tenants at once, where none may delay the others."""
 
 from collections import Counter
-from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from bottega.db.engine import Database, acting_as
+from bottega.execution.claim import ClaimedRun, claim_run
 from tests.stores.test_turns import NEW, accept, tenants
 
 
@@ -18,19 +18,20 @@ async def impatient(database: Database) -> asyncpg.Connection:
     return connection
 
 
-async def claimed(database: Database, tenant: UUID) -> tuple[UUID, dict[str, Any]]:
-    """Return a run of a tenant, claimed by a worker, and its claim."""
+async def claimed(database: Database, tenant: UUID) -> ClaimedRun:
+    """Return a new run of a tenant, claimed by a worker."""
     async with acting_as(database.pool, tenant) as connection:
         run_id = await accept(connection, tenant)
-    claim = await database.pool.fetchval("SELECT claim_run($1, $2, 60)", tenant, run_id)
-    return run_id, from_json(claim)
+    run = await claim_run(database.pool, tenant, run_id, 60.0)
+    assert run is not None
+    return run
 
 
 async def test_leases_are_renewed_though_a_run_is_being_deleted(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     names = await tenants(owner, 2)
-    runs = [(await claimed(database, tenant))[0] for tenant in names]
+    runs = [(await claimed(database, tenant)).run_id for tenant in names]
     await owner.execute("UPDATE runs SET leased_until = now()")
     renewing = await impatient(database)
     async with acting_as(database.pool, names[0]) as deleting:

@@ -11,6 +11,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.types import EventType, RunStatus
+from bottega.execution.claim import ClaimedRun, claim_run
 from bottega.execution.journal import End, Journal
 from tests.stores.test_neighbours import claimed
 
@@ -23,15 +24,8 @@ SPENT = {"input": 3}
 class Steps:
     """A run's journal with steps written by a test."""
 
-    def __init__(self, database: Database, run_id: UUID, seq: int) -> None:
-        self.journal = Journal(
-            database.pool,
-            DEFAULT_TENANT,
-            run_id,
-            attempt=1,
-            last_seq=seq,
-            wake=lambda run_id: None,
-        )
+    def __init__(self, database: Database, run: ClaimedRun) -> None:
+        self.journal = Journal(database.pool, run, wake=lambda run_id: None)
 
     async def step(self, task_id: UUID, *states: str, **fields: Any) -> None:
         """Write one step in which the task takes the states in turn."""
@@ -42,8 +36,7 @@ class Steps:
 
 
 async def begun(database: Database) -> Steps:
-    run_id, claim = await claimed(database, DEFAULT_TENANT)
-    return Steps(database, run_id, claim["last_seq"])
+    return Steps(database, await claimed(database, DEFAULT_TENANT))
 
 
 async def row(owner: asyncpg.Pool, task_id: UUID) -> Row:
@@ -179,8 +172,9 @@ async def test_every_unfinished_state_can_be_cancelled(
     wishes = await database.pool.fetch("SELECT * FROM cancel_wishes($1, $2)", [run[0]], [run[1]])
     assert {found["task_id"] for found in wishes} == marked
     await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)
-    claim = from_json(await database.pool.fetchval("SELECT claim_run($1, $2, 60)", *run))
-    assert {UUID(task) for task in claim["cancelled_tasks"]} == marked
+    claim = await claim_run(database.pool, *run, 60.0)
+    assert claim is not None
+    assert claim.cancelled_tasks == marked
 
 
 async def test_a_repetition_carries_over_all_fields_of_a_task(

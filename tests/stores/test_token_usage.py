@@ -31,8 +31,8 @@ async def test_tokens_of_earlier_attempts_count(
     database: Database, owner: asyncpg.Pool, end: str
 ) -> None:
     pool = database.pool
-    run_id, claim = await claimed(database, DEFAULT_TENANT)
-    seq = claim["last_seq"]
+    claim = await claimed(database, DEFAULT_TENANT)
+    run_id, seq = claim.run_id, claim.last_seq
     run = (pool, DEFAULT_TENANT, run_id)
     await log.append_step(*run, attempt=1, after=seq, events=[ANSWERED])
     if end == "abandoned":

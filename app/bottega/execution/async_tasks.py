@@ -2,10 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from bottega.agents.query import current_call
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.types import Event, EventType
+from bottega.execution.claim import ClaimedRun
 from bottega.execution.heartbeat import Snapshot
 from bottega.execution.journal import Journal
 from bottega.execution.recorder import JournalRecorder
@@ -102,19 +102,11 @@ class SubagentRuntime:
             self.registry.cancel(task_id, CANCELLED["message"])
 
 
-def uses_subagents(claim: Mapping[str, Any]) -> bool:
-    """Return true if an agent of a claimed run dispatches asynchronous sub-agents."""
-    return any(
-        (definition["subagents"] or {}).get("mode") == "async"
-        for definition in claim["agents"].values()
-    )
-
-
 @asynccontextmanager
 async def running_subagents(
     runtime: SubagentRuntime,
     recorder: JournalRecorder,
-    claim: Mapping[str, Any],
+    run: ClaimedRun,
     events: Sequence[Event],
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
@@ -131,9 +123,9 @@ async def running_subagents(
     me = asyncio.current_task()
     assert me is not None
     journal = recorder.journal
-    memory = remember(events, database_now(claim), journal.carried_seq)
+    memory = remember(events, run.claimed_at, journal.carried_seq)
     taken = ResumedTasks(recorder, memory, runtime.registry)
-    began, left = monotonic(), float(claim["remaining_s"])
+    began, left = monotonic(), run.remaining_s
     swarm = Swarm(
         runtime.registry,
         journal.run_id,
@@ -175,20 +167,14 @@ async def running_subagents(
 def end_all(
     runtime: SubagentRuntime,
     recorder: JournalRecorder,
-    claim: Mapping[str, Any],
+    run: ClaimedRun,
     events: Sequence[Event],
 ) -> None:
     """End the unfinished tasks of a run that ends before it could resume."""
-    memory = remember(events, database_now(claim))
+    memory = remember(events, run.claimed_at)
     taken = ResumedTasks(recorder, memory, runtime.registry)
     taken.resume()
     taken.close()
-
-
-def database_now(claim: Mapping[str, Any]) -> datetime:
-    """Return when the run was claimed, by the database's clock, as events' times are."""
-    ran = claim["timeout_s"] - claim["remaining_s"]
-    return datetime.fromisoformat(claim["started_at"]) + timedelta(seconds=ran)
 
 
 class JournalListener:

@@ -1,7 +1,7 @@
 """Construction of a run's agents from its pinned definitions."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
 from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError
+from bottega.execution.claim import ClaimedRun
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
@@ -65,23 +66,19 @@ class Team:
 
 
 def build(
-    claim: Mapping[str, Any],
+    run: ClaimedRun,
     dependencies: AgentDependencies,
     registry: SubagentRegistry | None = None,
 ) -> Team:
     """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
     Args:
-        claim: ``tenant`` (its name), ``mode``, ``agent`` (the root's name), ``agents`` (pinned
-            definitions by name), ``graph`` (the pinned graph's definition or ``None``) and
-            ``session_base``.
         registry: of asynchronous sub-agents, if supported.
 
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``.
     """
-    tenant = claim["tenant"]
-    definitions: Mapping[str, Mapping[str, Any]] = claim["agents"]
+    definitions = run.agents
     factory = AgentFactory()
     for name, definition in definitions.items():
         factory.register(
@@ -89,11 +86,11 @@ def build(
             BaseAgent,
             subagent_description=definition["description"] or None,
             stateless=definition["stateless"],
-            defaults=_arguments(tenant, name, definition, dependencies),
+            defaults=_arguments(run.tenant, name, definition, dependencies),
         )
-    graph = None if claim["graph"] is None else to_graph(claim["graph"])
+    graph = None if run.graph is None else to_graph(run.graph)
     if graph is not None:
-        _restore(graph, claim["session_base"])
+        _restore(graph, run.session_base)
         factory.with_memory_graph(graph)
 
     @functools.cache  # several parents share one sub-agent, with one conversation
@@ -115,8 +112,8 @@ def build(
             configure(agent, definitions[name])
         return agent
 
-    in_dag = claim["mode"] == "dag" and graph is not None
-    names = graph.get_topological_order() if in_dag and graph is not None else [claim["agent"]]
+    in_dag = run.mode == "dag" and graph is not None
+    names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
     return Team({name: create(name) for name in names}, graph, factory.warnings)
 
 
@@ -160,7 +157,7 @@ def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDepende
     return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known, tenant=tenant)
 
 
-def _restore(graph: SharedMemoryGraph, session_base: list[dict[str, Any]]) -> None:
+def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:
     """Restore publications of the session's earlier runs; unknown nodes are ignored."""
     for row in session_base:
         published = {**row["details"], "content": row["content"], "version": row["version"]}

@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 import structlog
-from pydantic_core import from_json
 
 from bottega.agents import AssistantResponse
 from bottega.errors import BottegaError, FencedError
@@ -20,15 +19,15 @@ from bottega.execution.async_tasks import (
     SubagentRuntime,
     end_all,
     running_subagents,
-    uses_subagents,
 )
 from bottega.execution.budget import DayBudgets
 from bottega.execution.build_agents import AgentDependencies, build, query_of
+from bottega.execution.claim import ClaimedRun, claim_run, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
 from bottega.execution.leases import Held, lease_s
 from bottega.execution.live_text import LiveText
-from bottega.execution.memory import about_of, assignment_of, use_memory
+from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
@@ -37,8 +36,6 @@ from bottega.redaction import Redactor
 
 logger = structlog.get_logger(__name__)
 
-_HAND_BACK = "SELECT hand_back($1, $2, $3)"
-_CLAIM = "SELECT claim_run($1, $2, $3, $4)"
 _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
 
@@ -65,14 +62,14 @@ class Executor:
     """The execution of runs in this worker.
 
     Attributes:
-        workshop: dependencies of agents.
+        dependencies: of agents.
         wake: called with a run's id after each commit to its log.
         max_crashes: a run fails after so many deaths of its worker.
         takeover_s: seconds after which a dead worker's runs are taken over.
         live_text: shows the models' text while it comes in.
         known: redacts secrets from logs.
-        bench: shared state of asynchronous sub-agents; without it, runs that use them fail.
-        taught: memory of earlier runs.
+        runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
+        sources: memory of earlier runs.
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: of tenants; ``None``: no limit.
         stopping: set when this worker is to stop.
@@ -151,59 +148,46 @@ class Executor:
             del self._under_way[run_id]
 
     async def _execute(self, tenant_id: UUID, run_id: UUID, entry: _UnderWay) -> None:
-        claiming = asyncio.ensure_future(self._claim(tenant_id, run_id))
+        lease = lease_s(self.takeover_s)
+        claiming = asyncio.ensure_future(claim_run(self.pool, tenant_id, run_id, lease))
         try:
-            claim = await asyncio.shield(claiming)
+            run = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            if claim := await claiming:  # claimed, but must not start
-                await self.pool.execute(_HAND_BACK, tenant_id, run_id, claim["attempt"])
+            if run := await claiming:  # claimed, but must not start
+                await hand_back(self.pool, run)
             raise
-        if claim is None:
+        if run is None:
             return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
-        remembers = claim["memory"] == "full"
-        telling = EpisodeRecorder(about_of(run_id, claim), self.known.text) if remembers else None
-        journal = Journal(
-            self.pool,
-            tenant_id,
-            run_id,
-            attempt=claim["attempt"],
-            last_seq=claim["last_seq"],
-            carried_seq=claim["carried_seq"],
-            elapsed_s=claim["timeout_s"] - claim["remaining_s"],
-            telling=telling,
-            wake=self.wake,
-            known=self.known,
-        )
+        learns = run.memory == "full"
+        telling = EpisodeRecorder(facts_of(run), self.known.text) if learns else None
+        journal = Journal(self.pool, run, telling=telling, wake=self.wake, known=self.known)
         entry.recorder = JournalRecorder(
             journal,
-            task_root=UUID(claim["task_root"]),
-            in_session=claim["session_id"] is not None,
-            token_budget=claim["token_budget"],
+            run,
             day=None if self.day_budgets is None else self.day_budgets.open(tenant_id),
-            cancelled={UUID(task_id) for task_id in claim["cancelled_tasks"]},
             live_text=self.live_text,
             waits=functools.partial(self._hand_back_if_waiting, entry),
         )
-        entry.held = Held(tenant_id, run_id, journal.attempt)
-        bound = logger.bind(run_id=str(run_id), attempt=journal.attempt)
+        entry.held = Held(tenant_id, run_id, run.attempt)
+        bound = logger.bind(run_id=str(run_id), attempt=run.attempt)
         try:
-            await self._take_to_its_end(entry.recorder, claim, entry)
+            await self._take_to_its_end(entry.recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
-                broken = _broken(entry.recorder, claim, _SELF_CANCELLED, timed_out=False)
+                broken = _broken(entry.recorder, run, _SELF_CANCELLED, timed_out=False)
                 await self._finish(entry.recorder, broken)
             elif entry.lost:
                 entry.task.uncancel()
                 bound.warning("run.fenced")
             elif entry.cancelled:
                 entry.task.uncancel()
-                await self._end_cancelled(entry.recorder, claim)
+                await self._end_cancelled(entry.recorder, run)
             else:
                 entry.held = None  # its lease ends now; that does not mean it was lost
-                await self._hand_back(tenant_id, journal)
+                await self._hand_back(run, journal)
                 bound.info("run.handed_back")
                 raise
         finally:
@@ -211,42 +195,36 @@ class Executor:
             await self._settle(entry.recorder)
             await journal.close()
 
-    async def _claim(self, tenant_id: UUID, run_id: UUID) -> dict[str, Any] | None:
-        claim = (tenant_id, run_id, lease_s(self.takeover_s), uuid4())
-        answer = await log.persist(lambda: self.pool.fetchval(_CLAIM, *claim))
-        return None if answer is None else from_json(answer)
-
     async def _take_to_its_end(
-        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
+        self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay
     ) -> None:
-        gives_up = claim["crashes"] >= self.max_crashes
-        if claim["cancel"]:
-            await self._end_cancelled(recorder, claim)
-        elif gives_up:
-            detail = f"its worker died {claim['crashes']} times while executing it"
+        if run.is_cancelled:
+            await self._end_cancelled(recorder, run)
+        elif run.crashes >= self.max_crashes:
+            detail = f"its worker died {run.crashes} times while executing it"
             error = {"code": "crashed", "message": detail}
-            await self._end_tasks(recorder, claim)
+            await self._end_tasks(recorder, run)
             await self._finish(recorder, End(RunStatus.FAILED, error=error))
         else:
-            await self._go_on(recorder, claim, entry)
+            await self._go_on(recorder, run, entry)
 
-    async def _hand_back(self, tenant_id: UUID, journal: Journal) -> None:
+    async def _hand_back(self, run: ClaimedRun, journal: Journal) -> None:
         """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
-        await self.pool.execute(_HAND_BACK, tenant_id, journal.run_id, journal.attempt)
+        await hand_back(self.pool, run)
 
-    async def _end_tasks(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
+    async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
-        unended = self.runtime is not None and recorder.swarm is None and uses_subagents(claim)
+        unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
         if unended or recorder.journal.untold:
             past = await self._past(recorder.journal)
             if self.runtime is not None and unended:
-                end_all(self.runtime, recorder, claim, past)
+                end_all(self.runtime, recorder, run, past)
 
-    async def _end_cancelled(self, recorder: JournalRecorder, claim: dict[str, Any]) -> None:
-        await self._end_tasks(recorder, claim)
+    async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: another worker has it, and sees the cancellation when it claims the run.
         with contextlib.suppress(FencedError):
@@ -262,12 +240,10 @@ class Executor:
         if self.day_budgets is not None and day is not None:
             await self.day_budgets.close(day)
 
-    async def _go_on(
-        self, recorder: JournalRecorder, claim: dict[str, Any], entry: _UnderWay
-    ) -> None:
+    async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
         """Take the claimed run to its final event."""
         journal = recorder.journal
-        limit = asyncio.timeout(max(0.0, claim["remaining_s"]))
+        limit = asyncio.timeout(max(0.0, run.remaining_s))
 
         def suspended() -> bool:
             """Return true if the current cancellation does not end the run."""
@@ -279,28 +255,28 @@ class Executor:
             past = await self._past(journal)
             journal.folded = fold(past, journal.carried_seq)
             async with limit:
-                if self.runtime is not None and uses_subagents(claim):
+                if self.runtime is not None and run.uses_subagents:
                     async with running_subagents(
-                        self.runtime, recorder, claim, past, self.pool, suspended
+                        self.runtime, recorder, run, past, self.pool, suspended
                     ):
-                        end = await self._work(recorder, claim)
+                        end = await self._work(recorder, run)
                 else:
-                    end = await self._work(recorder, claim)
+                    end = await self._work(recorder, run)
             await self._finish(recorder, end)
         except FencedError:
             raise
         except Exception as error:
-            broken = _broken(recorder, claim, error, timed_out=limit.expired())
+            broken = _broken(recorder, run, error, timed_out=limit.expired())
             await self._finish(recorder, broken)
 
-    async def _work(self, recorder: JournalRecorder, claim: dict[str, Any]) -> End:
+    async def _work(self, recorder: JournalRecorder, run: ClaimedRun) -> End:
         """Run the agents; return the run's end."""
         runtime = self.runtime
-        team = build(claim, self.dependencies, None if runtime is None else runtime.registry)
+        team = build(run, self.dependencies, None if runtime is None else runtime.registry)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
-        question = query_of(claim["input"])
-        if claim["mode"] == "dag" and team.graph is not None:
+        question = query_of(run.input)
+        if run.mode == "dag" and team.graph is not None:
             dag = await run_dag(team.graph, team.agents, question, recorder)
             return End(
                 dag.status,
@@ -310,15 +286,8 @@ class Executor:
                 stop_reason=dag.stop_reason,
             )
         (agent,) = team.agents.values()
-        if claim["memory"] != "off":
-            await use_memory(
-                agent,
-                about_of(recorder.journal.run_id, claim),
-                recorder,
-                self.sources,
-                assignment_of(claim),
-                self.prompt_tokens,
-            )
+        if run.memory != "off":
+            await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
         response = await agent.execute_query_async(question, recorder=recorder)
         return end_of(response, recorder.answer_seq)
 
@@ -332,12 +301,12 @@ class Executor:
 
 
 def _broken(
-    recorder: JournalRecorder, claim: dict[str, Any], error: Exception, *, timed_out: bool
+    recorder: JournalRecorder, run: ClaimedRun, error: Exception, *, timed_out: bool
 ) -> End:
     """Return the end of a run that raised an error."""
     usage = recorder.spent
     if timed_out and isinstance(error, TimeoutError):
-        detail = f"the run took longer than its timeout_s of {claim['timeout_s']:g} s"
+        detail = f"the run took longer than its timeout_s of {run.timeout_s:g} s"
         return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
     if isinstance(error, BottegaError):
         failure = {"code": error.code, "message": error.detail}

@@ -22,6 +22,7 @@ from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
+from bottega.execution.claim import ClaimedRun
 from bottega.execution.replay import Replay, key_of
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
@@ -66,9 +67,6 @@ class Journal:
     """The open end of a run's log, held by the one worker that may write to it.
 
     Args:
-        attempt, last_seq: from the claim.
-        carried_seq: last ``seq`` that was copied from the run that this one repeats.
-        elapsed_s: since the run's first start.
         telling: builds the run's episode at its end; ``None``: no episode is stored.
         wake: called after each commit.
         known: redacts secrets before they are stored.
@@ -83,32 +81,27 @@ class Journal:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        tenant_id: UUID,
-        run_id: UUID,
+        run: ClaimedRun,
         *,
-        attempt: int,
-        last_seq: int,
-        carried_seq: int = 0,
-        elapsed_s: float = 0.0,
         telling: EpisodeRecorder | None = None,
         wake: Callable[[UUID], None],
         known: Redactor = Redactor(()),
     ) -> None:
-        self.run_id = run_id
-        self.attempt = attempt
+        self.run_id = run.run_id
+        self.attempt = run.attempt
         self.folded = Replay()
         self.tokens = 0
         self.broken: list[tuple[str, str]] = []
         self._pool = pool
-        self.tenant_id = tenant_id
+        self.tenant_id = run.tenant_id
         self._wake = wake
         self._known = known
-        self._began = monotonic() - elapsed_s
+        self._began = monotonic() - run.elapsed_s
         self.telling = telling
         self._heard_past = False
-        self._claimed = last_seq
-        self.carried_seq = carried_seq
-        self._stored = last_seq
+        self._claimed = run.last_seq
+        self.carried_seq = run.carried_seq
+        self._stored = run.last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None

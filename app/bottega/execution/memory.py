@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 from bottega.agents.agent import BaseAgent
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import EventType
+from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import ANALYSIS, EPISODE
@@ -47,40 +48,37 @@ _ALIKE = 3  # episodes with a similar failure
 logger = structlog.get_logger(__name__)
 
 
-def about_of(run_id: UUID, claim: Mapping[str, Any]) -> RunFacts:
+def facts_of(run: ClaimedRun) -> RunFacts:
     """Return the facts about a claimed run that are known before it starts."""
     return RunFacts(
-        run_id,
-        claim["session_id"],
-        claim["principal"],
-        claim["input"],
-        claim["agent"] or claim["graph_name"],
-        claim["agents"],
-        claim["metadata"],
-        claim["user"],
-        claim["agent"],
+        run.run_id,
+        run.session_id,
+        run.principal,
+        run.input,
+        run.first,
+        run.agents,
+        run.metadata,
+        run.user,
+        run.agent,
     )
-
-
-def assignment_of(claim: Mapping[str, Any]) -> Assignment:
-    """Return the inputs of a claimed run's random assignment."""
-    return Assignment(UUID(claim["salt"]), UUID(claim["assigned_as"]), claim["memory"] == "full")
 
 
 async def use_memory(
     agent: BaseAgent,
-    about: RunFacts,
+    run: ClaimedRun,
     recorder: JournalRecorder,
     sources: MemorySources | None,
-    assignment: Assignment,
+    *,
     limit: int,
 ) -> None:
     """Give a run's root agent a working memory, filled from earlier runs of its tenant.
 
     Args:
-        taught: memory of earlier runs; ``None``: none is retrieved.
+        sources: memory of earlier runs; ``None``: none is retrieved.
         limit: tokens of a prompt.
     """
+    about = facts_of(run)
+    assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
     goals = await _goals(about, recorder.journal, sources)
     working = WorkingMemory()
     lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
@@ -148,8 +146,8 @@ class MemoryRetriever:
         self._about = about
         self._scope = _scope(about, shared=sources is not None and sources.shared)
         self._journal = journal
-        self._taught = sources
-        self._lot = assignment
+        self._sources = sources
+        self._assignment = assignment
         self._features = goals.features
         self._working = working
         self._patterns: set[UUID] = set()
@@ -174,10 +172,12 @@ class MemoryRetriever:
 
     async def found(self) -> list[dict[str, Any]]:
         """Retrieve memory that may help this run, as event data: patterns, then episodes."""
-        if self._taught is None:
+        if self._sources is None:
             return []
-        patterns = patterns_for(self._taught, self._journal.tenant_id, self._features, self._lot)
-        return await self._both(patterns, self._episodes(self._taught))
+        patterns = patterns_for(
+            self._sources, self._journal.tenant_id, self._features, self._assignment
+        )
+        return await self._both(patterns, self._episodes(self._sources))
 
     async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
         found = await sources.episodes.search(
@@ -211,14 +211,14 @@ class MemoryRetriever:
 
     async def search(self, query: str, in_session: bool) -> str:
         """Return the result of the tool ``search_memory``."""
-        if self._taught is None:
+        if self._sources is None:
             return "There is no memory of earlier tasks."
         session_id = self._about.session_id
         if in_session and session_id is None:
             return "This task belongs to no session: look without session."
         where = EpisodeFilter(session_id=session_id if in_session else None)
         try:
-            found = await self._taught.episodes.search(
+            found = await self._sources.episodes.search(
                 self._journal.tenant_id,
                 self._scope,
                 query,
@@ -249,10 +249,10 @@ class MemoryRetriever:
         """
         helped = self._journal.folded.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
-        if not given and failures and self._taught is not None and self._helps < _HELPS:
+        if not given and failures and self._sources is not None and self._helps < _HELPS:
             self._helps += 1
             about = {"call": call, "tool_call_id": tool_call_id}
-            found = await self._looked_up(self._taught, failures)
+            found = await self._looked_up(self._sources, failures)
             given = [{**about, **data} for data in found]
             for data in given:
                 self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
@@ -278,7 +278,7 @@ class MemoryRetriever:
             sources,
             self._journal.tenant_id,
             {**self._features, "error_type": TOOL_ERROR, "tool": tool},
-            self._lot,
+            self._assignment,
             failure_signature=signature,
             but=frozenset(self._patterns),
         )

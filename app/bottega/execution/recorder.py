@@ -26,6 +26,7 @@ from bottega.clock import monotonic
 from bottega.errors import ModelError
 from bottega.events.types import STATE, EventType, RunStatus
 from bottega.execution.budget import DayAccount
+from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
 from bottega.execution.replay import Key, usage_of
@@ -45,9 +46,6 @@ class JournalRecorder(Recorder):
     """Recorder of agents' work in the run's journal; it also replays recorded work.
 
     Args:
-        task_root, cancelled: as for :class:`Tasks`.
-        in_session: publications go into the run's session too.
-        token_budget: tokens that the run may spend; ``None``: no limit.
         day: the tenant's budget of today; ``None``: no limit.
         live_text: shows the models' text while it comes in.
         waits: called when a model call starts to wait for its next try, or a tool has ended.
@@ -64,12 +62,9 @@ class JournalRecorder(Recorder):
     def __init__(
         self,
         journal: Journal,
+        run: ClaimedRun,
         *,
-        task_root: UUID,
-        in_session: bool = False,
-        token_budget: int | None = None,
         day: DayAccount | None = None,
-        cancelled: Collection[UUID] = (),
         live_text: LiveText | None = None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
@@ -80,16 +75,16 @@ class JournalRecorder(Recorder):
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.day = day
-        self._of_run = TokenAccount("the run's token_budget", token_budget)
+        self._of_run = TokenAccount("the run's token_budget", run.token_budget)
         self.accounts = (self._of_run,) if day is None else (self._of_run, day)
-        self.tasks = Tasks(journal, task_root, cancelled)
+        self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
         self._speeches: dict[Query, CallText] = {}
         self._failed_tries: dict[Query, int] = {}
         self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
         self._acting = 0  # calls under way of tools with outside effects
         self._waits = waits
-        self._in_session = in_session
+        self._in_session = run.session_id is not None
         self._published: dict[Query, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}

@@ -77,10 +77,6 @@ CREATE OR REPLACE FUNCTION claimed_run(r runs) RETURNS jsonb LANGUAGE plpgsql AS
 BEGIN
     RETURN jsonb_build_object(
         'tenant', (SELECT t.name FROM tenants t WHERE t.id = r.tenant_id),
-        'tokens_left', bottega_limit('tokens_per_day', NULL) - coalesce((
-            SELECT u.tokens FROM token_usage u
-            WHERE u.tenant_id = r.tenant_id
-              AND u.day = (now() AT TIME ZONE 'UTC')::date), 0),
         'mode', r.mode, 'memory', r.memory,
         'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
             ELSE first_try(r.tenant_id, r.id) END,
@@ -88,7 +84,7 @@ BEGIN
         'principal', r.principal,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
         'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
-        'cancel', r.cancel_requested_at IS NOT NULL,
+        'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
