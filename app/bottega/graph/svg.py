@@ -6,7 +6,6 @@ contain several drawings.
 """
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -63,22 +62,6 @@ _ASCII = {
     )
     for char in chars
 }
-_BLOCKS = (
-    (0x80, 0.95),  # Latin, Greek, Cyrillic, Hebrew, Arabic; capitals are wider, see _em
-    (0x900, 0.85),  # Devanagari to Gujarati
-    (0xB00, 1.6),  # Oriya to Sinhala
-    (0xE00, 0.95),  # Thai, Lao
-    (0xF00, 1.3),
-    (0x1E00, 1.1),
-    (0x2000, 1.45),  # punctuation and symbols; may be shown as emoji
-    (0x2E00, 2.9),  # long dashes
-    (0x2E80, 1.6),
-    (0xFDFD, 7.3),  # one character for a whole sentence
-    (0xFDFE, 1.6),
-    (0x12000, 4.2),  # cuneiform
-    (0x12600, 1.9),
-)
-_BLOCK_STARTS = [start for start, _ in _BLOCKS]
 
 _UNPRINTABLE = re.compile("[^\\x20-\\x7e\\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SPACES = re.compile("[\\t\\n\\r\\x0b\\x0c\\x85\u2028\u2029]")
@@ -287,22 +270,15 @@ def text_width(text: str) -> float:
 
 @lru_cache(maxsize=4096)
 def _em(char: str) -> float:
-    code, kind = ord(char), category(char)
     if char in _ASCII:
         return _ASCII[char]
-    if kind == "Cf":  # joiners and similar; a few Arabic signs have a width
-        return 2.2 if 0x600 <= code < 0x900 else 0.0
-    if kind in ("Mn", "Me"):  # accents have no width, other marks may have one
-        return 0.0 if code < 0x483 else 0.8
+    if category(char) in ("Cf", "Mn", "Me"):  # joiners and accents
+        return 0.0
     if east_asian_width(char) in "WF":
-        return 1.4 if kind.startswith("S") else 1.05
-    own = _BLOCKS[bisect_right(_BLOCK_STARTS, code) - 1][1]
-    letters = normalize("NFD", char)
-    if letters == char:  # not accented: a ligature, a styled letter or a plain one
-        letters = normalize("NFKD", char)
-        own = max(own, 1.15) if char.isupper() else own
-        return own if letters == char else max(own, sum(map(_em, letters)))
-    return sum(map(_em, letters))
+        return 1.4 if category(char).startswith("S") else 1.05
+    own = 1.15 if char < "\u0900" else 1.45  # Latin to Arabic; others, and symbols shown as emoji
+    letters = normalize("NFKD", char)
+    return own if letters == char else min(own, sum(map(_em, letters)))
 
 
 def wrapped(text: str) -> tuple[str, ...]:
