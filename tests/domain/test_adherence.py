@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.events.types import EventType
-from bottega.memory.patterns.adherence import MOST, Adherence
+from bottega.events.types import EventType, RunStatus
+from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
+from bottega.memory.patterns.adherence import MOST
 from bottega.memory.patterns.pattern import Arm
 
 ONE, TASK = UUID(int=1), UUID(int=2)
@@ -38,6 +39,7 @@ def begun(name: str, call: int = 1, task: UUID | None = None) -> Any:
 
 def ended(name: str, call: int = 1, error: str | None = None, task: UUID | None = None) -> Any:
     data = {"call": call, "tool_call_id": f"c{call}", "name": name, "result": 1, "error": error}
+    data["status"] = "error" if error else "success"
     kind = EventType.TOOL_FAILED if error else EventType.TOOL_COMPLETED
     return (kind, task, "boss", data)
 
@@ -48,15 +50,25 @@ def called(name: str, call: int = 1, error: str | None = None) -> list[Any]:
 
 def agent(name: str, task: UUID = TASK, code: str | None = None) -> list[Any]:
     error = {"error": {"code": code, "message": f"it was {code}"}}
-    end = (EventType.AGENT_FAILED, error) if code else (EventType.AGENT_COMPLETED, {"output": ""})
+    answer = {"output": "", "usage": {}}
+    end = (EventType.AGENT_FAILED, error) if code else (EventType.AGENT_COMPLETED, answer)
     return [(EventType.AGENT_STARTED, task, name, {}), (end[0], task, name, end[1])]
 
 
-def hear(*events: Any) -> list[tuple[Any, Any]]:
-    following = Adherence()
+def told(*events: Any) -> list[dict[str, Any]]:
+    """Return the patterns of a run's episode."""
+    recorder = EpisodeRecorder(RunFacts(ONE, None, None, "Go.", "boss", {}, {}))
     for event in events:
-        following.hear(*event)
-    return [(told["followed"], told["good"]) for told in following.told()]
+        recorder.hear(*event)
+    episode = recorder.episode(
+        RunStatus.COMPLETED, output="", stop_reason=None, error=None, duration_s=1.0
+    )
+    patterns: list[dict[str, Any]] = episode["metadata"].get("patterns", [])
+    return patterns
+
+
+def hear(*events: Any) -> list[tuple[Any, Any]]:
+    return [(each["followed"], each["good"]) for each in told(*events)]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +134,10 @@ def test_all_arms_are_measured_alike(
 
 
 def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
-    following = Adherence()
-    for event in (shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)):
-        following.hear(*event)
+    events = [shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)]
     episode = shown(source="episode:1")
     episode[3].pop("arm")
-    following.hear(*episode)
-    first, *others = following.told()
+    first, *others = told(*events, episode)
     assert first == {
         "id": str(ONE),
         "version": 1,

@@ -68,7 +68,7 @@ def tell(
 
 def test_episode_has_all_parts_of_a_run() -> None:
     usage = {"input": 10, "output": 2}
-    said = (EventType.LLM_COMPLETED, None, "boss", {"usage": usage})
+    said = (EventType.LLM_COMPLETED, None, "boss", {"call": 1, "message": {}, "usage": usage})
     told = tell(said, *tool("pay", 1), answer(), metadata={"tags": ["a", "a", 3, " "]})
     assert told["id"] == episode_id_of(RUN)
     assert (told["outcome"], told["domain"], told["task_type"]) == ("SUCCESS", "finance", "boss")

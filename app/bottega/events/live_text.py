@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic_core import from_json
 
 from bottega.events.frames import LLM_DELTA, Frame, of_text
+from bottega.events.payloads import LlmStarted, is_repeated
 from bottega.events.types import EventType
 
 MAX_CHARACTERS = 500_000
@@ -86,19 +87,19 @@ class PartialCompletions:
         """Process an event of the log, in order; it may open or close a call."""
         kind, task_id = row["type"], row["task_id"]
         if kind == EventType.LLM_STARTED:
-            data = from_json(row["data"])
+            started = LlmStarted.of(from_json(row["data"]))
             self._open[task_id] = PartialCompletion(
                 self._run_id,
                 task_id,
                 row["parent_task_id"],
                 row["agent"],
                 -1 if row["depth"] is None else row["depth"],
-                data["call"],
-                data["attempt"],
-                data.get("beside", False),
+                started.call,
+                started.attempt,
+                started.beside,
             )
         elif kind in _ENDS or (
-            kind == EventType.LLM_FAILED and "retry_in_ms" not in from_json(row["data"])
+            kind == EventType.LLM_FAILED and not is_repeated(from_json(row["data"]))
         ):
             self._open.pop(task_id, None)
         elif kind == EventType.RUN_RESUMED:

@@ -12,6 +12,15 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
+from bottega.events.payloads import (
+    AgentCompleted,
+    Data,
+    EventError,
+    LlmCompleted,
+    ToolEnded,
+    ToolStarted,
+    is_repeated,
+)
 from bottega.events.types import EventType, RunStatus
 from bottega.graph.rendering import as_text
 from bottega.memory.episodes.episode import (
@@ -145,33 +154,48 @@ class EpisodeRecorder:
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
-        self._following.hear(event_type, task_id, agent, data)
+        """Process the next event."""
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
-                self._usage += Usage.model_validate(data["usage"])
-            case EventType.LLM_FAILED:
-                self._retries += "try" in data
-                self._erred(data["error"], None)
-                self._step(agent, task_id, error=data["error"])
+                self._usage += Usage.model_validate(LlmCompleted.of(data).usage)
             case EventType.TOOL_STARTED:
-                self._asked[task_id, data["call"], data["tool_call_id"]] = data["arguments"]
+                started = ToolStarted.of(data)
+                self._asked[task_id, started.call, started.tool_call_id] = started.arguments
+                self._following.tool_started(task_id, started)
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
-                self._tool_ended(agent, task_id, data, failed=event_type == EventType.TOOL_FAILED)
-            case EventType.AGENT_COMPLETED if task_id is not None:
-                self._tasks.setdefault(task_id, True)
-                self._step(agent, task_id, answer=self._short(data["output"]))
-            case event if event in _FAILED_TASK and task_id is not None:
-                if self._tasks.get(task_id) is not False:
-                    self._erred(data["error"], None)
-                    self._step(agent, task_id, error=data["error"])
-                self._tasks[task_id] = False
+                ended, failed = ToolEnded.of(data), event_type == EventType.TOOL_FAILED
+                self._following.tool_ended(task_id, ended, failed=failed)
+                self._tool_ended(agent, task_id, ended, failed=failed)
+            case EventType.LLM_FAILED:
+                self._retries += is_repeated(data)
+                self._failed(agent, task_id, data)
+            case EventType.CONTEXT_RECALLED:
+                self._following.recalled(data)
+            case _ if task_id is not None:
+                self._task(event_type, task_id, agent, data)
+
+    def _task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
+        """Process an event about a task, not about one of its calls."""
+        self._following.task(event_type, task_id, agent, data)
+        if event_type == EventType.AGENT_COMPLETED:
+            self._tasks.setdefault(task_id, True)
+            self._step(agent, task_id, answer=self._short(AgentCompleted.of(data).output))
+        elif event_type in _FAILED_TASK:
+            if self._tasks.get(task_id) is not False:
+                self._failed(agent, task_id, data)
+            self._tasks[task_id] = False
+
+    def _failed(self, agent: str | None, task_id: UUID | None, data: Data) -> None:
+        error = EventError.of(data)
+        self._erred(error, None)
+        self._step(agent, task_id, error=error._asdict())
 
     def _tool_ended(
-        self, agent: str | None, task_id: UUID | None, data: Mapping[str, Any], *, failed: bool
+        self, agent: str | None, task_id: UUID | None, ended: ToolEnded, *, failed: bool
     ) -> None:
-        name = data["name"]
-        arguments = self._asked.pop((task_id, data["call"], data["tool_call_id"]), {})
+        name = ended.name
+        arguments = self._asked.pop((task_id, ended.call, ended.tool_call_id), {})
         if name in self._of_memory:
             plan = plan_of(arguments) if name == SET_PLAN and not failed else None
             if plan and len(self._plans) <= _ADAPTATIONS:
@@ -181,16 +205,16 @@ class EpisodeRecorder:
         step = {
             "tool": name,
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
-            "status": data["status"],
+            "status": ended.status,
         }
         if failed:
-            error = data["error"] or ""
+            error = ended.error or ""
             step["error"] = self._short(error)
             step["signature"] = failure_signature(TOOL_ERROR, self._clean(error), name)
-            self._erred({"code": TOOL_ERROR, "message": error}, name)
+            self._erred(EventError(TOOL_ERROR, error), name)
             self._suspect(name, error)
-        elif data["result"] is not None:
-            result = as_text(data["result"])
+        elif ended.result is not None:
+            result = as_text(ended.result)
             step["result"] = self._short(result)
             self._suspect(name, result)
         self._step(agent, task_id, **step)
@@ -208,8 +232,8 @@ class EpisodeRecorder:
         else:
             self._last.append(step)
 
-    def _erred(self, error: Mapping[str, Any], tool: str | None) -> None:
-        code, message = str(error.get("code") or "error"), str(error.get("message") or "")
+    def _erred(self, error: EventError, tool: str | None) -> None:
+        code, message = str(error.code or "error"), str(error.message or "")
         message = self._clean(message)
         if self._signature is None:
             self._signature = failure_signature(code, message, tool)
@@ -251,7 +275,7 @@ class EpisodeRecorder:
         about = self.about
         if error is not None:
             if self._signature is None:
-                self._erred(error, None)
+                self._erred(EventError(error["code"], error["message"]), None)
             self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
         question = self._clean(about.question)
         answer = "" if output is None else self._clean(as_text(output))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from bottega.events.payloads import Data, EventError, PatternReceived, ToolEnded, ToolStarted
 from bottega.events.types import EventType
 from bottega.memory.patterns.pattern import OF_RUN, Arm, Category
 
@@ -81,28 +82,25 @@ class Adherence:
         self._tasks: set[UUID] = set()
         self._cancelled: set[str] = set()  # error messages of cancelled tasks
 
-    def hear(
-        self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
-    ) -> None:
-        """Process the next event."""
-        if event_type == EventType.CONTEXT_RECALLED:
-            self._show(data)
-        elif not self._shown:
-            return
-        elif event_type == EventType.TOOL_STARTED:
-            self._asked[data["name"]] += 1
-            self._begin((task_id, data["call"], data["tool_call_id"]), data["name"])
-        elif event_type in (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED):
-            key = (task_id, data["call"], data["tool_call_id"])
-            failed = event_type == EventType.TOOL_FAILED
-            if failed and data["error"] in self._cancelled:
+    def tool_started(self, task_id: UUID | None, started: ToolStarted) -> None:
+        """Process ``tool.started``."""
+        if self._shown:
+            self._asked[started.name] += 1
+            self._begin((task_id, started.call, started.tool_call_id), started.name)
+
+    def tool_ended(self, task_id: UUID | None, ended: ToolEnded, *, failed: bool) -> None:
+        """Process ``tool.completed`` or ``tool.failed``."""
+        if self._shown:
+            key = (task_id, ended.call, ended.tool_call_id)
+            if failed and ended.error in self._cancelled:
                 self._calls.end(key)
             else:
-                self._end(key, data["name"], well=not failed)
-        elif task_id is not None and agent is not None:
-            self._task(event_type, task_id, agent, data)
+                self._end(key, ended.name, well=not failed)
 
-    def _task(self, event_type: str, task_id: UUID, agent: str, data: Mapping[str, Any]) -> None:
+    def task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
+        """Process any other event of a task."""
+        if not self._shown or agent is None:
+            return
         if event_type == EventType.AGENT_STARTED:
             if task_id in self._tasks:
                 return
@@ -117,9 +115,9 @@ class Adherence:
         elif event_type == EventType.SUBAGENT_CANCELLED:
             self._calls.end(task_id)
         elif event_type in _ENDED_BADLY:
-            error = data["error"]
-            if error.get("code") == _CANCELLED:  # no evidence
-                self._cancelled.add(str(error.get("message")))
+            error = EventError.of(data)
+            if error.code == _CANCELLED:  # no evidence
+                self._cancelled.add(str(error.message))
                 self._calls.end(task_id)
             else:
                 self._end(task_id, agent, well=False)
@@ -131,18 +129,22 @@ class Adherence:
         not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
         return [shown.told for shown in self._shown.values()]
 
-    def _show(self, data: Mapping[str, Any]) -> None:
+    def recalled(self, data: Data) -> None:
+        """Process ``context.recalled``."""
         source = str(data["source"])
-        if not source.startswith(SOURCE) or "arm" not in data or len(self._shown) == MOST:
+        if not source.startswith(SOURCE) or len(self._shown) == MOST:
+            return
+        pattern = PatternReceived.of(data)
+        if pattern.arm is None:
             return
         shown = _Shown(
             UUID(source.removeprefix(SOURCE)),
-            data["version"],
-            Arm(data["arm"]),
-            Category(data["category"]),
-            data.get("baseline", {}),
-            tuple(data.get("uses", ())),
-            frozenset(data.get("affects", ())),
+            pattern.version,
+            Arm(pattern.arm),
+            Category(pattern.category),
+            pattern.baseline,
+            tuple(pattern.uses),
+            frozenset(pattern.affects),
             self._calls.begun,
         )
         self._shown.setdefault((shown.id, shown.version), shown)

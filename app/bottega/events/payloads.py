@@ -1,0 +1,250 @@
+"""The data of the events that several modules read or write, as typed values. Pure.
+
+``of`` knows which fields are optional, and their defaults. It copies no value and parses none, so
+that it may be called for each event of a running agent. A field that is absent is ``None``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from bottega.events.types import STATE
+
+Data = Mapping[str, Any]
+"""The data of an event, as it is stored."""
+
+_new = tuple.__new__
+"""Builds the tuples of frequent events in half the time of a call of their class."""
+
+
+class EventError(NamedTuple):
+    """The ``error`` of a failed model call, agent or task; that of a tool has no code."""
+
+    code: str | None
+    message: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        error = data.get("error")
+        if isinstance(error, Mapping):
+            return cls(error.get("code"), error.get("message"))
+        return cls(None, error)
+
+
+class LlmStarted(NamedTuple):
+    """Data of ``llm.started``; ``beside``: in an asynchronous task."""
+
+    call: int
+    attempt: int
+    beside: bool
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["call"], data["attempt"], data.get("beside", False))
+
+
+class LlmCompleted(NamedTuple):
+    """Data of ``llm.completed``; ``state`` is the server's, as JSON."""
+
+    call: int
+    message: Data
+    usage: Data
+    state: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return _new(cls, (data["call"], data["message"], data["usage"], data.get(STATE)))
+
+    @property
+    def tool_calls(self) -> Sequence[Data]:
+        """The tool calls that the model asked for."""
+        calls: Sequence[Data] = self.message.get("tool_calls", ())
+        return calls
+
+
+class ToolStarted(NamedTuple):
+    """Data of ``tool.started``."""
+
+    call: int
+    tool_call_id: str
+    name: str
+    arguments: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return _new(cls, (data["call"], data["tool_call_id"], data["name"], data["arguments"]))
+
+
+class ToolEnded(NamedTuple):
+    """Data of ``tool.completed`` and ``tool.failed``.
+
+    A sub-agent's result is not in it: ``answer_seq`` refers to the answer.
+    """
+
+    call: int
+    tool_call_id: str
+    name: str
+    status: str
+    result: Any
+    error: str | None
+    answer_seq: int | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return _new(
+            cls,
+            (
+                data["call"],
+                data["tool_call_id"],
+                data["name"],
+                data["status"],
+                data["result"],
+                data["error"],
+                data.get("answer_seq"),
+            ),
+        )
+
+
+class AgentCompleted(NamedTuple):
+    """Data of ``agent.completed``."""
+
+    output: str
+    usage: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["output"], data["usage"])
+
+
+class MemoryPublished(NamedTuple):
+    """Data of ``memory.published``; without ``content``, the text is the agent's answer."""
+
+    version: int
+    content: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["version"], data.get("content"))
+
+
+class ContextReceived(NamedTuple):
+    """Data of ``memory.injected`` and ``context.recalled``.
+
+    Attributes:
+        content: ``None`` if ``answer_seq`` refers to it.
+        call, tool_call_id: of the failed call that it helps with.
+    """
+
+    source: str
+    version: int
+    content: str | None
+    answer_seq: int | None
+    call: int | None
+    tool_call_id: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["source"],
+            data["version"],
+            get("content"),
+            get("answer_seq"),
+            get("call"),
+            get("tool_call_id"),
+        )
+
+
+class PatternReceived(NamedTuple):
+    """Data of ``context.recalled`` for a pattern that was assigned to the run.
+
+    Attributes:
+        arm: ``None`` if the source is no pattern.
+    """
+
+    version: int
+    arm: str | None
+    category: str
+    baseline: Data
+    uses: Sequence[str]
+    affects: Sequence[str]
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["version"],
+            get("arm"),
+            get("category", ""),
+            get("baseline", {}),
+            get("uses", ()),
+            get("affects", ()),
+        )
+
+
+class SubagentDispatched(NamedTuple):
+    """Data of ``subagent.dispatched``; ``agent`` is ``None`` for a helper without a definition."""
+
+    agent: str | None
+    prompt: str
+    instructions: str | None
+    priority: int
+    timeout_ms: int
+    token_budget: int | None
+    metadata: Data
+    queue_position: int
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(
+            data["agent"],
+            data["prompt"],
+            data["instructions"],
+            data["priority"],
+            data["timeout_ms"],
+            data["token_budget"],
+            data["metadata"] or {},
+            data.get("queue_position") or 0,
+        )
+
+
+class SubagentEnded(NamedTuple):
+    """Data of ``subagent.completed``, ``.failed``, ``.timeout`` and ``.cancelled``.
+
+    Attributes:
+        output: ``None`` if ``answer_seq`` refers to it.
+    """
+
+    duration_ms: int
+    token_usage: Data
+    stop_reason: str | None
+    output: str | None
+    answer_seq: int | None
+    error: EventError
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["duration_ms"],
+            data["token_usage"],
+            get("stop_reason"),
+            get("output"),
+            get("answer_seq"),
+            EventError.of(data),
+        )
+
+
+def call_of(data: Data) -> int:
+    """Return the number of the model call that an event is about."""
+    call: int = data["call"]
+    return call
+
+
+def tool_call_of(data: Data) -> tuple[int, str]:
+    """Return the model call and the id of the tool call that an event is about."""
+    return data["call"], data["tool_call_id"]
+
+
+def is_repeated(failed: Data) -> bool:
+    """Return true if ``llm.failed`` is about one try, and another follows."""
+    return "try" in failed
