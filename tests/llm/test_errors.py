@@ -442,3 +442,49 @@ async def _raw_server(greeting: bytes) -> AsyncIterator[str]:
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+async def test_proxy_of_the_environment_gets_requests_to_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _heads(b"HTTP/1.1 503 Down\r\ncontent-length: 0\r\n\r\n") as (port, heads):
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("NO_PROXY", "direct.invalid")
+        for host in ("model.invalid", "direct.invalid"):
+            provider = OpenAIProvider("m", api_key=KEY, base_url=f"http://{host}/v1", patience_s=0)
+            with pytest.raises(ModelError) as caught:
+                await provider.invoke([HumanMessage(content="hi")])
+            await provider.aclose()
+            assert caught.value.code == "model_unavailable"
+    (head,) = heads
+    assert head.startswith(b"POST http://model.invalid/v1/chat/completions ")
+
+
+async def test_redirect_to_another_server_does_not_get_the_key() -> None:
+    done = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+    async with _heads(done) as (other, followed):
+        to = f"location: http://127.0.0.1:{other}/v1/chat/completions".encode()
+        moved = b"HTTP/1.1 307 Moved\r\ncontent-length: 0\r\n" + to + b"\r\n\r\n"
+        async with _heads(moved) as (port, asked):
+            provider = OpenAIProvider("m", api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1")
+            with pytest.raises(ModelError):
+                await provider.invoke([HumanMessage(content="hi")])
+            await provider.aclose()
+    assert KEY.encode() in asked[0]
+    assert KEY.encode() not in followed[0]
+
+
+@contextlib.asynccontextmanager
+async def _heads(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Serve one answer to every request; yield the port and the heads of the requests."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], heads

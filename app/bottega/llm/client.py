@@ -1,44 +1,42 @@
-"""The connection to a model's server: the SDK's clients, used through ``client.post``.
+"""The connection to a model's server: the SDK's settings and headers, sent by aiohttp.
 
-``client.post`` takes bytes and returns the raw response. The SDK's high-level calls walk the whole
-history each time. The SDK still does authentication, base URL, proxies, timeouts and status errors.
+The SDK reads key, address and organisation, and makes the headers, once for each server. Its own
+calls walk the whole history and build URL and headers each time.
 """
 
 import asyncio
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator
 from functools import cache
-from typing import cast
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx2
-from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient, Omit, OpenAIError
+from openai import AsyncOpenAI, Omit, OpenAIError
+from pydantic_core import from_json
+from yarl import URL
 
-from bottega.errors import InvalidInputError
+from bottega.clock import Clock
+from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.errors import ErrorMapper
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""
 
-NETWORK_ERRORS = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, ssl.SSLError, OSError)
+NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
 """Errors of sending a request and reading its answer."""
 
 _CONNECT_TIMEOUT_S = 10.0
-# Headers in which the SDK describes this machine; building them takes time at every call.
-_LEFT_OUT = cast(
-    "Mapping[str, str]",
-    {
-        f"X-Stainless-{part}": Omit()
-        for part in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
-    },
-)
+_KEPT_S = 5.0
+_MOST_CONNECTIONS = 1000
+_LONGEST_ERROR = 65_536
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class ModelClient:
-    """The SDK's clients, one per event loop, since connections belong to a loop.
+    """Sends requests to one server, with one pool of connections per event loop.
 
     Args:
         api_key: ``None`` takes ``OPENAI_API_KEY``.
@@ -54,68 +52,115 @@ class ModelClient:
     """
 
     def __init__(self, api_key: str | None, base_url: str | None, timeout_s: float) -> None:
-        self._api_key = _checked_key(api_key)
-        self._base_url = base_url
-        self._timeout = httpx2.Timeout(timeout_s, connect=min(_CONNECT_TIMEOUT_S, timeout_s))
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = (
+        sdk = _sdk_client(_checked_key(api_key), base_url)  # now: wrong settings fail at the start
+        self.address = _address(sdk.base_url)
+        self.report = ErrorMapper(self.address, "" if sdk.api_key == NO_KEY else sdk.api_key)
+        self._base = sdk.base_url
+        self._headers = _headers(sdk)
+        self._proxy = _proxy(sdk.base_url)
+        self._timeout = aiohttp.ClientTimeout(
+            total=None,
+            connect=timeout_s,  # with the wait for a free connection
+            sock_connect=min(_CONNECT_TIMEOUT_S, timeout_s),
+            sock_read=timeout_s,
+        )
+        self._urls: dict[str, URL] = {}
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             WeakKeyDictionary()
         )
-        client = self._open()  # now: wrong settings fail at the start
-        self._spare: AsyncOpenAI | None = client
-        self.address = _address(client.base_url)
-        self.report = ErrorMapper(self.address, "" if client.api_key == NO_KEY else client.api_key)
 
-    async def post(self, path: str, body: bytes) -> httpx2.Response:
+    async def post(self, path: str, body: bytes) -> aiohttp.ClientResponse:
         """Send a request; return when the status is known, before the body is read.
 
+        The caller closes the response.
+
         Raises:
-            OpenAIError: as the SDK maps it.
+            NETWORK_ERRORS: there is no answer.
         """
-        response = await self._client().post(
-            path,
-            cast_to=httpx2.Response,
-            content=body,
-            stream=True,
-            stream_cls=AsyncStream[bytes],
-        )
-        # With this cast_to the SDK returns the raw response and ignores stream_cls.
-        return cast("httpx2.Response", response)
+        url = self._urls.get(path)
+        if url is None:
+            raw_path = self._base.raw_path + path.lstrip("/").encode()
+            url = self._urls[path] = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
+        return await self._session().post(url, data=body, proxy=self._proxy)
+
+    async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
+        """Make the error of a response whose status is not a success, from the body's start."""
+        body = bytearray()
+        try:
+            async for piece in pieces_of(response):
+                body += piece
+                if len(body) >= _LONGEST_ERROR:
+                    break
+        except NETWORK_ERRORS:
+            pass  # the status is known
+        return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
 
-    def _client(self) -> AsyncOpenAI:
+    def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            client, self._spare = self._spare or self._open(), None
-            self._clients[loop] = client
-        return client
-
-    def _open(self) -> AsyncOpenAI:
-        # A server on this machine is reached without the environment's proxies.
-        url = self._base_url or os.environ.get("OPENAI_BASE_URL") or ""
-        local = httpx2.URL(url).host in _LOOPBACK
-        http_client = DefaultAioHttpClient(
-            timeout=self._timeout, trust_env=not local, verify=_certificates()
-        )
-        try:
-            return AsyncOpenAI(
-                api_key=self._api_key,
-                base_url=self._base_url,
-                max_retries=0,
-                default_headers=_LEFT_OUT,
+        session = self._sessions.get(loop)
+        if session is None:
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=_certificates()
+                ),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
-                http_client=http_client,
             )
-        except OpenAIError:
-            raise InvalidInputError(
-                "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; if the "
-                f"server needs none, use any text, such as '{NO_KEY}'",
-                code="model_unauthorized",
-            ) from None
+        return session
+
+
+def is_success(response: aiohttp.ClientResponse) -> bool:
+    return 200 <= response.status < 300
+
+
+async def pieces_of(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of an answer as they arrive."""
+    async for piece in response.content.iter_any():
+        yield piece
+
+
+def _sdk_client(api_key: str | None, base_url: str | None) -> AsyncOpenAI:
+    """Make the SDK's client, which resolves settings; no request goes through it."""
+    unused = httpx2.AsyncClient(trust_env=False, verify=_certificates())
+    try:
+        return AsyncOpenAI(api_key=api_key, base_url=base_url, http_client=unused)
+    except OpenAIError:
+        raise InvalidInputError(
+            "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; if the "
+            f"server needs none, use any text, such as '{NO_KEY}'",
+            code="model_unauthorized",
+        ) from None
+
+
+def _headers(sdk: AsyncOpenAI) -> dict[str, str]:
+    """Return the SDK's headers, without those that describe this machine."""
+    headers = {**sdk.auth_headers, **sdk.default_headers}
+    return {
+        name: value
+        for name, value in headers.items()
+        if not isinstance(value, Omit) and not name.startswith("X-Stainless")
+    }
+
+
+def _proxy(url: httpx2.URL) -> str | None:
+    """Return the environment's proxy for a server; none for this machine."""
+    if url.host in _LOOPBACK or proxy_bypass(url.host):
+        return None
+    proxies = getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+def _decoded(body: bytes | bytearray) -> object:
+    try:
+        return from_json(body)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()
 
 
 @cache

@@ -10,16 +10,15 @@ from contextlib import aclosing
 from hashlib import blake2b
 from typing import Any
 
-import httpx2
+import aiohttp
 import numpy as np
 from numpy.typing import NDArray
-from openai import APIStatusError
 from pydantic_core import from_json, to_json
 
 from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import delay_s
-from bottega.llm.client import NETWORK_ERRORS, ModelClient
+from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, pieces_of
 
 Vectors = NDArray[np.float32]
 
@@ -90,11 +89,11 @@ class OpenAIEmbedder:
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[Mapping[bytes, Vectors]]] = {}
         self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
-        self._door = ModelClient(api_key, base_url, timeout_s)
-        self._report = self._door.report
+        self._client = ModelClient(api_key, base_url, timeout_s)
+        self._report = self._client.report
 
     def __repr__(self) -> str:
-        return f"OpenAIEmbedder({self.model!r}, base_url={self._door.address!r})"
+        return f"OpenAIEmbedder({self.model!r}, base_url={self._client.address!r})"
 
     @property
     def name(self) -> str:
@@ -112,7 +111,7 @@ class OpenAIEmbedder:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await self._door.aclose()
+        await self._client.aclose()
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
@@ -212,18 +211,17 @@ class OpenAIEmbedder:
         response = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._door.post("/embeddings", request)
+                response = await self._client.post("/embeddings", request)
+                if not is_success(response):
+                    return await self._client.refusal(response, self._clock)
                 body = await _whole(response)
-        except APIStatusError as error:
-            status, headers = error.status_code, error.response.headers
-            return self._report.refused(status, error.body, headers, self._clock())
         except NETWORK_ERRORS as error:
             if response is None:
                 return self._report.unreachable(error)
             return self._report.interrupted(error)
         finally:
             if response is not None:
-                await response.aclose()
+                response.close()
         try:
             vectors = read_vectors(body, count)
         except ValueError as error:
@@ -290,9 +288,9 @@ def _numbers(embedding: Any) -> NDArray[np.float64]:
         raise ValueError("a vector with a number that is too large") from None
 
 
-async def _whole(response: httpx2.Response) -> bytes:
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
-    async with aclosing(response.aiter_bytes()) as pieces:
+    async with aclosing(pieces_of(response)) as pieces:
         async for piece in pieces:
             body += piece
             if len(body) > _LONGEST_ANSWER:

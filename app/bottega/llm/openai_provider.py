@@ -10,8 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal
 
-import httpx2
-from openai import APIStatusError
+import aiohttp
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
@@ -20,7 +19,7 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.answer import AnswerBuilder
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.chat import chat_completions
-from bottega.llm.client import NETWORK_ERRORS, ModelClient
+from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, pieces_of
 from bottega.llm.dialect import Dialect, NewDialect
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.responses import responses
@@ -101,12 +100,14 @@ class OpenAIProvider:
         self._random_unit = random_unit
         self._new_id = new_id
         self._dialects: dict[str, Dialect] = {}
-        self._door = ModelClient(api_key, base_url, timeout_s)
-        self._report = self._door.report
+        self._client = ModelClient(api_key, base_url, timeout_s)
+        self._report = self._client.report
         self._dialect(model)  # now: wrong fields fail at the start
 
     def __repr__(self) -> str:
-        return f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._door.address!r})"
+        return (
+            f"OpenAIProvider({self.model!r}, api={self.api!r}, base_url={self._client.address!r})"
+        )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "OpenAIProvider":
         """Copy the provider for another default model; both share (and close) the connections.
@@ -123,7 +124,7 @@ class OpenAIProvider:
 
     async def aclose(self) -> None:
         """Close the connections. Open calls fail."""
-        await self._door.aclose()
+        await self._client.aclose()
 
     async def invoke(
         self,
@@ -174,7 +175,7 @@ class OpenAIProvider:
     def _dialect(self, model: str) -> Dialect:
         dialect = self._dialects.get(model)
         if dialect is None:
-            dialect = self._new_dialect(model, self._extra, self._door.address)
+            dialect = self._new_dialect(model, self._extra, self._client.address)
             self._dialects[model] = dialect
         return dialect
 
@@ -187,31 +188,26 @@ class OpenAIProvider:
     ) -> AssistantMessage | ModelError:
         """Make one try and return its error instead of raising it.
 
-        An error raised while the SDK's is handled would carry it as context, and the SDK's error
-        quotes the server with the key.
+        An error raised while the transport's is handled would carry it as context, and that may
+        quote the request with the key.
         """
         try:
-            response = await self._door.post(path, body)
+            response = await self._client.post(path, body)
         except NETWORK_ERRORS as error:
-            return self._failure(error)
+            return self._report.unreachable(error)
         try:
+            if not is_success(response):
+                return await self._client.refusal(response, self._clock)
             builder = begin()
             message = await self._read(response, builder, on_delta)
             return with_usage(message, len(body), builder.hidden_size)
         except ModelError as error:
             return error
         finally:
-            await response.aclose()  # closes the connection of an unread stream
-
-    def _failure(self, error: Exception) -> ModelError:
-        if isinstance(error, APIStatusError):
-            return self._report.refused(
-                error.status_code, error.body, error.response.headers, self._clock()
-            )
-        return self._report.unreachable(error)
+            response.close()  # closes the connection of an unread stream
 
     async def _read(
-        self, response: httpx2.Response, builder: AnswerBuilder, on_delta: OnDelta | None
+        self, response: aiohttp.ClientResponse, builder: AnswerBuilder, on_delta: OnDelta | None
     ) -> AssistantMessage:
         content_type = response.headers.get("content-type", "").lower()
         if "html" in content_type:
@@ -224,7 +220,7 @@ class OpenAIProvider:
         return builder.finish(self._clock(), self._new_id)
 
     async def _pieces(
-        self, response: httpx2.Response, builder: AnswerBuilder
+        self, response: aiohttp.ClientResponse, builder: AnswerBuilder
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the answer as they arrive.
 
@@ -235,7 +231,7 @@ class OpenAIProvider:
         failure: ModelError | None = None
         length = 0
         try:
-            async with aclosing(response.aiter_bytes()) as pieces:
+            async with aclosing(pieces_of(response)) as pieces:
                 async for piece in pieces:
                     length += len(piece)
                     if length > _LONGEST_ANSWER:
