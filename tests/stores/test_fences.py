@@ -29,7 +29,7 @@ CLAIM = "SELECT claim_run($1, $2, 0)"
 @pytest.fixture
 async def lost(database: Database, owner: asyncpg.Pool) -> UUID:
     """Make a run whose lease ended under its first worker; a second worker claimed it."""
-    run_id, _ = await claimed(database, DEFAULT_TENANT)
+    run_id = (await claimed(database, DEFAULT_TENANT)).run_id
     await owner.execute("UPDATE runs SET leased_until = now() - interval '1 s'")
     second = await database.pool.fetchval(CLAIM, DEFAULT_TENANT, run_id)
     assert from_json(second)["attempt"] == 2
@@ -75,7 +75,7 @@ async def test_worker_that_lost_a_run_does_not_extend_its_lease(
 async def test_run_that_began_and_waits_again_ends_by_its_deadline(
     database: Database, owner: asyncpg.Pool, passed: str
 ) -> None:
-    run_id, _ = await claimed(database, DEFAULT_TENANT)
+    run_id = (await claimed(database, DEFAULT_TENANT)).run_id
     await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
     if passed == "deadline":
         await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
