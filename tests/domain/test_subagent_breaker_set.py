@@ -9,7 +9,7 @@ from bottega.agents import ModelError
 from bottega.errors import SubagentCircuitOpenError
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes
 from tests.domain.subagents import (
     Heard,
@@ -58,7 +58,7 @@ def test_refused_dispatch_gives_the_reason_and_the_time_to_retry() -> None:
         )
         async with registry() as where:
             recorder = Notes()
-            recorder.swarm = Swarm(where, listener=(heard := Heard()))
+            recorder.swarm = Swarm(where, SwarmOptions(listener=(heard := Heard())))
             helper = coordinator(model, where, description="helps")
             helper.agent_name = "helper"
             lead = coordinator(model, where, helper)

@@ -12,7 +12,7 @@ from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
 from bottega.subagents.budget import MAX_OUTPUT, MIN_OUTPUT, TokenAccount, grant, reserved
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (
     Heard,
@@ -53,7 +53,7 @@ def test_budget_exhausted_in_flight_ends_the_task_and_not_its_parent() -> None:
         )
         async with registry() as where:
             recorder = Notes()
-            recorder.swarm = Swarm(where, listener=(heard := Heard()))
+            recorder.swarm = Swarm(where, SwarmOptions(listener=(heard := Heard())))
             lead = coordinator(model, where)
             response = await lead.execute_query_async("go", recorder=recorder)
             assert response.content == "went on"
@@ -99,7 +99,7 @@ def test_tasks_of_a_parent_share_its_budget() -> None:
         )
         async with registry(limits) as where:
             recorder = Notes()
-            recorder.swarm = Swarm(where, listener=(heard := Heard()))
+            recorder.swarm = Swarm(where, SwarmOptions(listener=(heard := Heard())))
             lead = coordinator(model, where)
             assert (await lead.execute_query_async("go", recorder=recorder)).content == "end"
             refused = results(lead.conversation_history)[-1]
@@ -136,7 +136,7 @@ def test_account_outside_the_run_is_asked_but_not_charged() -> None:
         model = Model(go=[dispatch("a"), await_all, "end"], a=["never"])
         async with registry() as where:
             recorder = Notes()
-            recorder.swarm = Swarm(where, outer=(daily,))
+            recorder.swarm = Swarm(where, SwarmOptions(outer=(daily,)))
             lead = coordinator(model, where)
             await lead.execute_query_async("go", recorder=recorder)
             (task,) = results(lead.conversation_history)[-1]["tasks"]

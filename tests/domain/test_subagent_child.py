@@ -22,7 +22,7 @@ from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import Skip
 from bottega.subagents.prompt_guard import PromptGuard
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.tools import use_async_subagents
 from tests.domain.scripted import Notes, agent, call, tokens
 from tests.domain.subagents import (
@@ -51,7 +51,7 @@ async def asked(model: Model, *agents: BaseAgent, **about: Any) -> tuple[list[An
     """Return the answers of a coordinator's tools over these agents, and the events heard."""
     async with registry(min_workers=5, max_workers=5) as where:
         recorder, heard = Notes(), Heard()
-        recorder.swarm = swarm = Swarm(where, listener=heard, **about)
+        recorder.swarm = swarm = Swarm(where, SwarmOptions(listener=heard, **about))
         lead = coordinator(model, where, *agents)
         lead.agent_id = "lead"
         response = await lead.execute_query_async("go", recorder=recorder)
@@ -267,7 +267,7 @@ class TestEnds:
                 question = "go" if deep else "mid"
                 broke: list[Exception] = []
                 recorder = Notes()
-                recorder.swarm = Swarm(where, broke=broke.append)
+                recorder.swarm = Swarm(where, SwarmOptions(broke=broke.append))
                 with pytest.raises(HookContractError) as raised:
                     await lead.execute_query_async(question, recorder=recorder)
                 assert broke == [raised.value]
@@ -296,7 +296,7 @@ class TestOrder:
         """Run a coordinator over these agents; ``names``: agent by tool name."""
         async with registry(**{"min_workers": 1, "max_workers": 1, **about}) as where:
             recorder, heard = Notes(), Heard()
-            recorder.swarm = Swarm(where, listener=heard)
+            recorder.swarm = Swarm(where, SwarmOptions(listener=heard))
             agents = {called: child(model, name) for called, name in names.items()}
             for each in agents.values():
                 each.memory_graph = graph
@@ -495,7 +495,7 @@ def test_blocking_sub_agent_may_dispatch_too() -> None:
         )
         async with registry() as where:
             recorder, heard = Notes(), Heard()
-            recorder.swarm = Swarm(where, listener=heard)
+            recorder.swarm = Swarm(where, SwarmOptions(listener=heard))
             mid = coordinator(model, where)
             lead = BaseAgent("You lead.", provider=model)
             lead.register_agent(mid, name="waits", description="waits")

@@ -8,7 +8,7 @@ from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBas
 from bottega.agents.query import Invoke
 from bottega.errors import FencedError, SubagentCircuitOpenError
 from bottega.subagents.child import ANONYMOUS
-from bottega.subagents.swarm import Swarm, TaskOfQuery
+from bottega.subagents.swarm import Swarm, SwarmOptions, TaskOfQuery
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Heard,
@@ -142,12 +142,12 @@ def test_repeated_attempt_at_a_run_does_not_see_tasks_of_the_last_one() -> None:
         run_id = uuid4()
         async with registry() as where:
             broken, whole = Broken(), Recorder()
-            broken.swarm = Swarm(where, run_id)
+            broken.swarm = Swarm(where, SwarmOptions(run_id=run_id))
             with pytest.raises(FencedError):
                 await coordinator(model, where).execute_query_async("go", recorder=broken)
             await broken.swarm.close()
             assert is_empty(where)
-            whole.swarm = Swarm(where, run_id)
+            whole.swarm = Swarm(where, SwarmOptions(run_id=run_id))
             lead = coordinator(again, where)
             await lead.execute_query_async("go", recorder=whole)
             (task,) = results(lead.conversation_history)[-1]["tasks"]

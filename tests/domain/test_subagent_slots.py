@@ -7,7 +7,7 @@ from bottega.agents import Recorder
 from bottega.subagents.handle import SubagentHandle, SubagentOutcome
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.subagents import (
     Model,
     after,
@@ -116,5 +116,5 @@ def test_awaiting_a_finished_task_costs_no_slot() -> None:
 
 def of_tenant(where: SubagentRegistry) -> Recorder:
     recorder = Recorder()
-    recorder.swarm = Swarm(where, tenant_id=uuid4())
+    recorder.swarm = Swarm(where, SwarmOptions(tenant_id=uuid4()))
     return recorder

@@ -10,7 +10,7 @@ from bottega.agents import AssistantMessage
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (
     Heard,
@@ -37,7 +37,7 @@ S = SubagentStatus
 def told(where: SubagentRegistry, **about: Any) -> tuple[Notes, Heard]:
     """Build a recorder whose run's events are heard."""
     recorder, heard = Notes(), Heard()
-    recorder.swarm = Swarm(where, listener=heard, **about)
+    recorder.swarm = Swarm(where, SwarmOptions(listener=heard, **about))
     return recorder, heard
 
 
@@ -240,7 +240,7 @@ class TestIds:
                 for _ in range(2):
                     model = Model(go=[dispatch("a"), await_all, "end"], a=["A"])
                     recorder = Notes()
-                    recorder.swarm = Swarm(where, UUID(int=7))
+                    recorder.swarm = Swarm(where, SwarmOptions(run_id=UUID(int=7)))
                     lead = coordinator(model, where)
                     await lead.execute_query_async("go", recorder=recorder)
                     found += ids(lead.conversation_history)

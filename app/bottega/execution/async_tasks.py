@@ -26,7 +26,7 @@ from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 
 # Only tasks below the asking task ($4) are found; NULL is the root, above all.
@@ -126,22 +126,22 @@ async def running_subagents(
     memory = remember(events, run.claimed_at, journal.carried_seq)
     taken = ResumedTasks(recorder, memory, runtime.registry)
     began, left = monotonic(), run.remaining_s
-    swarm = Swarm(
-        runtime.registry,
-        journal.run_id,
-        tenant_id=journal.tenant_id,
-        task_root=recorder.tasks.root,
+    options = SwarmOptions(
+        run_id=run.run_id,
+        tenant_id=run.tenant_id,
+        task_root=run.task_root,
         listener=JournalListener(recorder, taken),
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts,
         plugins=runtime.plugins,
-        past=memory.tasks,
+        restored=memory.tasks,
         waits=memory.waits,
         cancelled=recorder.tasks.cancelled,
         lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
     )
+    swarm = Swarm(runtime.registry, options)
     for write in memory.writes:
         swarm.restore_file(*write)
     for each in memory.over:

@@ -51,19 +51,19 @@ class ChildTask:
         registry, parent = self.scope.swarm.registry, self.scope.parent
         if (handle := registry.get(self.task_id, parent)) is not None:
             return handle
-        past = self.scope.swarm.past.get(self.task_id)
-        if past is None or parent.is_over:
+        restored = self.scope.swarm.options.restored.get(self.task_id)
+        if restored is None or parent.is_over:
             return None
         self.scope.dispatched.add(self.task_id)
         graph = self.query.agent.memory_graph
         if graph is not None:
-            for publication in past.publications:
+            for publication in restored.publications:
                 graph.restore(publication)
-        work = self._work(past.params)
-        self.query.usage += past.usage
-        past = replace(past, params=self._with_model(past.params))
-        handle = registry.restore(parent, past, work, task_id=self.task_id, place=self.place)
-        if self.task_id in self.scope.swarm.cancelled:
+        work = self._work(restored.params)
+        self.query.usage += restored.usage
+        restored = replace(restored, params=self._with_model(restored.params))
+        handle = registry.restore(parent, restored, work, task_id=self.task_id, place=self.place)
+        if self.task_id in self.scope.swarm.options.cancelled:
             registry.cancel(self.task_id, CANCELLED)
         return handle
 
@@ -191,7 +191,7 @@ async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) ->
         views[each] = None if handle is None else _view(handle, now, longest_partial)
         if handle is not None and handle.status.is_final and handle.parent is scope.parent:
             handle.received = True
-    if scope.swarm.lookup is not None and None in views.values():
+    if scope.swarm.options.lookup is not None and None in views.values():
         await _look_up(scope, views)
     tasks = [
         view or {"task_id": each, "status": "not_found", "error": "no task of yours has this id"}
@@ -205,11 +205,11 @@ async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) ->
 
 async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
     """Fill in collected tasks from the stored records."""
-    assert scope.swarm.lookup is not None
+    assert scope.swarm.options.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:
         return
-    for task, view in (await scope.swarm.lookup(list(gone), scope.task_id)).items():
+    for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
         views[gone[task]] = view
 
 

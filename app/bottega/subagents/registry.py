@@ -117,28 +117,28 @@ class SubagentRegistry:
         return handle
 
     def restore(
-        self, parent: Parent, past: RestoredTask, work: Work, *, task_id: UUID, place: Any
+        self, parent: Parent, restored: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
         """Rebuild a task from before a crash, as it ended or queued; no limits, no events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
-        breakers = breaker_keys(parent, past.params)
-        handle = self._add(parent, past.params, breakers, work, task_id, place)
+        breakers = breaker_keys(parent, restored.params)
+        handle = self._add(parent, restored.params, breakers, work, task_id, place)
         now = self.scheduler.now()
-        handle.attempt = past.attempt
-        handle.created_at = now - past.waited
-        if past.remaining is not None:
-            handle.deadline = now + past.remaining
-        if past.outcome is None:
+        handle.attempt = restored.attempt
+        handle.created_at = now - restored.waited
+        if restored.remaining is not None:
+            handle.deadline = now + restored.remaining
+        if restored.outcome is None:
             self._hold_back(handle)
             self.scheduler.enqueue(handle)
             return handle
-        handle.token_usage = past.spent
+        handle.token_usage = restored.spent
         for account in (handle.account, *parent.paying()):
-            account.spent += past.usage.tokens.total_tokens
-        handle.fixed_duration_ms = past.duration_ms
-        self._set(handle, past.outcome.status)
-        self._take_over(handle, past.outcome)
+            account.spent += restored.usage.tokens.total_tokens
+        handle.fixed_duration_ms = restored.duration_ms
+        self._set(handle, restored.outcome.status)
+        self._take_over(handle, restored.outcome)
         return handle
 
     def _check(self, parent: Parent, breakers: Sequence[BreakerKey]) -> None:

@@ -5,6 +5,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 from weakref import WeakSet
@@ -39,70 +40,65 @@ class NoListener:
     def refused(self, parent: Parent, data: dict[str, Any]) -> None: ...
 
 
-class Swarm:
-    """The asynchronous sub-agents of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmOptions:
+    """Settings of one run's asynchronous sub-agents, and their state from before a crash.
 
-    Args:
-        run_id: the task ids are derived from it.
+    Attributes:
+        run_id: ``None``: a new one.
+        task_root: the task ids are derived from it; ``None``: from the run's id.
         listener: receives all events of the tasks.
         remaining: returns the seconds that the run has left; ``None``: no deadline.
         outer: accounts of the whole run; other code charges them.
         plugins: called before a dispatch and after a task's end.
-        past: tasks from before a crash, by id.
+        restored: tasks from before a crash, by id.
         waits: seconds already waited before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
         lookup: finds collected tasks; without it they are not found.
         is_suspended: returns true if the run's queries end here but another process resumes the
             run.
         broke: called with the first error of a task that must end the run.
+    """
+
+    run_id: UUID | None = None
+    tenant_id: UUID | None = None
+    task_root: UUID | None = None
+    listener: Listener = NoListener()
+    remaining: Callable[[], float | None] = lambda: None
+    outer: tuple[TokenAccount, ...] = ()
+    plugins: Sequence[Any] = ()
+    restored: Mapping[UUID, RestoredTask] = field(default_factory=dict)
+    waits: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
+    cancelled: Container[UUID] = ()
+    lookup: Lookup | None = None
+    is_suspended: Callable[[], bool] = lambda: False
+    broke: Callable[[Exception], object] = lambda error: None
+
+
+class Swarm:
+    """The asynchronous sub-agents of one run.
 
     Attributes:
         broken: the first error of a task that must end the run.
     """
 
-    def __init__(
-        self,
-        registry: SubagentRegistry,
-        run_id: UUID | None = None,
-        *,
-        tenant_id: UUID | None = None,
-        task_root: UUID | None = None,
-        listener: Listener | None = None,
-        remaining: Callable[[], float | None] = lambda: None,
-        outer: tuple[TokenAccount, ...] = (),
-        plugins: Sequence[Any] = (),
-        past: Mapping[UUID, RestoredTask] | None = None,
-        waits: Mapping[tuple[Any, ...], float] | None = None,
-        cancelled: Container[UUID] = (),
-        lookup: Lookup | None = None,
-        is_suspended: Callable[[], bool] = lambda: False,
-        broke: Callable[[Exception], object] = lambda error: None,
-    ) -> None:
+    def __init__(self, registry: SubagentRegistry, options: SwarmOptions = SwarmOptions()) -> None:
         self.registry = registry
-        self.run_id = run_id or uuid4()
-        self.tenant_id = tenant_id
-        self.remaining = remaining
-        self.outer = outer
-        self.plugins = tuple(plugins)
-        self.past = past or {}
-        self.waits = waits or {}
-        self.cancelled = cancelled
-        self.lookup = lookup
+        self.options = options
+        self.run_id = options.run_id or uuid4()
+        self.task_root = options.task_root or self.run_id
         self.context = SharedContext()
         self.broken: Exception | None = None
-        self.listener: Listener = _Told(self, listener or NoListener())
-        self._broke = broke
-        self._is_suspended = is_suspended
-        self.task_root = task_root or self.run_id
+        self.listener: Listener = _PluginCaller(self, options.listener)
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
         self._closed: WeakSet[Parent] = WeakSet()  # kept while the registry has their tasks
-        self._told: set[asyncio.Task[None]] = set()
+        self._plugin_calls: set[asyncio.Task[None]] = set()
 
     @property
     def suspended(self) -> bool:
         """True if the run stops here without an end, and another process resumes it."""
-        return self.broken is None and self._is_suspended()
+        return self.broken is None and self.options.is_suspended()
 
     def id_at(self, path: Path) -> UUID:
         """Return the id of the query at a path; the root's is the run's id."""
@@ -142,9 +138,9 @@ class Swarm:
         """End the run with an error that no model may handle: a lost run, or a bug in a hook."""
         if self.broken is None and not self.suspended:
             self.broken = error
-            self._broke(error)
+            self.options.broke(error)
 
-    def tell_plugins(self, handle: SubagentHandle) -> None:
+    def call_plugins(self, handle: SubagentHandle) -> None:
         """Call the plugins with a task's outcome, in the background."""
         context = context_of(handle.parent)
         outcome = TaskOutcome(
@@ -154,9 +150,9 @@ class Swarm:
             error=handle.error,
             duration_ms=handle.duration_ms(self.registry.scheduler.now()),
         )
-        telling = asyncio.ensure_future(after_complete(self.plugins, context, outcome))
-        self._told.add(telling)
-        telling.add_done_callback(self._told.discard)
+        call = asyncio.ensure_future(after_complete(self.options.plugins, context, outcome))
+        self._plugin_calls.add(call)
+        call.add_done_callback(self._plugin_calls.discard)
 
     async def close(self) -> None:
         """End or suspend all tasks of the run; return when none of them runs.
@@ -175,8 +171,8 @@ class Swarm:
                 self.registry.end_parent(parent, "parent-ended")
         self.registry.discard([*parents, *self._closed])
         await self.registry.scheduler.stopped(running)
-        if self._told:
-            await asyncio.wait(list(self._told))
+        if self._plugin_calls:
+            await asyncio.wait(list(self._plugin_calls))
 
 
 def context_of(parent: Parent) -> PluginContext:
@@ -189,7 +185,7 @@ def context_of(parent: Parent) -> PluginContext:
     )
 
 
-class _Told:
+class _PluginCaller:
     """Listener that also calls the run's plugins after a task's end."""
 
     def __init__(self, swarm: Swarm, listener: Listener) -> None:
@@ -198,8 +194,8 @@ class _Told:
 
     def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         self._listener.happened(handle, event, data)
-        if handle.status.is_final and event == handle.status and self._swarm.plugins:
-            self._swarm.tell_plugins(handle)
+        if handle.status.is_final and event == handle.status and self._swarm.options.plugins:
+            self._swarm.call_plugins(handle)
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         self._listener.refused(parent, data)
@@ -272,19 +268,19 @@ class QueryScope:
             self.dispatched.__contains__,
         )
         account = TokenAccount("the token budget of your tasks", limits.max_total_tokens)
-        paying = swarm.outer if owner is None else (owner.account, *owner.parent.accounts)
+        paying = swarm.options.outer if owner is None else (owner.account, *owner.parent.accounts)
         self.parent = Parent(
             parent_id=self.own_id,
             agent=query.agent.agent_id or query.agent.agent_name,
             run_id=swarm.run_id,
-            tenant_id=swarm.tenant_id,
+            tenant_id=swarm.options.tenant_id,
             path=query.path,
             limits=limits,
             account=account,
             accounts=(account, *paying),
             listener=swarm.listener,
             owner=owner,
-            remaining=swarm.remaining if owner is None else _left(swarm, owner),
+            remaining=swarm.options.remaining if owner is None else _left(swarm, owner),
             alive=lambda: owner is None or not owner.status.is_final,
             ancestors=None if tool is None else tool.ancestors(),
         )

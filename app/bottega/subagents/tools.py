@@ -201,7 +201,9 @@ class DispatchTool(_SubagentTool):
         call, scope = self.shared.scope()
         child = self._child(call, scope, tool_call)
         if (handle := child.known()) is None:
-            decided = await self._decided(scope, arguments) if scope.swarm.plugins else arguments
+            decided = (
+                await self._decided(scope, arguments) if scope.swarm.options.plugins else arguments
+            )
             if isinstance(decided, Skip):
                 skipped = {"status": "skipped", "result": decided.result}
                 return success_result(tool_call, skipped)
@@ -232,7 +234,7 @@ class DispatchTool(_SubagentTool):
             priority=arguments.priority,
             metadata=arguments.metadata,
         )
-        return await before_dispatch(scope.swarm.plugins, context_of(scope.parent), request)
+        return await before_dispatch(scope.swarm.options.plugins, context_of(scope.parent), request)
 
 
 def _params(
@@ -301,7 +303,7 @@ class AwaitTool(_SubagentTool):
         known = [handle for handle in found.values() if handle]
         gone = sum(not handle and as_id(each) in scope.dispatched for each, handle in found.items())
         key = (scope.task_id, call.query.model_calls, tool_call.id)
-        seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.waits.get(key, 0.0))
+        seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
         mode: Mode = arguments.mode
         met = await scope.wait(known, mode, arguments.quorum, seconds, gone)
         answer = await report(scope, ids, 0)
