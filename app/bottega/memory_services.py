@@ -8,6 +8,7 @@ import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -30,6 +31,7 @@ from bottega.settings import Settings
 
 if TYPE_CHECKING:
     from bottega.llm.openai_embedder import OpenAIEmbedder
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.episodes.redis_cache import RedisCache
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
@@ -125,9 +127,10 @@ async def keeping(
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
     vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
-    upkeep = EpisodeUpkeep(database.pool, parts.objects, parts.memory.tending)
+    tending = _tending(settings, database, parts)
+    upkeep = EpisodeUpkeep(database.pool, parts.objects, tending)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
-    maintenance = _maintenance(settings, database, parts)
+    maintenance = _maintenance(settings, database, parts, tending)
     stored = [
         WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S)
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
@@ -155,7 +158,23 @@ async def keeping(
         yield executing
 
 
-def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
+def _tending(settings: Settings, database: Database, parts: MemoryServices) -> "EpisodeMaintenance":
+    from bottega.memory.episodes.consolidation import Closeness
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
+
+    options = settings.memory_options
+    return EpisodeMaintenance(
+        database.pool,
+        parts.objects,
+        options.ages,
+        Closeness(options.consolidate_cosine, timedelta(days=options.consolidate_days)),
+        timedelta(seconds=options.tend_every_s),
+    )
+
+
+def _maintenance(
+    settings: Settings, database: Database, parts: MemoryServices, tending: "EpisodeMaintenance"
+) -> "Maintenance":
     from bottega.background.cron import next_tick, previous_tick
     from bottega.memory.learning import indexes
     from bottega.memory.learning.discovery import Discovery
@@ -168,6 +187,7 @@ def _maintenance(settings: Settings, database: Database, parts: MemoryServices) 
     pipeline = Pipeline(
         database.pool,
         parts.memory,
+        tending,
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
         indexes.IndexMaintenance(as_maintenance),

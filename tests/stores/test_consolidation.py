@@ -411,7 +411,10 @@ def memory(database: Database, store: Folder) -> EpisodicMemory:
 
 
 async def test_search_finds_the_consolidated_episode_instead_of_members(
-    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+    database: Database,
+    owner: asyncpg.Pool,
+    memory: EpisodicMemory,
+    tending: EpisodeMaintenance,
 ) -> None:
     ids = await remember(
         database.pool,
@@ -419,9 +422,8 @@ async def test_search_finds_the_consolidated_episode_instead_of_members(
         told(TASK, day(1), session_id="a"),
         told("Water the plants in the hall", day(1)),
     )
-    await memory.archive_old(DEFAULT_TENANT, LATER)
-    made = await memory.consolidate_similar(DEFAULT_TENANT, LATER)
-    assert made == {"groups": 1, "episodes": 2}
+    made = await tending.tend(DEFAULT_TENANT, LATER)
+    assert (made["groups"], made["consolidated"]) == (1, 2)
     [one] = await consolidated(owner)
     for query in (TASK, "quarterly sales", "who gets the report?"):
         hits = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, query, k=3)
@@ -441,7 +443,7 @@ async def test_search_finds_the_consolidated_episode_instead_of_members(
 
 
 async def test_different_feedback_separates_a_member(
-    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     runs = [uuid4() for _ in range(3)]
     for run_id in runs:
@@ -453,20 +455,20 @@ async def test_different_feedback_separates_a_member(
     ids = await remember(
         database.pool, *(told(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
     )
-    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    await tending.tend(DEFAULT_TENANT, LATER)
     for said, left in ((Feedback("SUCCESS"), 1), (Feedback("FAILURE"), 3)):
         async with database.begin(DEFAULT_TENANT) as tx:
             await give(tx, DEFAULT_TENANT, runs[1], said, "ann")
         assert len(await searchable(owner)) == left
     await embed(database.pool, ids)
-    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     assert await searchable(owner) == {one["id"], ids[1]}
     assert one["said"]["instances"] == 2
 
 
 async def test_erasing_a_session_removes_its_members(
-    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     await owner.execute(
         "INSERT INTO sessions (tenant_id, id) VALUES ($1, 'secret')", DEFAULT_TENANT
@@ -476,7 +478,7 @@ async def test_erasing_a_session_removes_its_members(
         *(told(TASK, day(n), session_id="open") for n in range(2)),
         *(told(TASK, day(n), session_id="secret") for n in range(2)),
     )
-    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    await tending.tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 2
     await erase_session(database, DEFAULT_TENANT, "secret", "ann")
     assert "secret" not in json.dumps(await rows(owner))
@@ -487,14 +489,13 @@ async def test_erasing_a_session_removes_its_members(
 
 @pytest.mark.parametrize("owned", ["user_id", "session_id", "agent"])
 async def test_episodes_of_different_scopes_are_not_consolidated(
-    database: Database, owner: asyncpg.Pool, memory: EpisodicMemory, owned: str
+    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, owned: str
 ) -> None:
     names = ("alice", "bob", None)
     ids = await remember(
         database.pool, *(told(TASK, day(n / 10), **{owned: name}) for n, name in enumerate(names))
     )
-    await memory.archive_old(DEFAULT_TENANT, LATER)
-    assert await memory.consolidate_similar(DEFAULT_TENANT, LATER) == {}
+    assert (await tending.tend(DEFAULT_TENANT, LATER))["groups"] == 0
     assert await consolidated(owner) == []
     # The database refuses it, too.
     made = json.dumps(told(TASK, day(0), kind="consolidated").to_row(), default=str)
@@ -506,10 +507,10 @@ async def test_episodes_of_different_scopes_are_not_consolidated(
 
 
 async def test_erasing_a_tenant_removes_its_consolidated_episodes(
-    database_url: str, database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
+    database_url: str, database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
-    await memory.tending.tend(DEFAULT_TENANT, LATER)
+    await tending.tend(DEFAULT_TENANT, LATER)
     async with transactions(database_url) as begin:
         await erase_tenant(begin, "default", "ann")
     assert not any((await rows(owner)).values())

@@ -15,6 +15,7 @@ from bottega.db.engine import Database, acting_as, connect, open_database
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import indexes, jobs
 from bottega.memory.learning.discovery import Discovery
@@ -66,6 +67,7 @@ class Looked:
         pipeline = Pipeline(
             pool,
             self.memory,
+            EpisodeMaintenance(pool, self.store),
             self.patterns,
             Discovery(pool, self.store, self.patterns),
             IndexMaintenance(self.as_maintenance),

@@ -50,20 +50,6 @@ class EpisodeMaintenance:
     every: timedelta = timedelta(hours=1)
     most: int = 10_000
 
-    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        return await self._lifecycle.archive_old(tenant_id, now)
-
-    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        consolidation = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
-        return await consolidation.consolidate_similar(tenant_id, now)
-
-    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        return await self._lifecycle.purge_deleted(tenant_id, now)
-
-    @property
-    def _lifecycle(self) -> Ageing:
-        return Ageing(self.pool, self.storage, self.ages, self.most)
-
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.
 
@@ -76,12 +62,12 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store is unreachable.
         """
-        lifecycle = Ageing(self.pool, self.storage, self.ages, self.most)
-        consolidation = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
-        done = await lifecycle.archive_old(tenant_id, now)
-        made = await consolidation.consolidate_similar(tenant_id, now)
+        ageing = Ageing(self.pool, self.storage, self.ages, self.most)
+        consolidator = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
+        done = await ageing.archive_old(tenant_id, now)
+        made = await consolidator.consolidate_similar(tenant_id, now)
         done += Counter(groups=made["groups"], consolidated=made["episodes"])
-        done["purged"] = await self.purge_deleted(tenant_id, now)
+        done["purged"] = await ageing.purge_deleted(tenant_id, now)
         return +done
 
     async def tend_next(self, now: datetime) -> Sequence[UUID]:

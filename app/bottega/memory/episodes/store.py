@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,7 +18,6 @@ from bottega.db.pages import PageItems
 from bottega.errors import BottegaError, NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.access_counter import AccessCounter
-from bottega.memory.episodes.consolidation import Closeness
 from bottega.memory.episodes.embedders import Patience
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.lifecycle import AgeStage
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from bottega.memory.episodes.cache import EpisodeCache
     from bottega.memory.episodes.embedders import Embedders
-    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.episodes.objects import Objects
 
     Vector = NDArray[np.float32]
@@ -318,30 +315,6 @@ class EpisodicMemory:
         if self._hot is not None:
             await self._hot.drop(tenant_id, episode_id)
         return marked
-
-    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See :meth:`bottega.memory.episodes.ageing.Ageing.archive_old`."""
-        return await self.tending.archive_old(tenant_id, now)
-
-    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """See ``consolidate_similar`` in ``consolidator``."""
-        return await self.tending.consolidate_similar(tenant_id, now)
-
-    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """See :meth:`bottega.memory.episodes.ageing.Ageing.purge_deleted`."""
-        return await self.tending.purge_deleted(tenant_id, now)
-
-    @property
-    def tending(self) -> "EpisodeMaintenance":
-        """Maintenance of old episodes; requires an object store."""
-        from bottega.memory.episodes.maintenance import EpisodeMaintenance
-
-        assert self._objects is not None, "maintenance of old episodes needs an object store"
-        options = self._options
-        window = timedelta(days=options.consolidate_days)
-        closeness = Closeness(options.consolidate_cosine, window)
-        every = timedelta(seconds=options.tend_every_s)
-        return EpisodeMaintenance(self._pool, self._objects, options.ages, closeness, every)
 
     @asynccontextmanager
     async def _acting(

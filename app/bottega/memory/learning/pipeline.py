@@ -8,6 +8,7 @@ import asyncpg
 
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
+from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import evolution
 from bottega.memory.learning.discovery import Discovery
@@ -42,6 +43,7 @@ class Pipeline:
 
     pool: asyncpg.Pool
     memory: EpisodicMemory
+    tending: EpisodeMaintenance
     patterns: PatternCache
     discovery: Discovery
     indices: IndexMaintenance
@@ -59,7 +61,7 @@ class Pipeline:
         )
 
     async def _tend(self, job: Job) -> Counts:
-        return await self.memory.tending.tend(job.tenant_id, self.now())
+        return await self.tending.tend(job.tenant_id, self.now())
 
     async def _mine(self, job: Job) -> Counts:
         return await self.discovery.discover(job.tenant_id)
