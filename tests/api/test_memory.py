@@ -25,6 +25,7 @@ from bottega.memory.patterns.pattern import (
 )
 from tests.api.test_bad_input import problem
 from tests.memories import day, told
+from tests.pattern_changes import add
 from tests.service import Running
 
 EPISODE = {
@@ -57,7 +58,7 @@ async def validated(server: Running, name: str, category: Category, domain: str)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": name})
     applicability = Applicability(domains=(domain,))
     made = Pattern(name, category, content, applicability, summary=name)
-    kept = await patterns.add(DEFAULT_TENANT, made)
+    kept = await add(patterns, DEFAULT_TENANT, made)
     good = [
         Application(pattern_id=kept.key, version=1, arm=Arm.REPORTED, at=day(320), good=True)
         for _ in range(15)

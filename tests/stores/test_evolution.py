@@ -11,6 +11,7 @@ from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Applicability, Arm, Category, Content, ContentKind
 from tests.memories import day, trip, untrip
+from tests.pattern_changes import add, deprecate
 from tests.stores.test_patterns import (
     BAD,
     CANDIDATE,
@@ -65,7 +66,7 @@ class TestValidation:
     async def test_validation_reports_its_changes_and_repeats_none(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        good, null, fresh = [await cache.add(TENANT, pattern(each)) for each in ("g", "n", "f")]
+        good, null, fresh = [await add(cache, TENANT, pattern(each)) for each in ("g", "n", "f")]
         await cache.record_application(TENANT, applied(good, [GOOD] * 20))
         await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 10))
         said = await validate_all(cache, TENANT)
@@ -88,7 +89,7 @@ class TestValidation:
         """Check that the first page counts the patterns of later pages in the discovery rate."""
         monkeypatch.setattr("bottega.memory.patterns.cache._PAGE", 1)
         strict = cache_of(database, clock, fdr_required=True)
-        added = [await strict.add(TENANT, pattern(str(n))) for n in range(4)]
+        added = [await add(strict, TENANT, pattern(str(n))) for n in range(4)]
         for each in added[:3]:
             await strict.record_application(TENANT, applied(each, [GOOD] * 8))
         await strict.record_application(TENANT, applied(added[3], [GOOD, BAD] * 4))
@@ -129,16 +130,16 @@ class TestRefinement:
         self, cache: PatternCache
     ) -> None:
         """Check it because omitting failed patterns would make the others look better."""
-        good = await cache.add(TENANT, pattern("good"))
+        good = await add(cache, TENANT, pattern("good"))
         await cache.record_application(TENANT, applied(good, [GOOD] * 9))
         for n in range(9):
-            null = await cache.add(TENANT, pattern(str(n)))
+            null = await add(cache, TENANT, pattern(str(n)))
             await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 5))
         await validate_all(cache, TENANT)
         before = await cache.discovered(TENANT)
         for each in await cache.page(TENANT, limit=99):
             if each.key != good.key:
-                await cache.deprecate(TENANT, each.key, "nothing speaks for it")
+                await deprecate(cache, TENANT, each.key, "nothing speaks for it")
         assert await cache.discovered(TENANT) == before == []
 
     async def test_a_pattern_that_fails_everywhere_is_deprecated(self, cache: PatternCache) -> None:
@@ -170,7 +171,7 @@ class TestRefinement:
         law = replace(one.applicability, domains=("law",))
         two = await promoted(cache, applicability=law)
         await promoted(cache, category=Category.DOMAIN)
-        await cache.add(TENANT, pattern(applicability=law))  # a candidate is left alone
+        await add(cache, TENANT, pattern(applicability=law))  # a candidate is left alone
         said = await refine(cache, TENANT)
         assert said["merged"]["count"] == 1
         now = (await cache.page(TENANT, limit=9))[-1]
@@ -189,7 +190,7 @@ class TestRefinement:
             await fallen(cache, name)
         await promoted(cache)
         await promoted(cache)
-        hopeless = await cache.add(TENANT, pattern("hopeless"))
+        hopeless = await add(cache, TENANT, pattern("hopeless"))
         await cache.record_application(TENANT, applied(hopeless, [BAD] * 12))
         await validate_all(cache, TENANT)
         for event in ("UPDATE", "INSERT"):

@@ -37,6 +37,7 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.rows import CHANNEL, PatternFilter
 from bottega.memory.patterns.validation import Verdict
 from tests.memories import day, remember, told
+from tests.pattern_changes import add, deprecate, merge, update
 
 TENANT = DEFAULT_TENANT
 NOW = day(100)
@@ -130,7 +131,7 @@ async def counts(owner: asyncpg.Pool) -> list[asyncpg.Record]:
 
 async def promoted(cache: PatternCache, **more: Any) -> Pattern:
     """Add a pattern that was validated with 18 successes of 20."""
-    added = await cache.add(TENANT, pattern(**more))
+    added = await add(cache, TENANT, pattern(**more))
     await cache.record_application(TENANT, applied(added, [BAD] * 2 + [GOOD] * 18))
     [found] = await cache.validate(TENANT, [added.key])
     assert found.state is VALIDATED
@@ -143,7 +144,7 @@ class TestOne:
     ) -> None:
         episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
         new = pattern(evidence=Evidence(mined_from=tuple(sorted(episodes))), fingerprint="f")
-        added = await cache.add(TENANT, new)
+        added = await add(cache, TENANT, new)
         assert added == new.but(id=added.id, created_at=NOW, updated_at=NOW)
         assert added == await cache.get(TENANT, added.key)
         assert (added.state, added.version, added.key.version) == (CANDIDATE, 1, 7)
@@ -151,23 +152,23 @@ class TestOne:
     async def test_an_unusable_pattern_is_refused(self, cache: PatternCache) -> None:
         wrong = Applicability(conditions=({"feature": "tool", "op": "is", "value": 1},))
         with pytest.raises(InvalidInputError) as caught:
-            await cache.add(TENANT, pattern(applicability=wrong))
+            await add(cache, TENANT, pattern(applicability=wrong))
         assert caught.value.pointer == "/applicability/conditions/0/op"
 
     async def test_concurrent_equal_patterns_are_stored_once(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         new = pattern(fingerprint="f")
-        added = await asyncio.gather(*(cache.add(TENANT, new) for _ in range(5)))
+        added = await asyncio.gather(*(add(cache, TENANT, new) for _ in range(5)))
         assert len({each.id for each in added}) == 1
         assert await owner.fetchval("SELECT count(*) FROM patterns") == 1
-        assert (await cache.add(TENANT, pattern(fingerprint="g"))).id != added[0].id
+        assert (await add(cache, TENANT, pattern(fingerprint="g"))).id != added[0].id
 
     async def test_a_deprecated_pattern_returns_after_enough_new_episodes(
         self, database: Database, cache: PatternCache, clock: Hands
     ) -> None:
-        added = await cache.add(TENANT, pattern(fingerprint="f"))
-        await cache.deprecate(TENANT, added.key, "of no use")
+        added = await add(cache, TENANT, pattern(fingerprint="f"))
+        await deprecate(cache, TENANT, added.key, "of no use")
         before = await remember(
             database.pool, *(told("b", day(99)) for _ in range(9)), embedded=False
         )
@@ -179,8 +180,8 @@ class TestOne:
         def again(*episodes: UUID) -> Pattern:
             return pattern(fingerprint="f", evidence=Evidence(mined_from=episodes))
 
-        assert (await cache.add(TENANT, again(*before, *since[:4]))).state is DEPRECATED
-        back = await cache.add(TENANT, again(*before, *since))
+        assert (await add(cache, TENANT, again(*before, *since[:4]))).state is DEPRECATED
+        back = await add(cache, TENANT, again(*before, *since))
         assert (back.id, back.state, back.version) == (added.id, CANDIDATE, 2)
         assert back.lifecycle.reason is None
         assert set(back.evidence.mined_from) == {*before, *since}
@@ -188,21 +189,21 @@ class TestOne:
     async def test_a_replaced_pattern_does_not_return(
         self, database: Database, cache: PatternCache
     ) -> None:
-        added = await cache.add(TENANT, pattern(fingerprint="f"))
-        other = await cache.add(TENANT, pattern())
-        await cache.deprecate(TENANT, added.key, "better", other.key)
+        added = await add(cache, TENANT, pattern(fingerprint="f"))
+        other = await add(cache, TENANT, pattern())
+        await deprecate(cache, TENANT, added.key, "better", other.key)
         since = await remember(
             database.pool, *(told("b", day(101)) for _ in range(5)), embedded=False
         )
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
-        assert (await cache.add(TENANT, again)).state is DEPRECATED
+        assert (await add(cache, TENANT, again)).state is DEPRECATED
 
     async def test_pages(self, cache: PatternCache) -> None:
         added = [
-            await cache.add(TENANT, pattern(str(n), category=category))
+            await add(cache, TENANT, pattern(str(n), category=category))
             for n, category in enumerate([Category.DOMAIN, Category.RECOVERY] * 3)
         ]
-        await cache.deprecate(TENANT, added[0].key, "of no use")
+        await deprecate(cache, TENANT, added[0].key, "of no use")
         assert [each.name for each in await cache.page(TENANT, limit=9)] == list("012345")
         page = await cache.page(TENANT, limit=2, after=added[1].key)
         assert [each.name for each in page] == ["2", "3"]
@@ -214,27 +215,27 @@ class TestOne:
     async def test_patterns_of_another_tenant_are_not_found(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = await cache.add(TENANT, pattern(fingerprint="f"))
+        added = await add(cache, TENANT, pattern(fingerprint="f"))
         other = uuid4()
         await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", other)
         for doing in (
             cache.get(other, added.key),
             cache.validate(other, [added.key]),
-            cache.update(other, added.key, 1, {"name": "mine"}),
-            cache.deprecate(other, added.key, "mine"),
+            update(cache, other, added.key, 1, {"name": "mine"}),
+            deprecate(cache, other, added.key, "mine"),
         ):
             with pytest.raises(NotFoundError, match=f"there is no pattern {added.key}"):
                 await doing
         assert await cache.page(other, limit=9) == []
         assert await cache.record_application(other, applied(added, [GOOD])) == 0
-        assert (await cache.add(other, pattern(fingerprint="f"))).id != added.id
+        assert (await add(cache, other, pattern(fingerprint="f"))).id != added.id
 
 
 class TestUpdate:
     async def test_a_pattern_with_a_new_meaning_starts_over(self, cache: PatternCache) -> None:
         was = await promoted(cache)
         changes = {"applicability": replace(was.applicability, domains=("law",)), "summary": "New."}
-        now = await cache.update(TENANT, was.key, 1, changes)
+        now = await update(cache, TENANT, was.key, 1, changes)
         assert (now.version, now.state, now.summary) == (2, CANDIDATE, "New.")
         assert now.applicability.domains == ("law",)
         assert now.evidence == Evidence()
@@ -249,7 +250,7 @@ class TestUpdate:
         self, cache: PatternCache, changes: dict[str, Any]
     ) -> None:
         was = await promoted(cache)
-        now = await cache.update(TENANT, was.key, 1, changes)
+        now = await update(cache, TENANT, was.key, 1, changes)
         assert (now.version, now.state, now.evidence.applications) == (2, CANDIDATE, 0)
 
     async def test_a_change_that_is_not_rendered_keeps_the_evidence(
@@ -259,7 +260,7 @@ class TestUpdate:
         [episode] = await remember(database.pool, told("c"), embedded=False)
         late = [replace(each, episode_id=episode) for each in applied(was, [GOOD])]
         await cache.record_application(TENANT, late)
-        now = await cache.update(TENANT, was.key, 1, {"detail": "New."})
+        now = await update(cache, TENANT, was.key, 1, {"detail": "New."})
         assert (now.version, now.state) == (2, VALIDATED)
         [found] = await cache.validate(TENANT, [was.key])
         assert (found.good, found.applications) == (19, 21)
@@ -270,13 +271,13 @@ class TestUpdate:
         assert len(await counts(owner)) == 21
 
     async def test_an_update_without_changes_makes_no_version(self, cache: PatternCache) -> None:
-        added = await cache.add(TENANT, pattern())
-        assert await cache.update(TENANT, added.key, 1, {"content": added.content}) == added
+        added = await add(cache, TENANT, pattern())
+        assert await update(cache, TENANT, added.key, 1, {"content": added.content}) == added
 
     async def test_of_two_changes_to_one_version_one_is_refused(self, cache: PatternCache) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         done = await asyncio.gather(
-            *(cache.update(TENANT, added.key, 1, {"summary": each}) for each in "abc"),
+            *(update(cache, TENANT, added.key, 1, {"summary": each}) for each in "abc"),
             return_exceptions=True,
         )
         refused = [each for each in done if isinstance(each, ConflictError)]
@@ -289,7 +290,7 @@ class TestApplications:
     async def test_reports_cannot_change_an_assignment(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, arm: Arm
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         drawn = {"patterns": [{"id": str(added.key), "arm": arm}]}
         ids = await remember(
             database.pool, told("a", metadata=drawn), told("b", metadata=drawn), embedded=False
@@ -305,7 +306,7 @@ class TestApplications:
     async def test_a_repeated_run_is_not_counted_twice(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         runs = [uuid4() for _ in range(4)]
         for run, before in zip(runs, [None, *runs], strict=False):
             await owner.execute(
@@ -334,12 +335,12 @@ class TestApplications:
         async with acting_as(database.pool, TENANT) as connection:
             await connection.execute("SELECT erase_episodes($1)", [gone])
         evidence = Evidence(mined_from=(kept, gone))
-        assert (await cache.add(TENANT, pattern(evidence=evidence))).evidence.mined_from == (kept,)
+        assert (await add(cache, TENANT, pattern(evidence=evidence))).evidence.mined_from == (kept,)
 
     async def test_an_episode_erased_meanwhile_is_not_named(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         [gone] = await remember(database.pool, told("a"), embedded=False)
         given = [replace(applied(added, [GOOD])[0], episode_id=gone)]
 
@@ -360,7 +361,7 @@ class TestApplications:
     async def test_applications_count_once_with_the_last_outcome(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
         first = [
             replace(each, episode_id=episode, features={"domain": "office"})
@@ -384,7 +385,7 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         source, trusted = await remember(database.pool, told("s"), told("t"), embedded=False)
-        added = await cache.add(TENANT, pattern(evidence=Evidence(mined_from=(source,))))
+        added = await add(cache, TENANT, pattern(evidence=Evidence(mined_from=(source,))))
         others = await remember(
             database.pool,
             told("given by somebody", trust=1),
@@ -407,7 +408,7 @@ class TestApplications:
         assert (await cache.get(TENANT, added.key)).lifecycle.uses == 1
 
     async def test_a_withheld_pattern_is_not_used(self, cache: PatternCache) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         for arm in (Arm.CONTROL, Arm.WITHHELD):
             await cache.record_application(TENANT, applied(added, [GOOD], arm))
         assert (await cache.get(TENANT, added.key)).lifecycle.uses == 0
@@ -454,7 +455,7 @@ class TestApplications:
     async def test_concurrent_applications_are_all_counted(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = [await cache.add(TENANT, pattern(str(n))) for n in range(3)]
+        added = [await add(cache, TENANT, pattern(str(n))) for n in range(3)]
         episodes = await remember(database.pool, *(told(str(n)) for n in range(20)), embedded=False)
         batches = [
             [
@@ -473,7 +474,7 @@ class TestApplications:
     async def test_applications_join_the_caller_s_transaction(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         async with acting_as(database.pool, TENANT) as connection:
             await cache.record_application(TENANT, applied(added, [GOOD]), on=connection)
             assert await counts(owner) == []
@@ -482,7 +483,7 @@ class TestApplications:
 
 class TestValidation:
     async def test_five_successes_of_five_do_not_promote(self, cache: PatternCache) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         await cache.record_application(TENANT, applied(added, [GOOD] * 5))
         [found] = await cache.validate(TENANT, [added.key])
         assert (found.verdict, found.state) == (Verdict.VALIDATED, CANDIDATE)
@@ -523,7 +524,7 @@ class TestValidation:
     async def test_each_application_is_compared_with_its_own_baseline(
         self, cache: PatternCache
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         easy = applied(added, [GOOD] * 18 + [BAD] * 2, baseline=0.9)
         await cache.record_application(TENANT, easy)
         [found] = await cache.validate(TENANT, [added.key])
@@ -532,7 +533,7 @@ class TestValidation:
         assert found.e_value < 2
 
     async def test_savings_are_computed(self, cache: PatternCache) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         await cache.record_application(
             TENANT, applied(added, [GOOD] * 5, duration_s=2.0, tokens=100)
         )
@@ -563,10 +564,10 @@ class TestValidation:
         self, database: Database, clock: Hands
     ) -> None:
         strict = cache_of(database, clock, fdr_required=True)
-        good = await strict.add(TENANT, pattern("good"))
-        best = await strict.add(TENANT, pattern("best"))
+        good = await add(strict, TENANT, pattern("good"))
+        best = await add(strict, TENANT, pattern("best"))
         for n in range(8):
-            other = await strict.add(TENANT, pattern(str(n)))
+            other = await add(strict, TENANT, pattern(str(n)))
             await strict.record_application(TENANT, applied(other, [GOOD, BAD] * 4))
         await strict.record_application(TENANT, applied(good, [GOOD] * 11 + [BAD]))
         await strict.record_application(TENANT, applied(best, [GOOD] * 40))
@@ -582,7 +583,7 @@ class TestValidation:
     async def test_validation_covers_all_pages(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        added = await cache.add(TENANT, pattern())
+        added = await add(cache, TENANT, pattern())
         await owner.execute(
             """
             INSERT INTO patterns (tenant_id, name, category, document, origin)
@@ -600,15 +601,18 @@ class TestDeprecation:
     async def test_a_deprecated_pattern_is_kept_with_its_replacement(
         self, cache: PatternCache
     ) -> None:
-        one, other = await cache.add(TENANT, pattern("1")), await cache.add(TENANT, pattern("2"))
-        now = await cache.deprecate(TENANT, one.key, "too old", other.key)
+        one, other = (
+            await add(cache, TENANT, pattern("1")),
+            await add(cache, TENANT, pattern("2")),
+        )
+        now = await deprecate(cache, TENANT, one.key, "too old", other.key)
         assert (now.state, now.version) == (DEPRECATED, 1)
         assert (now.lifecycle.reason, now.lifecycle.replaced_by) == ("too old", other.key)
         assert await cache.validate(TENANT, [one.key])
         assert (await cache.get(TENANT, one.key)).state is DEPRECATED
         for by in (other.key, one.key):
             with pytest.raises(InvalidInputError):
-                await cache.deprecate(TENANT, other.key, "too old", by)
+                await deprecate(cache, TENANT, other.key, "too old", by)
 
     async def test_other_processes_are_notified_of_changes_but_not_of_uses(
         self, cache: PatternCache, owner: asyncpg.Pool, database_url: str
@@ -626,7 +630,7 @@ class TestDeprecation:
                     found.append(said)
                 return found
 
-            added = await cache.add(TENANT, pattern())
+            added = await add(cache, TENANT, pattern())
             assert await news() == [str(TENANT)]
             await cache.record_application(TENANT, applied(added, [GOOD] * 20))
             assert await news() == []
@@ -634,11 +638,11 @@ class TestDeprecation:
             assert await news() == [str(TENANT)]
             await cache.validate(TENANT)
             assert await news() == []
-            await cache.update(TENANT, added.key, 1, {"summary": "New."})
+            await update(cache, TENANT, added.key, 1, {"summary": "New."})
             assert await news() == [str(TENANT)]
-            await cache.deprecate(TENANT, added.key, "of no use")
+            await deprecate(cache, TENANT, added.key, "of no use")
             assert await news() == [str(TENANT)]
-            await cache.deprecate(TENANT, added.key, "of no use")
+            await deprecate(cache, TENANT, added.key, "of no use")
             assert await news() == []
         finally:
             await listener.close()
@@ -649,9 +653,10 @@ class TestMerging:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         ids = await remember(database.pool, *(told(str(n)) for n in range(12)), embedded=False)
-        one = await cache.add(TENANT, pattern("1", evidence=Evidence(mined_from=(ids[0],))))
+        one = await add(cache, TENANT, pattern("1", evidence=Evidence(mined_from=(ids[0],))))
         when = replace(one.applicability, domains=("law",), complexity=(0.5, 1.0))
-        two = await cache.add(
+        two = await add(
+            cache,
             TENANT,
             pattern("2", applicability=when, evidence=Evidence(mined_from=(ids[1],)), trust=2),
         )
@@ -663,7 +668,7 @@ class TestMerging:
         await cache.record_application(TENANT, of(one, ids[1:8]))
         await cache.record_application(TENANT, of(two, [ids[0], *ids[5:12]]))
         await cache.validate(TENANT)
-        now = await cache.merge(TENANT, [two.key, one.key])
+        now = await merge(cache, TENANT, [two.key, one.key])
         # 2 to 11: the first two are the episodes from which one pattern was mined.
         assert now.evidence.applications == 10
         assert set(now.evidence.supporting) == set(ids[2:])
@@ -679,31 +684,33 @@ class TestMerging:
             was = await cache.get(TENANT, each.key)
             assert (was.state, was.lifecycle.replaced_by) == (DEPRECATED, now.id)
         with pytest.raises(InvalidInputError, match="is deprecated"):
-            await cache.merge(TENANT, [one.key, now.key])
+            await merge(cache, TENANT, [one.key, now.key])
 
     async def test_incompatible_patterns_are_not_merged(self, cache: PatternCache) -> None:
-        one = await cache.add(TENANT, pattern("1"))
-        other = await cache.add(TENANT, pattern("2", category=Category.DOMAIN))
+        one = await add(cache, TENANT, pattern("1"))
+        other = await add(cache, TENANT, pattern("2", category=Category.DOMAIN))
         with pytest.raises(InvalidInputError, match="one category"):
-            await cache.merge(TENANT, [one.key, other.key])
+            await merge(cache, TENANT, [one.key, other.key])
         with pytest.raises(InvalidInputError, match="2 to 20"):
-            await cache.merge(TENANT, [one.key, one.key])
+            await merge(cache, TENANT, [one.key, one.key])
         with pytest.raises(NotFoundError):
-            await cache.merge(TENANT, [one.key, uuid4()])
+            await merge(cache, TENANT, [one.key, uuid4()])
         assert (await cache.get(TENANT, one.key)).state is CANDIDATE
 
     async def test_similar_patterns_are_found(self, cache: PatternCache) -> None:
-        one = await cache.add(TENANT, pattern("1"))
-        same = await cache.add(TENANT, pattern("same"))
-        near = await cache.add(
-            TENANT, pattern("near", applicability=replace(one.applicability, domains=("law",)))
+        one = await add(cache, TENANT, pattern("1"))
+        same = await add(cache, TENANT, pattern("same"))
+        near = await add(
+            cache,
+            TENANT,
+            pattern("near", applicability=replace(one.applicability, domains=("law",))),
         )
-        far = await cache.add(
-            TENANT, pattern("far", content=Content(ContentKind.HEURISTIC, uses=("other",)))
+        far = await add(
+            cache, TENANT, pattern("far", content=Content(ContentKind.HEURISTIC, uses=("other",)))
         )
-        await cache.add(TENANT, pattern("of another kind", category=Category.DOMAIN))
-        gone = await cache.add(TENANT, pattern("gone"))
-        await cache.deprecate(TENANT, gone.key, "of no use")
+        await add(cache, TENANT, pattern("of another kind", category=Category.DOMAIN))
+        gone = await add(cache, TENANT, pattern("gone"))
+        await deprecate(cache, TENANT, gone.key, "of no use")
         found = await cache.similar(TENANT, one, 9)
         assert [each.pattern.id for each in found] == [same.id, near.id, far.id]
         assert found[0].likeness == 1.0
@@ -714,7 +721,7 @@ class TestMerging:
 class TestPruning:
     async def test_low_value_candidates_are_pruned(self, cache: PatternCache, clock: Hands) -> None:
         harmful, hopeless, good, fresh = [
-            await cache.add(TENANT, pattern(name)) for name in ("harmful", "hopeless", "good", "f")
+            await add(cache, TENANT, pattern(name)) for name in ("harmful", "hopeless", "good", "f")
         ]
         await cache.record_application(TENANT, applied(harmful, [BAD] * 11 + [GOOD]))
         await cache.record_application(TENANT, applied(hopeless, [GOOD, BAD] * 30))
@@ -749,7 +756,7 @@ class TestWhichApply:
     }
 
     async def test_only_validated_patterns_are_found(self, cache: PatternCache) -> None:
-        await cache.add(TENANT, pattern())
+        await add(cache, TENANT, pattern())
         was = await promoted(cache)
         [found] = await cache.find_applicable(TENANT, self.task)
         assert found.pattern.id == was.id
@@ -786,16 +793,16 @@ class TestWhichApply:
     ) -> None:
         monkeypatch.setattr(store, "MOST_GIVEN", 2)
         for number in range(2):
-            await cache.add(TENANT, pattern(f"p{number}"))
+            await add(cache, TENANT, pattern(f"p{number}"))
         with pytest.raises(ConflictError, match="2 patterns that were not mined"):
-            await cache.add(TENANT, pattern("one more"))
-        await cache.add(TENANT, pattern("mined", fingerprint="f"))
+            await add(cache, TENANT, pattern("one more"))
+        await add(cache, TENANT, pattern("mined", fingerprint="f"))
 
     async def test_the_most_promising_candidate_is_first_then_random_ones(
         self, cache: PatternCache
     ) -> None:
         names = ("failed", "new", "also new", "went well")
-        added = {each: await cache.add(TENANT, pattern(each)) for each in names}
+        added = {each: await add(cache, TENANT, pattern(each)) for each in names}
         await cache.record_application(TENANT, applied(added["failed"], [BAD]))
         await cache.record_application(TENANT, applied(added["went well"], [GOOD]))
         await cache.record_application(TENANT, applied(added["new"], [GOOD] * 9, Arm.CONTROL))
@@ -811,7 +818,7 @@ class TestBaselines:
     async def test_the_baseline_is_similar_tasks_without_the_pattern(
         self, database: Database, cache: PatternCache
     ) -> None:
-        one, two = [await cache.add(TENANT, pattern(each)) for each in "12"]
+        one, two = [await add(cache, TENANT, pattern(each)) for each in "12"]
         went = [Outcome.SUCCESS] * 6 + [Outcome.FAILURE] * 3 + [Outcome.PARTIAL]
         like = await remember(
             database.pool,
@@ -840,7 +847,7 @@ class TestBaselines:
     async def test_the_baseline_uses_the_newest_two_hundred(
         self, database: Database, cache: PatternCache
     ) -> None:
-        one = await cache.add(TENANT, pattern())
+        one = await add(cache, TENANT, pattern())
         went = [Outcome.FAILURE] * 50 + [Outcome.SUCCESS] * 200
         await remember(
             database.pool,
@@ -854,7 +861,7 @@ class TestBaselines:
     async def test_patterns_judged_by_calls_have_their_own_controls(
         self, cache: PatternCache
     ) -> None:
-        one = await cache.add(TENANT, pattern(category=Category.RECOVERY))
+        one = await add(cache, TENANT, pattern(category=Category.RECOVERY))
         assert await cache.baselines(TENANT, [one], {}) == {one.key: Baseline()}
         for arm in (Arm.CONTROL, Arm.WITHHELD, Arm.TRIAL):
             await cache.record_application(TENANT, applied(one, [GOOD, BAD, BAD, None], arm))

@@ -37,6 +37,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
+from tests.pattern_changes import add
 from tests.waiting import until
 
 NOW = day(60)
@@ -137,7 +138,7 @@ async def fill(looked: Looked) -> None:
         ("twin two", "check twice", "branch"),
         ("failing", "skip the check", "office"),
     ):
-        kept = await looked.patterns.add(DEFAULT_TENANT, said(name, action, domain))
+        kept = await add(looked.patterns, DEFAULT_TENANT, said(name, action, domain))
         ids[name] = kept.key
     for name in ("twin one", "twin two", "failing"):
         await apply(looked, ids[name], [True] * 20)

@@ -25,6 +25,7 @@ from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import remember, told
+from tests.pattern_changes import add, merge
 
 PATTERN = UUID(int=7)
 
@@ -43,7 +44,7 @@ async def cache(database: Database) -> Cache:
     cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
-    await cache.add(DEFAULT_TENANT, pattern)
+    await add(cache, DEFAULT_TENANT, pattern)
     return cache
 
 
@@ -238,10 +239,10 @@ async def test_feedback_reaches_the_merged_pattern(
     learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     was = await cache.get(DEFAULT_TENANT, PATTERN)
-    other = await cache.add(DEFAULT_TENANT, was.but(id=None, name="look too"))
-    merged = await cache.merge(DEFAULT_TENANT, [PATTERN, other.key])
-    third = await cache.add(DEFAULT_TENANT, was.but(id=None, name="and look"))
-    merged = await cache.merge(DEFAULT_TENANT, [merged.key, third.key])
+    other = await add(cache, DEFAULT_TENANT, was.but(id=None, name="look too"))
+    merged = await merge(cache, DEFAULT_TENANT, [PATTERN, other.key])
+    third = await add(cache, DEFAULT_TENANT, was.but(id=None, name="and look"))
+    merged = await merge(cache, DEFAULT_TENANT, [merged.key, third.key])
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
         said = feedback.Feedback(outcome="FAILURE")
@@ -280,7 +281,7 @@ async def test_a_run_shows_its_lessons(
         content=content,
         evidence=Evidence(mined_from=(one.id or PATTERN,)),
     )
-    found = await cache.add(DEFAULT_TENANT, mined)
+    found = await add(cache, DEFAULT_TENANT, mined)
     async with database.begin(DEFAULT_TENANT) as connection:
         first, second, nothing = [
             await learnt(connection, DEFAULT_TENANT, run_id)

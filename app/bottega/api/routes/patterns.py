@@ -24,7 +24,7 @@ from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.memory.patterns import pattern as memory
-from bottega.memory.patterns import task_analysis
+from bottega.memory.patterns import store, task_analysis
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.rows import PatternFilter
 from bottega.tenants import audit
@@ -97,7 +97,8 @@ async def create(
 
         async def add() -> Any:
             new = memory.Pattern(**told, trust=GIVEN_BY_HAND)
-            added = await service.patterns.add(tenant, new, on=driver)
+            options, now = service.patterns.options, service.patterns.clock()
+            added = await store.add(driver, tenant, new, options, now)
             await audit.note(tx, tenant, actor, "pattern.create", str(added.key))
             response.headers["Location"] = f"/v1/patterns/{added.key}"
             return tagged(added, response)
@@ -246,8 +247,9 @@ async def change(
             changes |= {"trust": GIVEN_BY_HAND, "origin": origin}
             details = {"version": now.version + 1, "fields": sorted(given)}
             await audit.note(tx, tenant, actor, "pattern.change", str(pattern_id), details)
-        changed = await service.patterns.update(
-            tenant, pattern_id, now.version if version is None else version, changes, on=driver
+        based_on = now.version if version is None else version
+        changed = await store.update(
+            driver, tenant, pattern_id, based_on, changes, service.patterns.clock()
         )
     service.patterns.forget(tenant)
     return tagged(changed, response)

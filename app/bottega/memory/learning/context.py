@@ -18,6 +18,7 @@ from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.jobs import decoded
+from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
@@ -231,8 +232,9 @@ class TaskMemory:
         if loaded is None:
             raise NotFoundError(f"there is no episode {episode}")
         private = owner_of(loaded.user_id, loaded.session_id) != ""
+        options, now = self._patterns.options, self._patterns.clock()
         kept = [
-            await self._patterns.add(tenant_id, _candidate(each, loaded, principal), on=on)
+            await store.add(on, tenant_id, _candidate(each, loaded, principal), options, now)
             for each in lessons
             if not private
         ]

@@ -22,6 +22,7 @@ from bottega.memory.episodes.objects import CorruptObjectError, Objects
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.mining import mine
+from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Pattern, PatternState
 
@@ -77,7 +78,9 @@ class Discovery:
         new = 0
         for pattern in found:
             try:
-                kept = await self.patterns.add(tenant_id, pattern)
+                async with self.patterns.changing(tenant_id) as connection:
+                    options, now = self.patterns.options, self.patterns.clock()
+                    kept = await store.add(connection, tenant_id, pattern, options, now)
             except InvalidInputError as error:
                 log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
                 continue

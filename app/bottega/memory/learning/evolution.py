@@ -135,7 +135,12 @@ async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
     for patterns in alike.values():
         for group in _groups(patterns):
             try:
-                made.append((await cache.merge(tenant_id, [each.key for each in group])).key)
+                async with cache.changing(tenant_id) as connection:
+                    ids = [each.key for each in group]
+                    one = await store.merge(
+                        connection, tenant_id, ids, cache.options, cache.clock()
+                    )
+                made.append(one.key)
             except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
                 log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
     return made

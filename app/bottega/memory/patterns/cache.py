@@ -1,9 +1,9 @@
-"""The pattern cache: stores, judges and retrieves patterns."""
+"""The pattern cache: judges and retrieves patterns."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
@@ -41,7 +41,8 @@ _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 class PatternCache:
     """The patterns of all tenants.
 
-    A method with ``on`` can join a transaction of the tenant's.
+    A method with ``on`` can join a transaction of the tenant's. The functions of :mod:`.store`
+    change patterns.
 
     Args:
         matchers: find the patterns that apply.
@@ -62,20 +63,6 @@ class PatternCache:
         self._matchers = matchers
 
     # --- One ----------------------------------------------------------------------------------
-
-    async def add(
-        self, tenant_id: UUID, pattern: Pattern, *, on: asyncpg.Connection | None = None
-    ) -> Pattern:
-        """Store a new pattern as a candidate of version 1. Return the stored one.
-
-        If its fingerprint exists, nothing changes. But one that was deprecated without a
-        replacement gets a next version, if enough of the new source episodes ended after that.
-
-        Raises:
-            InvalidInputError: a condition is invalid; the pointer locates it.
-        """
-        async with self._changing(tenant_id, on) as connection:
-            return await store.add(connection, tenant_id, pattern, self.options, self.clock())
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
         """Return a complete pattern in its current version, cached.
@@ -120,52 +107,12 @@ class PatternCache:
             )
             return await rows.load_page(connection, tenant_id, ids, limit=limit)
 
-    async def update(
-        self,
-        tenant_id: UUID,
-        pattern_id: UUID,
-        version: int,
-        changes: Mapping[str, Any],
-        *,
-        on: asyncpg.Connection | None = None,
-    ) -> Pattern:
-        """Change a pattern, as a new version; without a real change the version stays.
-
-        If the advice or its wording changes, the new version is a candidate without evidence.
-
-        Args:
-            version: the version that the changes are based on.
-            changes: by field of :class:`Pattern`; see :data:`.store.CHANGEABLE`.
-
-        Raises:
-            NotFoundError: unknown, or another tenant's.
-            ConflictError: ``stale_version``: it was changed meanwhile.
-            InvalidInputError: a condition is invalid; the pointer locates it.
-        """
-        async with self._changing(tenant_id, on) as connection:
-            return await store.update(
-                connection, tenant_id, pattern_id, version, changes, self.clock()
-            )
-
-    async def deprecate(
-        self,
-        tenant_id: UUID,
-        pattern_id: UUID,
-        reason: str,
-        replaced_by: UUID | None = None,
-        *,
-        on: asyncpg.Connection | None = None,
-    ) -> Pattern:
-        """Deprecate a pattern: it stays stored, and is never used again.
-
-        Raises:
-            NotFoundError: it or its replacement is unknown, or another tenant's.
-            InvalidInputError: the replacement is the pattern itself, or deprecated.
-        """
-        async with self._changing(tenant_id, on) as connection:
-            return await store.deprecate(
-                connection, tenant_id, pattern_id, reason, self.clock(), replaced_by
-            )
+    @asynccontextmanager
+    async def changing(self, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
+        """Begin a transaction for changes (:mod:`.store`); at its end, reload the patterns here."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            yield connection
+        self.forget(tenant_id)
 
     def forget(self, tenant_id: UUID) -> None:
         """Reload a tenant's patterns in this process now, without waiting for the notification."""
@@ -308,22 +255,6 @@ class PatternCache:
             after = page[-1].key
         return best
 
-    async def merge(
-        self, tenant_id: UUID, ids: Collection[UUID], *, on: asyncpg.Connection | None = None
-    ) -> Pattern:
-        """Merge several patterns of one category into a new one, judge it, and deprecate them.
-
-        It has the advice of the best-known one, and applies wherever one of them did. Its evidence
-        is theirs, each episode once, but for episodes that one of them was found in.
-
-        Raises:
-            NotFoundError: one of them is unknown, or another tenant's.
-            InvalidInputError: too few or too many, of several categories, one is deprecated, or the
-                merged condition would exceed the limits of one pattern.
-        """
-        async with self._changing(tenant_id, on) as connection:
-            return await store.merge(connection, tenant_id, sorted(ids), self.options, self.clock())
-
     async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
         """Deprecate candidates that harm, show no effect, or hardly apply. Return their ids."""
         pruned: list[UUID] = []
@@ -350,16 +281,6 @@ class PatternCache:
                 return
             yield page
             after = page[-1]
-
-    @asynccontextmanager
-    async def _changing(
-        self, tenant_id: UUID, on: asyncpg.Connection | None
-    ) -> AsyncIterator[asyncpg.Connection]:
-        """Run a change like :meth:`acting`; afterwards reload the patterns in this process."""
-        async with self.acting(tenant_id, on) as connection:
-            yield connection
-        if on is None:
-            self.forget(tenant_id)
 
     @asynccontextmanager
     async def acting(

@@ -1,10 +1,10 @@
 """Changes of patterns: add, update, deprecate, merge, prune.
 
-All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), and lock the
-rows that they change.
+All functions run in a transaction of the tenant, and lock the rows that they change. After it,
+:meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns in this process.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -36,7 +36,15 @@ async def add(
     options: LearningOptions,
     now: datetime,
 ) -> Pattern:
-    """See :meth:`bottega.memory.patterns.cache.PatternCache.add`."""
+    """Store a new pattern as a candidate of version 1. Return the stored one.
+
+    If its fingerprint exists, nothing changes. But one that was deprecated without a replacement
+    gets a next version, if enough of the new source episodes ended after that.
+
+    Raises:
+        InvalidInputError: a condition is invalid; the pointer locates it.
+        ConflictError: ``too_many`` patterns that were not mined.
+    """
     check_applicability(pattern.applicability)
     if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
         raise ConflictError(
@@ -72,10 +80,19 @@ async def update(
     *,
     reason: str | None = None,
 ) -> Pattern:
-    """See :meth:`bottega.memory.patterns.cache.PatternCache.update`.
+    """Change a pattern, as a new version; without a real change the version stays.
+
+    If the advice or its wording changes, the new version is a candidate without evidence.
 
     Args:
+        version: the version that the changes are based on.
+        changes: by field of :class:`Pattern`; only those of ``CHANGEABLE``.
         reason: stored if the pattern starts over as a candidate.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+        ConflictError: ``stale_version``: it was changed meanwhile.
+        InvalidInputError: a condition is invalid; the pointer locates it.
     """
     assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
     if "applicability" in changes:
@@ -116,7 +133,12 @@ async def deprecate(
     now: datetime,
     replaced_by: UUID | None = None,
 ) -> Pattern:
-    """See :meth:`bottega.memory.patterns.cache.PatternCache.deprecate`."""
+    """Deprecate a pattern: it stays stored, and is never used again.
+
+    Raises:
+        NotFoundError: it or its replacement is unknown, or another tenant's.
+        InvalidInputError: the replacement is the pattern itself, or deprecated.
+    """
     ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
     held = await _held(connection, tenant_id, ids)
     if replaced_by is not None and (
@@ -135,11 +157,20 @@ async def deprecate(
 async def merge(
     connection: asyncpg.Connection,
     tenant_id: UUID,
-    ids: Sequence[UUID],
+    ids: Collection[UUID],
     options: LearningOptions,
     now: datetime,
 ) -> Pattern:
-    """See :meth:`bottega.memory.patterns.cache.PatternCache.merge`."""
+    """Merge several patterns of one category into a new one, judge it, and deprecate them.
+
+    It has the advice of the best-known one, and applies wherever one of them did. Its evidence is
+    theirs, each episode once, but for episodes that one of them was found in.
+
+    Raises:
+        NotFoundError: one of them is unknown, or another tenant's.
+        InvalidInputError: too few or too many, of several categories, one is deprecated, or the
+            merged condition would exceed the limits of one pattern.
+    """
     ids = sorted(set(ids))
     if not _FEWEST <= len(ids) <= _MOST:
         raise InvalidInputError(
