@@ -327,6 +327,29 @@ async def test_an_attempt_that_outlived_its_lease_changes_nothing(
     assert (await settled(api.client, run_id)) == delivered
 
 
+async def test_an_attempt_that_outlived_its_lease_does_not_end_the_next_one(
+    api: Running, receiver: RawServer
+) -> None:
+    await define(api.client)
+    gate = asyncio.Event()
+
+    async def held(writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(answer(status=410))
+
+    receiver.reply = held
+    with capture_logs() as logs:
+        async with delivering(api.service):
+            run_id = await ended(api.client, receiver.url())
+            await arrived(receiver)
+            await api.owner.execute("UPDATE webhooks SET next_at = now()")
+            await api.owner.execute("SELECT claim_due_webhooks(600, 1, 1, '{}')")  # the next one
+            gate.set()
+            await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))
+    webhook = await webhook_of(api.client, run_id)
+    assert (webhook["status"], webhook["tries"]) == ("pending", 2)
+
+
 async def test_a_worker_killed_in_mid_delivery_is_replaced(
     database_url: str, model: FakeModel, receiver: RawServer, api: Running
 ) -> None:
