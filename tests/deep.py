@@ -2,8 +2,8 @@
 
     python -m tests.deep [--seconds 1800] [--seed 7] [--fast]
 
-The tests marked ``deep`` and every property with many examples, then generated requests for
-``--seconds``, then chaos. Goes on after a failure and ends with 1 if there was one.
+The tests marked ``deep`` and every property with many examples, then planted bugs, then generated
+requests for ``--seconds``, then chaos. Goes on after a failure and ends with 1 if there was one.
 """
 
 import argparse
@@ -24,6 +24,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
             *("pytest", "-n", str(options.processes), "-m", "deep or hypothesis"),
             *("--hypothesis-profile", "deep", "--timeout", str(LONGEST_S)),
         ],
+        "planted bugs": ["tests.mutants"],
         "generated requests": ["tests.fuzz", "--seconds", str(options.seconds), *seed],
         "chaos": ["benchmarks.chaos", *seed, *(["--fast"] if options.fast else [])],
     }

@@ -1,0 +1,1 @@
+"""Planted bugs: each patch here breaks one decision, and the test that it names must fail."""
