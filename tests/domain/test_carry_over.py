@@ -68,7 +68,7 @@ class Log:
             name = {"name": "dispatch_subagent", "status": "success", "error": None}
             self.add(parent, EventType.TOOL_STARTED, **about, **name, arguments={})
             self.add(parent, EventType.TOOL_COMPLETED, **about, **name, result={"task_id": 1})
-            self.add(task, EventType.SUBAGENT_DEQUEUED, attempt=1, timeout_ms=9000)
+            self.add(task, EventType.SUBAGENT_DEQUEUED, attempt=1, waited_ms=0, timeout_ms=9000)
             self.changes(task, "queued", "running")
             self.add(task, EventType.AGENT_STARTED, depth=1)
         return tasks

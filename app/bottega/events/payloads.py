@@ -115,6 +115,17 @@ class AgentCompleted(NamedTuple):
         return cls(data["output"], data["usage"])
 
 
+class AgentFailed(NamedTuple):
+    """Data of ``agent.failed``; ``error`` has ``code`` and ``message``."""
+
+    error: Data
+    usage: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["error"], data["usage"])
+
+
 class MemoryPublished(NamedTuple):
     """Data of ``memory.published``; without ``content``, the text is the agent's answer."""
 
@@ -207,6 +218,17 @@ class SubagentDispatched(NamedTuple):
         )
 
 
+class SubagentDequeued(NamedTuple):
+    """Data of ``subagent.dequeued``."""
+
+    waited_ms: int
+    timeout_ms: int
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["waited_ms"], data["timeout_ms"])
+
+
 class SubagentEnded(NamedTuple):
     """Data of ``subagent.completed``, ``.failed``, ``.timeout`` and ``.cancelled``.
 
@@ -243,6 +265,12 @@ def call_of(data: Data) -> int:
 def tool_call_of(data: Data) -> tuple[int, str]:
     """Return the model call and the id of the tool call that an event is about."""
     return data["call"], data["tool_call_id"]
+
+
+def tool_name_of(data: Data) -> str:
+    """Return the name of the tool whose start or end an event is."""
+    name: str = data["name"]
+    return name
 
 
 def is_repeated(failed: Data) -> bool:

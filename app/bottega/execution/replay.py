@@ -14,9 +14,19 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from bottega.agents.messages import AgentUsage, AssistantMessage, ToolResult
+from bottega.agents.messages import AgentUsage, AssistantMessage, ToolResult, ToolStatus
 from bottega.errors import ModelError
-from bottega.events.types import STATE, Event, EventType
+from bottega.events.payloads import (
+    ContextReceived,
+    EventError,
+    LlmCompleted,
+    MemoryPublished,
+    ToolEnded,
+    call_of,
+    is_repeated,
+    tool_call_of,
+)
+from bottega.events.types import Event, EventType
 from bottega.memory.patterns.adherence import SOURCE
 
 EPISODE = "episode:"
@@ -78,37 +88,42 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
         data = event.data
         match event.type:
             case EventType.LLM_COMPLETED:
+                completed = LlmCompleted.of(data)
                 if event.seq <= carried_seq:
-                    folded.carried.add((event.task_id, data["call"]))
-                folded.answers[event.task_id, data["call"]] = answer_of(data)
-            case EventType.LLM_FAILED if "try" not in data:
-                error = data["error"]
-                folded.failures[event.task_id, data["call"]] = ModelError(
-                    error["message"], code=error["code"]
+                    folded.carried.add((event.task_id, completed.call))
+                folded.answers[event.task_id, completed.call] = answer_of(completed)
+            case EventType.LLM_FAILED if not is_repeated(data):
+                error = EventError.of(data)
+                folded.failures[event.task_id, call_of(data)] = ModelError(
+                    error.message or "", code=error.code
                 )
             case EventType.TOOL_STARTED:
-                folded.begun.add((event.task_id, data["call"], data["tool_call_id"]))
-            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED if "answer_seq" not in data:
-                folded.results[event.task_id, data["call"], data["tool_call_id"]] = ToolResult(
-                    tool_call_id=data["tool_call_id"],
-                    tool_name=data["name"],
-                    status=data["status"],
-                    result=data["result"],
-                    error=data["error"],
-                )
+                folded.begun.add((event.task_id, *tool_call_of(data)))
+            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
+                ended = ToolEnded.of(data)
+                if ended.answer_seq is None:
+                    key = (event.task_id, ended.call, ended.tool_call_id)
+                    folded.results[key] = result_of(ended)
             case EventType.LLM_STARTED if event.task_id is None:
-                folded.asked = max(folded.asked, data["call"])
-            case EventType.CONTEXT_RECALLED if event.task_id is None and was_taught(data):
-                if "tool_call_id" in data:
-                    helped = folded.helped.setdefault(data["call"], {})
-                    helped.setdefault(data["tool_call_id"], []).append(data)
-                else:
-                    folded.recalled.append(data)
-            case EventType.CONTEXT_RECALLED if data["source"].startswith(ANALYSIS):
-                folded.analysis = data["content"]
+                folded.asked = max(folded.asked, call_of(data))
+            case EventType.CONTEXT_RECALLED:
+                _fold_recalled(folded, event)
         _fold_shared_memory(folded, given, event)
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
+
+
+def _fold_recalled(folded: Replay, event: Event) -> None:
+    """Fold memory of earlier runs, or a model's analysis of the task."""
+    recalled = ContextReceived.of(event.data)
+    if event.task_id is None and recalled.source.startswith(TAUGHT):
+        if recalled.call is not None and recalled.tool_call_id is not None:
+            helped = folded.helped.setdefault(recalled.call, {})
+            helped.setdefault(recalled.tool_call_id, []).append(event.data)
+        else:
+            folded.recalled.append(event.data)
+    elif recalled.source.startswith(ANALYSIS):
+        folded.analysis = recalled.content
 
 
 def _fold_shared_memory(
@@ -118,23 +133,28 @@ def _fold_shared_memory(
     match event.type:
         case EventType.MEMORY_PUBLISHED:
             versions = folded.versions.setdefault(event.agent, {})
-            versions[event.task_id] = event.data["version"]
+            versions[event.task_id] = MemoryPublished.of(event.data).version
             folded.published_at[event.task_id] = event.at
         case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
-            given[event.task_id].add(event.data["source"])
+            given[event.task_id].add(ContextReceived.of(event.data).source)
         case EventType.LLM_STARTED:
             folded.sources.setdefault(event.task_id, frozenset(given[event.task_id]))
 
 
-def was_taught(recalled: Mapping[str, Any]) -> bool:
-    """Return true if recalled context is from earlier runs, not from agents of this one."""
-    source: str = recalled["source"]
-    return source.startswith(TAUGHT)
+def answer_of(completed: LlmCompleted) -> AssistantMessage:
+    state = {} if completed.state is None else {"state": from_json(completed.state)}
+    return AssistantMessage.model_validate({**completed.message, "usage": completed.usage, **state})
 
 
-def answer_of(data: Mapping[str, Any]) -> AssistantMessage:
-    state = {"state": from_json(data[STATE])} if STATE in data else {}
-    return AssistantMessage.model_validate({**data["message"], "usage": data["usage"], **state})
+def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
+    """Return a tool's result; ``answer`` is the text that ``answer_seq`` refers to."""
+    return ToolResult(
+        tool_call_id=ended.tool_call_id,
+        tool_name=ended.name,
+        status=ToolStatus(ended.status),
+        result=ended.result if ended.answer_seq is None else answer,
+        error=ended.error,
+    )
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:

@@ -12,11 +12,21 @@ from bottega.agents.messages import (
     HumanMessage,
     StandardMessage,
     ToolMessage,
-    ToolResult,
     Usage,
 )
+from bottega.events.payloads import (
+    AgentCompleted,
+    LlmCompleted,
+    MemoryPublished,
+    SubagentDequeued,
+    SubagentDispatched,
+    SubagentEnded,
+    ToolEnded,
+    ToolStarted,
+    tool_call_of,
+)
 from bottega.events.types import Event, EventType
-from bottega.execution.replay import answer_of, usage_of
+from bottega.execution.replay import answer_of, result_of, usage_of
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
@@ -91,18 +101,18 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
     parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
     tasks = {task_id: _Task() for task_id in parents}
     writes: list[tuple[UUID | None, str, str]] = []
-    started: dict[tuple[Any, ...], Event] = {}
+    started: dict[tuple[Any, ...], ToolStarted] = {}
     waits: dict[tuple[Any, ...], float] = {}
     for event in events:
         task_id, data = event.task_id, event.data
         if event.type in (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED):
-            key = (task_id, data["call"], data["tool_call_id"])
+            key = (task_id, *tool_call_of(data))
             if event.type == EventType.TOOL_STARTED:
-                started.setdefault(key, event)
-                if data["name"] == "await_subagent":
+                call = started.setdefault(key, ToolStarted.of(data))
+                if call.name == "await_subagent":
                     waits.setdefault(key, _seconds(event.at, now))
-            elif key in started and _is_write(data):
-                asked = started[key].data["arguments"]
+            elif key in started and _is_write(ToolEnded.of(data)):
+                asked = started[key].arguments
                 writes.append((task_id, asked["path"], asked["content"]))
         if task_id is not None:
             _note(tasks[task_id], event, is_paid=event.seq > carried_seq)
@@ -123,12 +133,10 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
     )
 
 
-def _is_write(completed: Mapping[str, Any]) -> bool:
+def _is_write(completed: ToolEnded) -> bool:
     """Check if a call wrote a file; an agent's own tool may have the same name."""
-    result = completed["result"]
-    return (
-        completed["name"] == "write_file" and isinstance(result, dict) and "written_chars" in result
-    )
+    result = completed.result
+    return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
 
 
 def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUID]:
@@ -161,54 +169,51 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
         case EventType.SUBAGENT_DEQUEUED:
             task.dequeued = task.dequeued or event
         case EventType.AGENT_COMPLETED:
-            task.output = data["output"]
+            task.output = AgentCompleted.of(data).output
         case EventType.MEMORY_PUBLISHED:
             task.published = event
         case EventType.LLM_COMPLETED:
-            message = answer_of(data)
+            message = answer_of(LlmCompleted.of(data))
             task.said.append(message)
             task.usage += usage_of(message)
             task.paid += message.usage.total_tokens if is_paid else 0
-        case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED if "answer_seq" not in data:
-            result = ToolResult(
-                tool_call_id=data["tool_call_id"],
-                tool_name=data["name"],
-                status=data["status"],
-                result=data["result"],
-                error=data["error"],
-            )
-            task.said.append(ToolMessage(content=result.text, tool_results=(result,)))
+        case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
+            ended = ToolEnded.of(data)
+            if ended.answer_seq is None:
+                result = result_of(ended)
+                task.said.append(ToolMessage(content=result.text, tool_results=(result,)))
         case kind if kind in ENDS:
             task.ended = event
 
 
 def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> RestoredTask:
     """Return the state of an asynchronous task; ``finished``: it and all below, if it is over."""
-    data = dispatched.data
+    asked = SubagentDispatched.of(dispatched.data)
     params = DispatchParams(
-        prompt=data["prompt"],
-        agent=data["agent"] or ANONYMOUS,
-        named=data["agent"] is not None,
-        instructions=data["instructions"],
-        priority=data["priority"],
-        timeout=data["timeout_ms"] / 1000,
-        token_budget=data["token_budget"],
-        metadata=data["metadata"],
+        prompt=asked.prompt,
+        agent=asked.agent or ANONYMOUS,
+        named=asked.agent is not None,
+        instructions=asked.instructions,
+        priority=asked.priority,
+        timeout=asked.timeout_ms / 1000,
+        token_budget=asked.token_budget,
+        metadata=asked.metadata,
     )
     remaining = None
     if task.dequeued is not None:
         ran = _seconds(task.dequeued.at, now)
-        remaining = task.dequeued.data["timeout_ms"] / 1000 - ran
+        remaining = SubagentDequeued.of(task.dequeued.data).timeout_ms / 1000 - ran
+    ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
-    if task.ended is not None:
-        spent = _spent(task.ended)  # with the agents that it called
+    if ended is not None:
+        spent = Usage.model_validate(ended.token_usage)  # with the agents that it called
     return RestoredTask(
         params,
         attempt=1 + task.resumed + (task.ended is None),
         waited=_seconds(dispatched.at, now),
         remaining=remaining,
         outcome=None if task.ended is None else _outcome(task, task.ended),
-        duration_ms=None if task.ended is None else task.ended.data["duration_ms"],
+        duration_ms=None if ended is None else ended.duration_ms,
         spent=spent,
         usage=sum((each.usage for each in finished), AgentUsage()),
         publications=tuple(
@@ -217,19 +222,15 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
     )
 
 
-def _outcome(task: _Task, ended: Event) -> SubagentOutcome:
-    error = ended.data.get("error") or {}
+def _outcome(task: _Task, event: Event) -> SubagentOutcome:
+    ended = SubagentEnded.of(event.data)
     return SubagentOutcome(
-        ENDS[EventType(ended.type)],
-        output=ended.data.get("output", task.output),
-        error=error.get("message"),
-        error_code=error.get("code"),
-        stop_reason=ended.data.get("stop_reason"),
+        ENDS[EventType(event.type)],
+        output=task.output if ended.output is None else ended.output,
+        error=ended.error.message,
+        error_code=ended.error.code,
+        stop_reason=ended.stop_reason,
     )
-
-
-def _spent(ended: Event) -> Usage:
-    return Usage.model_validate(ended.data["token_usage"])
 
 
 def _publication(task: _Task, published: Event) -> Publication:
@@ -240,12 +241,14 @@ def _publication(task: _Task, published: Event) -> Publication:
     messages: tuple[StandardMessage, ...] = tuple(said)
     results = [m.tool_results[0] for m in said if isinstance(m, ToolMessage)]
     if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
-        asked = first_message(dispatched.task_id, dispatched.data["prompt"])
+        prompt = SubagentDispatched.of(dispatched.data).prompt
+        asked = first_message(dispatched.task_id, prompt)
         messages = (HumanMessage(content=asked), *said)
+    data = MemoryPublished.of(published.data)
     return Publication(
         agent_id=published.agent or "",
-        content=published.data.get("content", task.output or ""),
-        version=published.data["version"],
+        content=(task.output or "") if data.content is None else data.content,
+        version=data.version,
         timestamp=published.at,
         tool_results=tuple(results),
         messages=messages,

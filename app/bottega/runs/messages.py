@@ -13,13 +13,15 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.agents.messages import AssistantMessage, ToolResult
+from bottega.agents.messages import AssistantMessage
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
+from bottega.events.payloads import ContextReceived, LlmCompleted, ToolEnded
 from bottega.events.types import EventType
+from bottega.execution.replay import result_of
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
@@ -52,23 +54,19 @@ def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, str]]) -> l
     data = entry.data
     match entry.type:
         case EventType.LLM_COMPLETED:
-            message = AssistantMessage.model_validate(data["message"])
+            completed = LlmCompleted.of(data)
+            message = AssistantMessage.model_validate(completed.message)
             calls = [call.model_dump() for call in message.tool_calls]
-            said = {"content": message.content, "tool_calls": calls, "usage": data["usage"]}
+            said = {"content": message.content, "tool_calls": calls, "usage": completed.usage}
             found: list[dict[str, Any]] = [{"role": "assistant", **said}]
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
-            result = ToolResult(
-                tool_call_id=data["tool_call_id"],
-                tool_name=data["name"],
-                status=data["status"],
-                result=entry.text if "answer_seq" in data else data["result"],
-                error=data["error"],
-            )
+            result = result_of(ToolEnded.of(data), entry.text)
             about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
             found = [{"role": "tool", "content": result.text, "status": result.status, **about}]
         case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
-            content = entry.text if "answer_seq" in data else data["content"]
-            source = {"source": data["source"], "version": data["version"]}
+            context = ContextReceived.of(data)
+            content = entry.text if context.answer_seq is not None else context.content
+            source = {"source": context.source, "version": context.version}
             found = [{"role": "system", "content": content, **source}]
         case _:
             found = [dict(message) for message in question]

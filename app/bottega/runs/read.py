@@ -29,6 +29,7 @@ from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
 from bottega.definitions import store
 from bottega.errors import NotFoundError
+from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
@@ -348,12 +349,9 @@ async def context(
         )
         .order_by(run_events.c.seq)
     )
-    return [
-        {
-            **row.data,
-            "seq": row.seq,
-            "task_id": row.task_id,
-            "content": row.data.get("content", row.output),
-        }
-        for row in await connection.execute(query)
-    ]
+    found = []
+    for row in await connection.execute(query):
+        received = ContextReceived.of(row.data)
+        content = row.output if received.content is None else received.content
+        found.append({**row.data, "seq": row.seq, "task_id": row.task_id, "content": content})
+    return found

@@ -13,6 +13,20 @@ from bottega.agents.query import task_id_at
 from bottega.db.tables import runs
 from bottega.errors import ConflictError
 from bottega.events import log
+from bottega.events.payloads import (
+    AgentCompleted,
+    AgentFailed,
+    ContextReceived,
+    EventError,
+    LlmCompleted,
+    MemoryPublished,
+    SubagentDispatched,
+    SubagentEnded,
+    call_of,
+    is_repeated,
+    tool_call_of,
+    tool_name_of,
+)
 from bottega.events.types import Event, EventType, RunStatus
 from bottega.execution.journal import EPISODE_NOT_STORED
 from bottega.execution.replay import answer_of
@@ -105,7 +119,7 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     undone = _undone(events, parents, task_root)
     good = [event for index, event in enumerate(events) if index not in undone]
     answered = {
-        (event.task_id, event.data["call"])
+        (event.task_id, call_of(event.data))
         for event in good
         if event.type == EventType.LLM_COMPLETED or _is_final_failure(event)
     }
@@ -115,7 +129,7 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
         if not _is_of_run(event)
         and not (
             event.type in (EventType.LLM_STARTED, EventType.LLM_FAILED)
-            and (event.task_id, event.data["call"]) not in answered
+            and (event.task_id, call_of(event.data)) not in answered
         )
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
@@ -131,7 +145,7 @@ def _is_of_run(event: Event) -> bool:
 
 def _is_final_failure(event: Event) -> bool:
     """Check if a model call failed for good, not just one try."""
-    return event.type == EventType.LLM_FAILED and "try" not in event.data
+    return event.type == EventType.LLM_FAILED and not is_repeated(event.data)
 
 
 def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
@@ -202,7 +216,7 @@ class _Log:
             return False
         end = self.ended.get(task)
         failed = end is not None and self._events[end].type not in _GOOD_ENDS
-        return failed and ending_of(answer_of(event.data)) is not None
+        return failed and ending_of(answer_of(LlmCompleted.of(event.data))) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
         """Check if an agent above a failed task used its failure, or ended well after it.
@@ -249,36 +263,34 @@ def _is_of_attempt(event: Event) -> bool:
 def _is_look(event: Event) -> bool:
     """Check if an event is a call of ``poll_subagent`` or ``await_subagent``."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
-    return is_call and event.data["name"] in _LOOKS
+    return is_call and tool_name_of(event.data) in _LOOKS
 
 
 def _came_of_call(event: Event) -> bool:
     """Check if an event is the end of a tool call, or memory recalled because the call failed."""
-    helped = event.type == EventType.CONTEXT_RECALLED and "tool_call_id" in event.data
-    return helped or event.type in _TOOL_ENDS
+    if event.type == EventType.CONTEXT_RECALLED:
+        return ContextReceived.of(event.data).tool_call_id is not None
+    return event.type in _TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
     """Map each task that a model called to (parent task, model call, tool call id)."""
-    return {
-        task_id_at(event.task_id or task_root, ((event.data["call"], index),)): (
-            event.task_id,
-            event.data["call"],
-            call["id"],
-        )
-        for event in events
-        if event.type == EventType.LLM_COMPLETED
-        for index, call in enumerate(event.data["message"].get("tool_calls", ()))
-    }
+    asked: dict[UUID | None, tuple[Any, ...]] = {}
+    for event in events:
+        if event.type == EventType.LLM_COMPLETED:
+            completed = LlmCompleted.of(event.data)
+            for index, call in enumerate(completed.tool_calls):
+                task_id = task_id_at(event.task_id or task_root, ((completed.call, index),))
+                asked[task_id] = (event.task_id, completed.call, call["id"])
+    return asked
 
 
 def _call_of(event: Event) -> tuple[Any, ...]:
-    return (event.task_id, event.data["call"], event.data["tool_call_id"])
+    return (event.task_id, *tool_call_of(event.data))
 
 
-def _code(event: Event) -> str:
-    code: str = event.data["error"]["code"]
-    return code
+def _code(event: Event) -> str | None:
+    return EventError.of(event.data).code
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
@@ -332,30 +344,41 @@ def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
         case EventType.AGENT_STARTED:
             return {"began": True}
         case EventType.AGENT_COMPLETED:
-            return {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": data["usage"]}
+            return {
+                "status": RunStatus.COMPLETED,
+                "answer_seq": seq,
+                "usage": AgentCompleted.of(data).usage,
+            }
         case EventType.AGENT_FAILED:
             status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
-            return {"status": status, **data}
+            return {"status": status, **AgentFailed.of(data)._asdict()}
         case EventType.SUBAGENT_DISPATCHED:
-            kept = {name: data[name] for name in ("priority", "timeout_ms")}
-            about = {"mode": "async", "attempt": 1, "metadata": data["metadata"] or None}
+            task = SubagentDispatched.of(data)
+            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms}
+            about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_RESUMED:
             return {"attempt": data["attempt"]}
         case EventType.SUBAGENT_COMPLETED:
-            answer = data.get("answer_seq", seq)
-            end = {"answer_seq": answer, "duration_ms": data["duration_ms"]}
+            ended = SubagentEnded.of(data)
+            answer = seq if ended.answer_seq is None else ended.answer_seq
+            end = {"answer_seq": answer, "duration_ms": ended.duration_ms}
             return {"status": SubagentStatus.COMPLETED, **end}
         case kind if kind in ENDS:
-            end = {name: data[name] for name in ("error", "duration_ms")}
-            return {"status": ENDS[EventType(kind)], **end}
+            ended = SubagentEnded.of(data)
+            error = ended.error._asdict()
+            return {
+                "status": ENDS[EventType(kind)],
+                "error": error,
+                "duration_ms": ended.duration_ms,
+            }
     return {}
 
 
 def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the last publication of each agent of the graph."""
     published = [row for row in rows if row["type"] == EventType.MEMORY_PUBLISHED]
-    published.sort(key=lambda row: row["data"]["version"])
+    published.sort(key=lambda row: MemoryPublished.of(row["data"]).version)
     last = {row["agent"]: row for row in published}
     return [
         {"agent": agent, "task_id": row["task_id"], **row["data"]} for agent, row in last.items()
