@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 from tests.waiting import until
 
@@ -219,6 +219,29 @@ async def test_an_embedder_that_is_down_is_not_called_for_each_tenant(
     assert len(model.embedded) == 4  # as many as are asked at once
     assert await waiting(owner) == [*range(6)]
     assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_work")} == {0}
+
+
+async def test_after_a_success_the_next_pause_is_the_shortest(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    model.script_vectors(http_error(503), http_error(503), None, http_error(503))
+    async with hosted(model) as embedder:
+        worker = keeper(database, clock, embedder)
+        for number, pause_s in enumerate((1, 2, 0, 1)):
+            await store(database, [number])
+            await leases_end(owner)
+            assert await worker.embed_due() == pause_s
+            clock.now += pause_s
+
+
+async def test_the_worker_rests_as_long_as_it_worked(database: Database, clock: Clock) -> None:
+    class Slow(BuiltinEmbedder):
+        async def embed(self, texts: Sequence[str]) -> Vectors:
+            clock.now += 3
+            return await super().embed(texts)
+
+    await store(database, [1])
+    assert await keeper(database, clock, Slow()).embed_due() == 3
 
 
 async def test_a_refused_text_delays_no_other_vectors(
