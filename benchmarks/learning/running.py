@@ -98,7 +98,8 @@ class _Run:
         read = PROMPT_TOKENS + sum(map(estimated_tokens, self.texts))
         usage = {"input": read, "output": 40}
         self.tokens += read + 40
-        self.telling.hear(EventType.LLM_COMPLETED, None, LEAD, {"usage": usage})
+        completed = {"call": self.calls, "message": {}, "usage": usage}
+        self.telling.hear(EventType.LLM_COMPLETED, None, LEAD, completed)
 
     def call(self, name: str, error: str | None = None) -> None:
         self.think()
