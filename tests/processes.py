@@ -5,11 +5,13 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from resource import RLIMIT_NOFILE, setrlimit
+
+from tests.forks import Forked, fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Command:
         log: the lines that it wrote.
     """
 
-    process: Process
+    process: Process | Forked
     port: int | None
     log: list[str] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +47,22 @@ class Command:
 
 @asynccontextmanager
 async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]:
-    """Start ``bottega …`` and wait until it says it is ready; end it with the block."""
+    """Start ``bottega …`` and wait until it says it is ready; end it with the block.
+
+    It is forked from a process that has imported the service. With ``PYTHONPATH`` it is not,
+    because then it may find other modules.
+    """
+    if "PYTHONPATH" in environment:
+        process: Process | Forked = await _cold(arguments, environment)
+    else:
+        process = await fork(arguments, _whole(environment))
+    async with _ready(process) as started:
+        yield started
+
+
+@asynccontextmanager
+async def cold_command(*arguments: str, **environment: str) -> AsyncIterator[Command]:
+    """Start a command in an interpreter of its own, as a user does."""
     async with limited_command(None, *arguments, **environment) as started:
         yield started
 
@@ -54,16 +71,33 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]
 async def limited_command(
     descriptors: tuple[int, int] | None, *arguments: str, **environment: str
 ) -> AsyncIterator[Command]:
-    """Start a command with a soft and a hard limit of file descriptors."""
-    process = await asyncio.create_subprocess_exec(
+    """Do the same with a soft and a hard limit of file descriptors."""
+    async with _ready(await _cold(arguments, environment, descriptors)) as started:
+        yield started
+
+
+def _whole(environment: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "300", **environment}
+
+
+async def _cold(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    descriptors: tuple[int, int] | None = None,
+) -> Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "bottega.cli.commands",
         *arguments,
-        env={**os.environ, "COLUMNS": "300", **environment},
+        env=_whole(environment),
         stderr=PIPE,
         preexec_fn=descriptors and partial(setrlimit, RLIMIT_NOFILE, descriptors),
     )
+
+
+@asynccontextmanager
+async def _ready(process: Process | Forked) -> AsyncIterator[Command]:
     assert process.stderr is not None
     said: list[str] = []
     port = None

@@ -9,7 +9,7 @@ import httpx2
 
 from bottega.events.types import FINAL_EVENT_TYPES
 from tests.fake_model import FakeModel, gated
-from tests.processes import command
+from tests.processes import cold_command, command
 from tests.service import watch
 from tests.team import CALLS, asked_of, define, start
 
@@ -33,9 +33,9 @@ def client_of(port: int | None) -> httpx2.AsyncClient:
 async def test_two_apis_and_two_workers_share_the_work(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model)
     async with (
-        command("serve", "--no-worker", "--port", "0", **with_model) as first,
+        cold_command("serve", "--no-worker", "--port", "0", **with_model) as first,
         command("serve", "--no-worker", "--port", "0", **with_model) as second,
-        command("worker", **with_model),
+        cold_command("worker", **with_model),
         command("worker", **with_model),
         client_of(first.port) as client,
     ):

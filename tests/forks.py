@@ -1,0 +1,200 @@
+"""Process that has imported the service and forks it, because an import takes seconds of a core.
+
+The test process starts ``python -m tests.forks FD`` once and asks it over the socket ``FD`` for
+children. Each child goes on as ``bottega …``, with its own environment, standard output and
+standard error. A process between the two waits for the child and writes its exit code.
+
+The process that forks only imports: it has one thread, no event loop and no connection.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryFile
+
+LONGEST_REQUEST = 1 << 17
+"""Bytes of arguments and environment."""
+
+
+class Forked:
+    """Child process, with the part of :class:`asyncio.subprocess.Process` that tests use.
+
+    Attributes:
+        returncode: ``None`` while it runs; minus the number of the signal that ended it.
+    """
+
+    def __init__(self, pid: int, stderr: asyncio.StreamReader, status: asyncio.StreamReader):
+        self.pid = pid
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._ended = asyncio.ensure_future(self._wait(status))
+
+    async def _wait(self, status: asyncio.StreamReader) -> int:
+        self.returncode = int(await status.read())
+        return self.returncode
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is not None:
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+_server: socket.socket | None = None
+
+
+async def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    """Start ``bottega`` with these arguments and this whole environment."""
+    stderr, of_child = os.pipe()
+    try:
+        status = await _reader(_ask(arguments, environment, 1, of_child))
+    finally:
+        os.close(of_child)
+    pid = int(await status.readline())
+    return Forked(pid, await _reader(stderr), status)
+
+
+def run(
+    arguments: Sequence[str], environment: Mapping[str, str], *, within: float = 60
+) -> "subprocess.CompletedProcess[str]":
+    """Do the same and wait until it has ended by itself.
+
+    Args:
+        within: seconds; after them the process is killed and the test fails.
+    """
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        status = _ask(arguments, environment, stdout.fileno(), stderr.fileno())
+        with os.fdopen(status, "rb", 0) as ended:
+            pid = int(ended.readline())
+            if not select.select([ended], [], [], within)[0]:
+                os.kill(pid, signal.SIGKILL)
+            code = int(ended.read())
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
+
+
+def _ask(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> int:
+    """Request a child; return a descriptor that says its pid, and its exit code at its end."""
+    request = json.dumps([list(arguments), dict(environment)]).encode()
+    assert len(request) < LONGEST_REQUEST
+    status, of_child = os.pipe()
+    socket.send_fds(_running(), [request], [stdout, stderr, of_child])
+    os.close(of_child)
+    return status
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
+    )
+    return reader
+
+
+def _running() -> socket.socket:
+    """Return the socket of the process that forks, after starting it if there is none."""
+    global _server
+    if _server is None:
+        _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        atexit.register(_stop, _server, process)
+    return _server
+
+
+def _stop(server: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    server.close()
+    process.wait()
+
+
+def main() -> None:
+    """Import the service, then fork at each request; in a child, go on as ``bottega``."""
+    import uvicorn.loops.auto
+    import uvicorn.protocols.http.auto
+    import uvicorn.protocols.websockets.auto  # noqa: F401
+
+    import bottega.main
+    import bottega.worker  # noqa: F401
+    from bottega.cli import commands, terminal
+
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be there after a fork"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, for the test process
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as asked:
+        request = _next_child(asked)
+    if request is not None:
+        _become(*request)
+        terminal.console.width = int(os.environ["COLUMNS"])  # it read that when it was imported
+        commands.main()
+
+
+def _next_child(asked: socket.socket) -> tuple[list[str], dict[str, str], list[int]] | None:
+    """Fork at each request, and return it in the child; ``None`` when there are no more."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(asked, LONGEST_REQUEST, 3)
+        if not message:
+            _reap(0)
+            return None
+        *outputs, status = descriptors
+        if os.fork() == 0:
+            if (pid := os.fork()) == 0:
+                os.close(status)
+                arguments, environment = json.loads(message)
+                return arguments, environment, outputs
+            asked.close()
+            os.write(status, f"{pid}\n".encode())
+            for each in (1, 2, *outputs):
+                os.close(each)
+            _, ended = os.waitpid(pid, 0)
+            os.write(status, str(os.waitstatus_to_exitcode(ended)).encode())
+            os._exit(0)
+        for each in descriptors:
+            os.close(each)
+        _reap(os.WNOHANG)
+
+
+def _reap(options: int) -> None:
+    """Collect the processes between that have ended; without ``WNOHANG``, wait for all."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended, _ = os.waitpid(-1, options)
+            if not ended:
+                return
+
+
+def _become(arguments: list[str], environment: dict[str, str], outputs: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(outputs, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    sys.argv = ["bottega", *arguments]
+
+
+if __name__ == "__main__":
+    main()
