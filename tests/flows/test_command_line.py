@@ -11,18 +11,14 @@ from pathlib import Path
 import pytest
 
 from bottega import __version__
+from tests import forks
 from tests.waiting import until_now
 
 
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
     """Return the exit status and standard error of a command that ends by itself."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "bottega.cli.commands", *arguments],
-        env={**os.environ, "COLUMNS": "300", "OPENAI_API_KEY": "k", **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    ended = forks.run(
+        arguments, {**os.environ, "COLUMNS": "300", "OPENAI_API_KEY": "k", **environment}
     )
     return ended.returncode, ended.stderr
 

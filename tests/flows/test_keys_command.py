@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from bottega import main
 from bottega.errors import InvalidInputError
 from bottega.settings import Settings
+from tests import forks
 from tests.processes import command
 from tests.tenants import holder
 from tests.waiting import until
@@ -27,19 +27,15 @@ def bottega(database_url: str) -> Any:
     """Run a command that ends by itself, as the database's owner."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "bottega.cli.commands", *arguments],
-            env={
+        return forks.run(
+            arguments,
+            {
                 "PATH": "",
                 "PYTHONPATH": str(Path(__file__).parents[2] / "app"),
                 "COLUMNS": "300",
                 "DATABASE_URL": database_url,
                 **environment,
             },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
         )
 
     return run
