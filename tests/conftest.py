@@ -92,13 +92,27 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def database_url(server: str) -> Iterator[str]:
-    """A migrated database for this test alone."""
+@contextmanager
+def cloned(server: str) -> Iterator[str]:
+    """Clone the template, and drop the clone afterwards."""
     name = f"test_{uuid.uuid4().hex}"
     _execute(server, f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY")
     yield at(server, name)
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database_url(server: str) -> Iterator[str]:
+    """A migrated database for this test alone."""
+    with cloned(server) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def module_database_url(server: str) -> Iterator[str]:
+    """A migrated database for the tests of one module, which leave it as it is."""
+    with cloned(server) as url:
+        yield url
 
 
 @pytest.fixture
@@ -117,9 +131,20 @@ async def owner(database_url: str) -> AsyncIterator[asyncpg.Pool]:
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
     """Settings without any environment variable or .env file."""
+    return _settings(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """The same for the tests of one module."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield _settings(monkeypatch, tmp_path_factory.mktemp("data"))
+
+
+def _settings(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> Settings:
     for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
-    return Settings(_env_file=None, openai_api_key="test-key", port=0, data_dir=tmp_path)
+    return Settings(_env_file=None, openai_api_key="test-key", port=0, data_dir=data_dir)
 
 
 def at(url: str, name: str) -> str:

@@ -63,14 +63,14 @@ async def test_limits_are_stored_and_can_lower_the_operator_s(
 
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("value", [0, -1, 1e15, "2", True, [1]])
-async def test_each_limit_has_bounds(client: httpx2.AsyncClient, name: str, value: Any) -> None:
-    refused = await refusal(client, orchestrator(limits={name: value}))
+async def test_each_limit_has_bounds(refusing: Running, name: str, value: Any) -> None:
+    refused = await refusal(refusing.client, orchestrator(limits={name: value}))
     assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
 
 
-async def test_unknown_limits_are_refused(client: httpx2.AsyncClient) -> None:
+async def test_unknown_limits_are_refused(refusing: Running) -> None:
     for name in ("max_concurrent_global", "gc_ttl"):
-        refused = await refusal(client, orchestrator(limits={name: 1}))
+        refused = await refusal(refusing.client, orchestrator(limits={name: 1}))
         assert refused["errors"][0]["pointer"] == f"/subagents/limits/{name}"
 
 

@@ -4,16 +4,34 @@ import asyncio
 import json
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 import websockets
 
-from tests.service import Running
+from bottega.settings import Settings
+from tests.rows import unchanged
+from tests.service import Running, running
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
 GOOD: dict[str, Any] = {"name": "a", "system_message": "x"}
+
+
+@pytest.fixture(scope="module")
+async def refusing(module_settings: Settings, module_database_url: str) -> AsyncIterator[Running]:
+    """A server with a few definitions and one run; no request of this module changes a row."""
+    async with running(module_settings, module_database_url) as server:
+        for path, body in (
+            ("agents", GOOD | {"name": "known"}),
+            ("agents", GOOD | {"name": "boss", "subagents": {"names": ["known", "missing"]}}),
+            ("graphs", {"name": "holey", "edges": [{"source": "known", "target": "gone"}]}),
+            ("runs", {"agent": "known", "input": "x"}),
+        ):
+            assert (await server.client.post(f"/v1/{path}", json=body)).is_success
+        async with unchanged(module_database_url):
+            yield server
 
 
 def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
@@ -57,12 +75,11 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
     ],
 )
 async def test_a_wrong_field_is_named(
-    client: httpx2.AsyncClient, change: dict[str, Any], pointer: str | None
+    refusing: Running, change: dict[str, Any], pointer: str | None
 ) -> None:
-    body = problem(await client.post("/v1/agents", json=GOOD | change), 422)
+    body = problem(await refusing.client.post("/v1/agents", json=GOOD | change), 422)
     if pointer is not None:
         assert body["errors"][0]["pointer"] == pointer
-    assert (await client.get("/v1/agents")).json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -90,12 +107,11 @@ async def test_a_wrong_field_is_named(
         (b'{"name":"a","system_message":"x","metadata":{"k":["\\u0000"]}}', 422),
     ],
 )
-async def test_a_wrong_body_is_refused(client: httpx2.AsyncClient, raw: bytes, status: int) -> None:
-    answer = await client.post(
+async def test_a_wrong_body_is_refused(refusing: Running, raw: bytes, status: int) -> None:
+    answer = await refusing.client.post(
         "/v1/agents", content=raw, headers={"content-type": "application/json"}
     )
     problem(answer, status)
-    assert (await client.get("/v1/agents")).json()["items"] == []
 
 
 async def test_text_that_looks_dangerous_is_stored_unchanged(client: httpx2.AsyncClient) -> None:
@@ -120,24 +136,24 @@ async def test_an_integer_may_be_written_with_a_decimal_point(client: httpx2.Asy
 
 
 async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(
-    client: httpx2.AsyncClient, server_: Running
+    refusing: Running,
 ) -> None:
-    limit = server_.service.settings.max_body_bytes
+    limit = refusing.service.settings.max_body_bytes
     long = json.dumps(GOOD | {"system_message": "x" * limit}).encode()
     headers = {"content-type": "application/json"}
-    problem(await client.post("/v1/agents", content=long, headers=headers), 413)
+    problem(await refusing.client.post("/v1/agents", content=long, headers=headers), 413)
 
     async def pieces() -> Any:
         for start in range(0, len(long), 65536):
             yield long[start : start + 65536]
 
-    problem(await client.post("/v1/agents", content=pieces(), headers=headers), 413)
+    problem(await refusing.client.post("/v1/agents", content=pieces(), headers=headers), 413)
 
 
-async def test_a_body_of_another_type_is_refused(client: httpx2.AsyncClient) -> None:
+async def test_a_body_of_another_type_is_refused(refusing: Running) -> None:
     plain = {"content-type": "text/plain"}
-    problem(await client.post("/v1/agents", content=json.dumps(GOOD), headers=plain), 415)
-    problem(await client.post("/v1/agents", content=json.dumps(GOOD)), 415)
+    problem(await refusing.client.post("/v1/agents", content=json.dumps(GOOD), headers=plain), 415)
+    problem(await refusing.client.post("/v1/agents", content=json.dumps(GOOD)), 415)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +167,9 @@ async def test_a_body_of_another_type_is_refused(client: httpx2.AsyncClient) -> 
     ],
 )
 async def test_a_wrong_method_is_answered_with_the_allowed_ones(
-    client: httpx2.AsyncClient, method: str, path: str, allow: str
+    refusing: Running, method: str, path: str, allow: str
 ) -> None:
-    answer = await client.request(method, path)
+    answer = await refusing.client.request(method, path)
     problem(answer, 405)
     assert answer.headers["allow"] == allow
 
@@ -186,9 +202,9 @@ async def test_a_wrong_method_is_answered_with_the_allowed_ones(
     ],
 )
 async def test_unknown_paths_and_bad_queries_are_refused(
-    client: httpx2.AsyncClient, path: str, status: int
+    refusing: Running, path: str, status: int
 ) -> None:
-    problem(await client.get(path), status)
+    problem(await refusing.client.get(path), status)
 
 
 @pytest.mark.parametrize(
@@ -229,21 +245,13 @@ async def test_unknown_paths_and_bad_queries_are_refused(
     ],
 )
 async def test_an_impossible_run_is_refused_and_leaves_no_row(
-    client: httpx2.AsyncClient, server_: Running, change: dict[str, Any], code: str
+    refusing: Running, change: dict[str, Any], code: str
 ) -> None:
-    await client.post("/v1/agents", json=GOOD)
-    await client.post(
-        "/v1/agents", json=GOOD | {"name": "boss", "subagents": {"names": ["a", "missing"]}}
-    )
-    await client.post(
-        "/v1/graphs", json={"name": "holey", "edges": [{"source": "a", "target": "gone"}]}
-    )
-    answer = await client.post("/v1/runs", json={"agent": "a", "input": "x"} | change)
+    answer = await refusing.client.post("/v1/runs", json={"agent": "known", "input": "x"} | change)
     body = problem(answer, 422)
     assert body["code"] == code
-    pool = server_.owner
-    assert await pool.fetchval("SELECT count(*) FROM runs") == 0
-    assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 0
+    for table in ("runs", "pgqueuer.pgqueuer"):
+        assert await refusing.owner.fetchval(f"SELECT count(*) FROM {table}") == 1  # the known one
 
 
 async def test_a_failed_commit_is_an_error_and_leaves_no_event(
@@ -283,14 +291,14 @@ async def test_two_concurrent_definitions_cannot_close_a_circle(client: httpx2.A
 
 
 async def test_the_documentation_loads_nothing_from_other_servers(
-    client: httpx2.AsyncClient,
+    refusing: Running,
 ) -> None:
-    page = (await client.get("/docs")).text
+    page = (await refusing.client.get("/docs")).text
     assets = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert assets
     for asset in assets:
         assert asset.startswith("/"), asset
-        assert (await client.get(asset)).status_code == 200
+        assert (await refusing.client.get(asset)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -298,9 +306,9 @@ async def test_the_documentation_loads_nothing_from_other_servers(
     [
         ("/v1/agents", "\x00"),
         ("/v1/sessions", "\x00"),
-        ("/v1/agents/a/versions", 10**30),
-        ("/v1/agents/a/versions", 2**31),
-        ("/v1/agents/a/versions", -1),
+        ("/v1/agents/known/versions", 10**30),
+        ("/v1/agents/known/versions", 2**31),
+        ("/v1/agents/known/versions", -1),
         ("/v1/runs/{run}/events", 2**63),
         ("/v1/runs/{run}/tasks", ["9999-12-31T23:59:59-23:59", NOBODY]),
         ("/v1/runs/{run}/tasks", ["0001-01-01T00:00:00+14:00", NOBODY]),
@@ -310,13 +318,10 @@ async def test_the_documentation_loads_nothing_from_other_servers(
         ("/v1/runs/{run}/messages", 1),
     ],
 )
-async def test_an_invalid_cursor_is_refused(
-    client: httpx2.AsyncClient, path: str, place: Any
-) -> None:
-    await client.post("/v1/agents", json=GOOD)
-    run = (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()["id"]
+async def test_an_invalid_cursor_is_refused(refusing: Running, path: str, place: Any) -> None:
+    run = await refusing.owner.fetchval("SELECT id FROM runs")
     cursor = urlsafe_b64encode(json.dumps(["asc", place]).encode()).decode().rstrip("=")
-    answer = await client.get(path.format(run=run), params={"cursor": cursor})
+    answer = await refusing.client.get(path.format(run=run), params={"cursor": cursor})
     assert problem(answer, 422)["code"] == "invalid_cursor"
 
 
@@ -331,14 +336,13 @@ async def test_an_invalid_cursor_is_refused(
     ],
 )
 async def test_requests_with_another_origin_or_host_are_refused(
-    client: httpx2.AsyncClient, server_: Running, headers: dict[str, str]
+    refusing: Running, headers: dict[str, str]
 ) -> None:
-    answer = await client.post("/v1/agents", json=GOOD, headers=headers)
+    answer = await refusing.client.post("/v1/agents", json=GOOD, headers=headers)
     assert problem(answer, 403)["code"] == "foreign_request"
-    assert (await client.get("/v1/agents")).json()["items"] == []
     with pytest.raises(websockets.InvalidStatus) as refused:
         async with websockets.connect(
-            f"ws://127.0.0.1:{server_.port}/v1/runs/{NOBODY}/ws",
+            f"ws://127.0.0.1:{refusing.port}/v1/runs/{NOBODY}/ws",
             additional_headers={} if "host" in headers else headers,
             origin=None,
         ):
@@ -353,12 +357,12 @@ async def test_requests_of_the_server_s_own_page_are_accepted(
     assert (await client.post("/v1/agents", json=GOOD, headers=own)).status_code == 201
 
 
-async def test_pointers_name_places_in_the_body(client: httpx2.AsyncClient) -> None:
-    body = {"agent": "a", "input": [{"role": "user", "content": 5}]}
-    errors = problem(await client.post("/v1/runs", json=body), 422)["errors"]
+async def test_pointers_name_places_in_the_body(refusing: Running) -> None:
+    body = {"agent": "known", "input": [{"role": "user", "content": 5}]}
+    errors = problem(await refusing.client.post("/v1/runs", json=body), 422)["errors"]
     assert "/input/0/content" in [error["pointer"] for error in errors]
     graph = {"name": "g", "nodes": [{"agent": "Upper"}]}
-    errors = problem(await client.post("/v1/graphs", json=graph), 422)["errors"]
+    errors = problem(await refusing.client.post("/v1/graphs", json=graph), 422)["errors"]
     assert "/nodes/0/agent" in [error["pointer"] for error in errors]
 
 
@@ -378,13 +382,13 @@ async def test_a_chain_of_sub_agents_too_deep_to_build_is_refused(
     ("content", "said"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-        (b'{"name":' + b"9" * 5000 + b"}", "digits"),
+        (b'{"name":' + b"9" * 5000 + b"}", "a number that is too long"),
         (b'{"name":"\xe4"}', "UTF-8"),
     ],
 )
 async def test_unreadable_json_is_refused_with_the_reason(
-    client: httpx2.AsyncClient, content: bytes, said: str
+    refusing: Running, content: bytes, said: str
 ) -> None:
     headers = {"content-type": "application/json"}
-    answer = await client.post("/v1/agents", content=content, headers=headers)
+    answer = await refusing.client.post("/v1/agents", content=content, headers=headers)
     assert said in problem(answer, 400)["detail"]

@@ -77,50 +77,50 @@ def problem(answer: bytes, status: int, code: str) -> None:
     ],
 )
 async def test_a_head_that_is_too_large_or_invalid_is_refused(
-    server_: Running, upgrade: bytes, path: bytes, fields: bytes, status: int, code: str
+    refusing: Running, upgrade: bytes, path: bytes, fields: bytes, status: int, code: str
 ) -> None:
     head = b"GET " + path + b" HTTP/1.1\r\n" + HOST + upgrade + fields + b"\r\n"
-    problem(await sent(server_, head), status, code)
-    assert (await server_.client.get("/healthz")).status_code == 200
+    problem(await sent(refusing, head), status, code)
+    assert (await refusing.client.get("/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize(
     "field", [b"Sec-WebSocket-Key: short\r\n", b"Sec-WebSocket-Version: 12\r\n"]
 )
-async def test_an_invalid_handshake_is_refused(server_: Running, field: bytes) -> None:
+async def test_an_invalid_handshake_is_refused(refusing: Running, field: bytes) -> None:
     name = field.partition(b":")[0]
     wrong = b"".join(
         line for line in UPGRADE.splitlines(keepends=True) if not line.startswith(name)
     )
     head = b"GET /v1/runs/x/ws HTTP/1.1\r\n" + HOST
-    problem(await sent(server_, head + wrong + field + b"\r\n"), 400, "bad_handshake")
-    problem(await sent(server_, head + wrong + b"\r\n"), 400, "bad_handshake")
+    problem(await sent(refusing, head + wrong + field + b"\r\n"), 400, "bad_handshake")
+    problem(await sent(refusing, head + wrong + b"\r\n"), 400, "bad_handshake")
 
 
 async def test_a_head_in_pieces_is_read_and_its_size_is_bounded(
-    server_: Running,
+    refusing: Running,
 ) -> None:
     good = b"GET /healthz HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
     pieces = [good[place : place + 1] for place in range(len(good))]
-    assert (await sent(server_, *pieces)).startswith(b"HTTP/1.1 200 ")
+    assert (await sent(refusing, *pieces)).startswith(b"HTTP/1.1 200 ")
     endless = [b"GET / HTTP/1.1\r\nx: ", *[b"y" * 1000] * 100]
-    problem(await sent(server_, *endless), 431, "headers_too_large")
+    problem(await sent(refusing, *endless), 431, "headers_too_large")
 
 
-async def test_trailers_are_bounded(server_: Running) -> None:
+async def test_trailers_are_bounded(refusing: Running) -> None:
     head = b"POST /v1/agents HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
     many = b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n"
-    problem(await sent(server_, head + many), 431, "headers_too_large")
+    problem(await sent(refusing, head + many), 431, "headers_too_large")
     long = b"0\r\nx: " + b"y" * 10**6
-    problem(await sent(server_, head + long), 431, "headers_too_large")
+    problem(await sent(refusing, head + long), 431, "headers_too_large")
 
 
-async def test_pipelined_requests_are_bounded(server_: Running) -> None:
+async def test_pipelined_requests_are_bounded(refusing: Running) -> None:
     request = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
-    answer = await sent(server_, request * 1000)
+    answer = await sent(refusing, request * 1000)
     assert answer.count(b"HTTP/1.1 ") <= http_protocol.MAX_PIPELINED
     pipelined = request * 5 + request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-    assert (await sent(server_, pipelined)).count(b"HTTP/1.1 200 ") == 6
+    assert (await sent(refusing, pipelined)).count(b"HTTP/1.1 200 ") == 6
 
 
 @pytest.mark.parametrize(
@@ -220,19 +220,19 @@ def said(answer: httpx2.Response, path: str) -> dict[str, Any]:
     ],
 )
 async def test_every_answer_has_the_security_headers(
-    client: httpx2.AsyncClient, method: str, path: str, status: int
+    refusing: Running, method: str, path: str, status: int
 ) -> None:
-    answer = await client.request(method, path)
+    answer = await refusing.client.request(method, path)
     assert answer.status_code == status
     assert said(answer, path) == SECURITY
     assert answer.headers.get("cache-control") == ("no-store" if "/v1/" in path else None)
 
 
 async def test_refusals_before_routing_have_the_security_headers(
-    client: httpx2.AsyncClient,
+    refusing: Running,
 ) -> None:
-    foreign = await client.get("/v1/agents", headers={"host": "evil.example"})
-    long = await client.post("/v1/agents", content=b"x" * 2_000_000)
+    foreign = await refusing.client.get("/v1/agents", headers={"host": "evil.example"})
+    long = await refusing.client.post("/v1/agents", content=b"x" * 2_000_000)
     assert (foreign.status_code, long.status_code) == (403, 413)
     assert said(foreign, "/v1/agents") == said(long, "/v1/agents") == SECURITY
 
@@ -247,8 +247,8 @@ async def test_an_internal_error_has_the_security_headers_and_no_details(
     assert "schedules" not in answer.text
 
 
-async def test_the_documentation_may_run_its_own_scripts_only(client: httpx2.AsyncClient) -> None:
-    answer = await client.get("/docs")
+async def test_the_documentation_may_run_its_own_scripts_only(refusing: Running) -> None:
+    answer = await refusing.client.get("/docs")
     policy = said(answer, "/docs")["content-security-policy"]
     assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
     assert "'sha256-" in policy
@@ -263,8 +263,8 @@ PREFLIGHT = {
 }
 
 
-async def test_other_origins_get_no_cors_headers(client: httpx2.AsyncClient) -> None:
-    answer = await client.options("/v1/agents", headers=PREFLIGHT)
+async def test_other_origins_get_no_cors_headers(refusing: Running) -> None:
+    answer = await refusing.client.options("/v1/agents", headers=PREFLIGHT)
     assert answer.status_code >= 400
     assert not [name for name in answer.headers if name.startswith("access-control")]
 

@@ -12,6 +12,7 @@ import pytest
 from bottega.api.auth import is_public
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
+from tests.rows import unchanged
 from tests.service import Running, running
 from tests.tenants import Holder, holder
 from tests.waiting import until
@@ -30,6 +31,23 @@ async def admin(database_url: str) -> Holder:
 async def closed(settings: Settings, database_url: str, admin: Holder) -> AsyncIterator[Running]:
     """A server that has keys."""
     async with running(settings, database_url) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def module_admin(module_database_url: str) -> Holder:
+    return await holder(module_database_url)
+
+
+@pytest.fixture(scope="module")
+async def refusing(
+    module_settings: Settings, module_database_url: str, module_admin: Holder
+) -> AsyncIterator[Running]:
+    """A server that has a key; the requests of this module's tests change no row."""
+    async with (
+        running(module_settings, module_database_url) as server,
+        unchanged(module_database_url, without=("api_keys",)),  # records its last use
+    ):
         yield server
 
 
@@ -54,31 +72,31 @@ async def document(server: Running) -> dict[str, Any]:
     return found
 
 
-async def test_every_operation_needs_a_key_and_documents_it(closed: Running) -> None:
-    found = operations(await document(closed))
+async def test_every_operation_needs_a_key_and_documents_it(refusing: Running) -> None:
+    found = operations(await document(refusing))
     assert len(found) > 40
     for method, path, operation in found:
-        answer = await closed.client.request(method, path, json={})
+        answer = await refusing.client.request(method, path, json={})
         assert problem(answer, 401)["code"] == "unauthenticated", (method, path)
         assert answer.headers["www-authenticate"] == "Bearer"
         assert operation["security"] == [{"key": []}]
         assert {"401", "403", "429"} <= set(operation["responses"])
 
 
-async def test_requests_without_a_key_reveal_nothing(closed: Running) -> None:
+async def test_requests_without_a_key_reveal_nothing(refusing: Running) -> None:
     for method, path in (
         ("GET", "/nothing"),
         ("OPTIONS", "/v1/runs"),
         ("TRACE", "/v1"),
         ("GET", "/v1"),
     ):
-        answer = await closed.client.request(method, path)
+        answer = await refusing.client.request(method, path)
         assert problem(answer, 401)["code"] == "unauthenticated"
     for path in ("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"):
-        assert (await closed.client.get(path)).status_code == 200
-    assert (await closed.client.get("/docs-assets/swagger-ui.css")).status_code == 200
+        assert (await refusing.client.get(path)).status_code == 200
+    assert (await refusing.client.get("/docs-assets/swagger-ui.css")).status_code == 200
     for path in ("/docs-assets/../v1/runs", "/docs-assets/%2e%2e/v1/runs", "//v1/runs"):
-        assert (await closed.client.get(path)).status_code in (401, 404)
+        assert (await refusing.client.get(path)).status_code in (401, 404)
 
 
 @pytest.mark.parametrize("scope", ["read", "run", "admin"])
@@ -98,10 +116,10 @@ async def test_an_operation_accepts_the_scopes_that_it_documents(
                 assert f"'{needed}'" in answer.json()["detail"]
 
 
-async def test_a_read_key_may_post_to_listed_operations_only(closed: Running) -> None:
+async def test_a_read_key_may_post_to_listed_operations_only(refusing: Running) -> None:
     may = {
         operation["operationId"]
-        for method, _, operation in operations(await document(closed))
+        for method, _, operation in operations(await document(refusing))
         if method not in ("GET", "HEAD") and operation["x-required-scope"] == "read"
     }
     assert may == {
@@ -110,10 +128,10 @@ async def test_a_read_key_may_post_to_listed_operations_only(closed: Running) ->
     }
 
 
-async def test_administration_needs_an_administrator(closed: Running) -> None:
+async def test_administration_needs_an_administrator(refusing: Running) -> None:
     needed = {
         operation["operationId"]: operation["x-required-scope"]
-        for _, _, operation in operations(await document(closed))
+        for _, _, operation in operations(await document(refusing))
     }
     admins = {name for name, scope in needed.items() if scope == "admin"}
     assert {"create_key", "list_keys", "get_key", "revoke_key", "list_audit_log"} <= admins
@@ -135,17 +153,17 @@ async def test_administration_needs_an_administrator(closed: Running) -> None:
         (f"Bearer {WRONG}\u00e9".encode("latin-1"), "bad_key"),
     ],
 )
-async def test_an_invalid_key_is_refused(closed: Running, header: str | bytes, code: str) -> None:
+async def test_an_invalid_key_is_refused(refusing: Running, header: str | bytes, code: str) -> None:
     sent: Any = {"authorization": header}
-    answer = await closed.client.get("/v1/runs", headers=sent)
+    answer = await refusing.client.get("/v1/runs", headers=sent)
     assert problem(answer, 401)["code"] == code
     assert "traceback" not in answer.text.lower()
 
 
-async def test_two_keys_in_one_request_are_refused(closed: Running, admin: Holder) -> None:
-    value = f"Bearer {admin.key}"
+async def test_two_keys_in_one_request_are_refused(refusing: Running, module_admin: Holder) -> None:
+    value = f"Bearer {module_admin.key}"
     headers = [("authorization", value), ("authorization", value)]
-    answer = await closed.client.get("/v1/runs", headers=headers)
+    answer = await refusing.client.get("/v1/runs", headers=headers)
     assert problem(answer, 401)["code"] == "bad_key"
 
 
@@ -213,9 +231,9 @@ async def test_a_stored_idempotent_answer_contains_no_secret(
     ],
 )
 async def test_an_invalid_new_key_is_refused(
-    closed: Running, admin: Holder, body: dict[str, Any]
+    refusing: Running, module_admin: Holder, body: dict[str, Any]
 ) -> None:
-    async with admin.client(closed) as client:
+    async with module_admin.client(refusing) as client:
         answer = await client.post("/v1/keys", json=body)
         assert problem(answer, 422)["code"] == "invalid"
         assert len((await client.get("/v1/keys")).json()["items"]) == 1

@@ -1,0 +1,37 @@
+"""All rows of a database, to compare them before and after."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+
+async def rows(url: str, *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:
+    """Return every row of every table, as text.
+
+    Args:
+        without: names of tables to leave out, such as those that record when they were used.
+    """
+    connection = await asyncpg.connect(url)
+    try:
+        tables = await connection.fetch(
+            "SELECT table_schema AS schema, table_name AS name FROM information_schema.tables"
+            " WHERE table_schema IN ('public', 'pgqueuer') AND table_type = 'BASE TABLE'"
+            " AND table_name <> ALL($1)",
+            without,
+        )
+        return {
+            (name, row["text"])
+            for schema, name in tables
+            for row in await connection.fetch(f'SELECT t::text AS text FROM {schema}."{name}" t')
+        }
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def unchanged(url: str, *, without: tuple[str, ...] = ()) -> AsyncIterator[None]:
+    """Check at the block's end that every row is as it was at its start."""
+    before = await rows(url, without=without)
+    yield
+    assert await rows(url, without=without) == before
