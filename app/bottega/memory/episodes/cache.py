@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -18,9 +18,6 @@ from theine_core import TlfuCore, spread
 
 from bottega.clock import monotonic
 from bottega.memory.episodes.episode import Episode
-
-if TYPE_CHECKING:
-    from bottega.memory.episodes.redis_cache import RedisCache
 
 CAPACITY = 1000
 TTL_S = 300.0
@@ -48,24 +45,41 @@ class CacheCounts:
         return self.hits / asked if asked else 0.0
 
 
+class SharedCache(Protocol):
+    """A cache that all processes share. No method raises; each counts in ``counts``."""
+
+    async def get(self, key: Key, counts: CacheCounts) -> Episode | None:
+        """Return the cached episode; ``None`` also after a failure."""
+
+    async def put(self, key: Key, raw: bytes, ttl_s: int, counts: CacheCounts) -> None:
+        """Cache an episode, as :func:`encoded` returns it."""
+
+    async def drop(self, key: Key, counts: CacheCounts) -> None:
+        """Drop an episode."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
 class EpisodeCache:
     """Cache of the most read episodes, by tenant and id. None of its methods raises.
 
     Args:
+        shared: the level below; ``None``: this process only.
         capacity: episodes in this process.
         ttl_s: seconds that they stay.
     """
 
     def __init__(
         self,
-        redis: "RedisCache | None" = None,
+        shared: SharedCache | None = None,
         *,
         capacity: int = CAPACITY,
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.counts = CacheCounts()
-        self._redis = redis
+        self._shared = shared
         self._core = TlfuCore(capacity)
         self._entries: dict[int, tuple[Key, Episode, float]] = {}
         self._ttl_s = ttl_s
@@ -85,9 +99,9 @@ class EpisodeCache:
             self.counts.hits += 1
             return entry[1]
         self.counts.misses += 1
-        if self._redis is None:
+        if self._shared is None:
             return None
-        found = await self._redis.get(key, self.counts)
+        found = await self._shared.get(key, self.counts)
         if found is not None:
             self._keep(key, found)
         return found
@@ -99,19 +113,19 @@ class EpisodeCache:
             return
         key = (tenant_id, episode.id)
         self._keep(key, episode)
-        if self._redis is not None:
-            await self._redis.put(key, raw, math.ceil(self._ttl_s), self.counts)
+        if self._shared is not None:
+            await self._shared.put(key, raw, math.ceil(self._ttl_s), self.counts)
 
     async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
         """Drop an episode here and in Redis; other processes drop it within ``ttl_s``."""
         key = (tenant_id, episode_id)
         self._forget(_place(key))
-        if self._redis is not None:
-            await self._redis.drop(key, self.counts)
+        if self._shared is not None:
+            await self._shared.drop(key, self.counts)
 
     async def aclose(self) -> None:
-        if self._redis is not None:
-            await self._redis.aclose()
+        if self._shared is not None:
+            await self._shared.aclose()
 
     def _keep(self, key: Key, episode: Episode) -> None:
         self._sweep()
