@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -35,11 +35,18 @@ from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from bottega.subagents.budget import TokenAccount, estimate, reserved
 
-if TYPE_CHECKING:
-    from bottega.execution.memory import MemoryRetriever
-
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""
+
+
+class FailureMemory(Protocol):
+    """Memory of earlier runs that helps the root agent after failures."""
+
+    def replay(self, call: int) -> None:
+        """Restore the memory recalled after the tools of a replayed model call."""
+
+    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
+        """Retrieve help after a tool call; ``failures`` may be empty."""
 
 
 class JournalRecorder(Recorder):
@@ -56,7 +63,7 @@ class JournalRecorder(Recorder):
         accounts: budgets of the run and of its tenant's day.
         day: the account of the tenant's day, until the run is over.
         spent: by all agents of the run, in all its attempts.
-        lessons: retrieves memory for the root; ``None``: the run has no memory.
+        lessons: memory about failures for the root; ``None``: the run has no memory.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class JournalRecorder(Recorder):
         self.journal = journal
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
-        self.lessons: MemoryRetriever | None = None
+        self.lessons: FailureMemory | None = None
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.day = day
