@@ -1,16 +1,18 @@
 """Connection between the circuit breakers and the scheduler."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
-from bottega.subagents.breaker import BreakerKey, Breakers, kind_of
+from bottega.subagents.breaker import BreakerKey, Breakers
 from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle
+from bottega.subagents.limits import SchedulerOptions
+from bottega.subagents.quotas import TaskCounts
 from bottega.subagents.states import SubagentStatus
+from bottega.subagents.telemetry import Telemetry
 
-if TYPE_CHECKING:
-    from bottega.subagents.scheduler import SubagentScheduler
+Move = Callable[[SubagentHandle], None]
 
 _OF_MODEL = frozenset(
     {
@@ -29,7 +31,7 @@ def breaker_keys(parent: Parent, params: DispatchParams) -> tuple[BreakerKey, ..
     """
     if not params.named:
         return ()
-    kind, tenant = kind_of(params.agent, params.instructions), parent.tenant_id
+    kind, tenant = params.kind, parent.tenant_id
     return (tenant, f"model {params.model}", kind), (tenant, f"run {parent.run_id}", kind)
 
 
@@ -49,17 +51,41 @@ def blamed(handle: SubagentHandle) -> BreakerKey | None:
 
 
 class BreakerSet:
-    """Reports tasks' ends to the breakers, and released tasks to the scheduler."""
+    """Reports tasks' ends to the breakers, and released tasks to the scheduler.
 
-    def __init__(self, scheduler: "SubagentScheduler") -> None:
-        self.breakers = Breakers(scheduler.options)
+    Args:
+        counts: of all tasks; they know the queued tasks of a kind.
+        hold: takes a queued task out of the queue.
+        release: queues a task again.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        counts: TaskCounts,
+        telemetry: Telemetry,
+        *,
+        hold: Move,
+        release: Move,
+    ) -> None:
+        self.breakers = Breakers(options)
         self.timer: asyncio.TimerHandle | None = None
-        self._scheduler = scheduler
+        self._options = options
+        self._counts = counts
+        self._telemetry = telemetry
+        self._hold = hold
+        self._release = release
         self._agents: dict[BreakerKey, str] = {}
+
+    def refusal(self, keys: Sequence[BreakerKey]) -> float | None:
+        """Return the seconds until these breakers let a dispatch through; ``None``: now."""
+        now = _now()
+        waits = [self.breakers.refusal(key, now) for key in keys]
+        return max((wait for wait in waits if wait is not None), default=None)
 
     def enqueued(self, handle: SubagentHandle) -> None:
         """Ask the breakers about a newly queued task; they may hold it back."""
-        now = self._scheduler.now()
+        now = _now()
         for key in handle.breakers:
             if not self.breakers.admit(key, handle, now):
                 handle.held_by.add(key)
@@ -67,7 +93,7 @@ class BreakerSet:
 
     def ended(self, handle: SubagentHandle) -> None:
         """Report a finished or suspended task to its breakers, and start the tasks they release."""
-        now, failed = self._scheduler.now(), blamed(handle)
+        now, failed = _now(), blamed(handle)
         for key in handle.breakers:
             if handle.status is SubagentStatus.COMPLETED:
                 held = self.breakers.held(key)
@@ -93,37 +119,35 @@ class BreakerSet:
                     "retry_after_ms": round(breaker.retry_after * 1000),
                 },
             )
-            for breaker in self.breakers.open(self._scheduler.now())
+            for breaker in self.breakers.open(_now())
         ]
 
     def forget(self) -> None:
         """Forget breakers that are closed and without recent ends, or idle."""
-        now = self._scheduler.now()
+        now = _now()
         self.breakers.forget(now)
         kept = {breaker.key for breaker in self.breakers.open(now)}
         self._agents = {key: agent for key, agent in self._agents.items() if key in kept}
 
     def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
         """Hold back the queued tasks of the kind; they stay in the state ``queued``."""
-        options = self._scheduler.options
         data = {
             "attempt": handle.attempt,
             "failures": self.breakers.failures(key),
-            "retry_after_ms": round(options.reset_timeout * 1000),
+            "retry_after_ms": round(self._options.reset_timeout * 1000),
         }
-        registry = self._scheduler.registry
-        registry.telemetry.count("subagent.circuit_breaker.open")
+        self._telemetry.count("subagent.circuit_breaker.open")
         handle.parent.listener.happened(handle, "circuit_opened", data)
         self._agents[key] = handle.agent
-        for other in registry.counts.queued_of_kind((handle.tenant_id, handle.kind)):
-            if key in other.breakers and not self.breakers.admit(key, other, self._scheduler.now()):
+        for other in self._counts.queued_of_kind((handle.tenant_id, handle.kind)):
+            if key in other.breakers and not self.breakers.admit(key, other, _now()):
                 other.held_by.add(key)
-                self._scheduler.hold(other)
+                self._hold(other)
 
     def _let_go(self, key: BreakerKey, handles: Iterable[Any]) -> None:
         for handle in handles:
             handle.held_by.discard(key)
-            self._scheduler.push(handle)
+            self._release(handle)
 
     def _keep_time(self) -> None:
         """Set the timer to the next reset time."""
@@ -138,6 +162,10 @@ class BreakerSet:
 
     def _due(self) -> None:
         self.timer = None
-        for key, probe in self.breakers.due(self._scheduler.now()):
+        for key, probe in self.breakers.due(_now()):
             self._let_go(key, [probe])
         self._keep_time()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
-if TYPE_CHECKING:
-    from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.handle import SubagentHandle
+from bottega.subagents.limits import SubagentLimits
 
 logger = logging.getLogger(__name__)
 
@@ -13,18 +13,43 @@ ORPHANED = "orphan-cleanup"
 _MANY = 10
 
 
-class Collector:
-    """Periodic collector of a registry's tasks, between :meth:`start` and :meth:`stop`."""
+def collectable(
+    handles: Collection[SubagentHandle], limits: SubagentLimits, now: float
+) -> list[SubagentHandle]:
+    """Return the finished tasks to remove: old ones, and received ones if there are many. Pure.
 
-    def __init__(self, registry: "SubagentRegistry") -> None:
-        self._registry = registry
+    A task stays while its parent may still read its outcome.
+
+    Args:
+        handles: all tasks of the registry.
+        now: seconds on the event loop's clock.
+    """
+    crowded = len(handles) > _MANY * limits.max_concurrent_global
+    return [
+        handle
+        for handle in handles
+        if handle.status.is_final
+        and (handle.parent.ended or handle.received)
+        and (now - handle.status_changed_at >= limits.gc_ttl or (crowded and handle.received))
+    ]
+
+
+class Collector:
+    """Timer of the collection: every ``interval`` seconds between :meth:`start` and :meth:`stop`.
+
+    Attributes:
+        collected_at: time of the last collection; ``collect`` sets it.
+    """
+
+    def __init__(self, collect: Callable[[], object], interval: float) -> None:
+        self._collect = collect
+        self._interval = interval
         self._timer: asyncio.TimerHandle | None = None
-        self._collected_at = float("-inf")
+        self.collected_at = float("-inf")
 
     def start(self) -> None:
         self.stop()
-        interval = self._registry.limits.gc_interval
-        self._timer = asyncio.get_running_loop().call_later(interval, self._again)
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._again)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -34,36 +59,13 @@ class Collector:
     def _again(self) -> None:
         self.start()
         try:
-            self.collect()
+            self._collect()
         except Exception:
             logger.exception("collecting finished tasks failed")
 
     def look(self) -> None:
         """See :meth:`SubagentRegistry.tidy`."""
-        if self._timer is None and (
-            self._registry.scheduler.now() - self._collected_at >= self._registry.limits.gc_interval
-        ):
-            self.collect()
-
-    def collect(self) -> int:
-        """See :meth:`SubagentRegistry.collect`."""
-        registry = self._registry
-        limits = registry.limits
-        now = self._collected_at = registry.scheduler.now()
-        for parent in registry.parents():
-            if not parent.ended and not parent.alive():
-                registry.end_parent(parent, ORPHANED)
-        removed = 0
-        crowded = registry.total_count > _MANY * limits.max_concurrent_global
-        for handle in registry.handles():
-            if not handle.status.is_final:
-                registry.scheduler.watch_over(handle)
-            elif handle.parent.ended or handle.received:
-                old = now - handle.status_changed_at >= limits.gc_ttl
-                if old or (crowded and handle.received):
-                    registry.remove(handle)
-                    removed += 1
-        registry.scheduler.tidy()
-        if removed:
-            registry.telemetry.count("subagent.gc.collected", removed)
-        return removed
+        if self._timer is None:
+            now = asyncio.get_running_loop().time()
+            if now - self.collected_at >= self._interval:
+                self._collect()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
-from bottega.subagents.breaker import BreakerKey
+from bottega.subagents.breaker import BreakerKey, kind_of
 from bottega.subagents.budget import TokenAccount
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
@@ -39,6 +39,11 @@ class DispatchParams:
     token_budget: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The task's kind: a short hash of its named agent and its instructions."""
+        return kind_of(self.agent if self.named else None, self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,3 +309,15 @@ async def wait_for(handles: Sequence[SubagentHandle], count: int, timeout: float
             if handle.waiters is not None:
                 handle.waiters.discard(waiter)
                 handle.waiters = handle.waiters or None
+
+
+async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
+    """Return when these coroutines are done, even if the caller is cancelled meanwhile."""
+    cancelled = False
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

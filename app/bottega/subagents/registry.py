@@ -6,10 +6,10 @@ from typing import Any
 from uuid import UUID
 
 from bottega.errors import SubagentRefusedError
-from bottega.subagents.breaker import BreakerKey, kind_of
+from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.breaker_set import breaker_keys
 from bottega.subagents.budget import TokenAccount
-from bottega.subagents.collector import Collector
+from bottega.subagents.collector import ORPHANED, Collector, collectable
 from bottega.subagents.handle import (
     DispatchParams,
     Mode,
@@ -50,13 +50,13 @@ class SubagentRegistry:
     ) -> None:
         self.limits = limits or SubagentLimits()
         self.telemetry = telemetry or NoTelemetry()
+        self.counts = TaskCounts()
         self.scheduler = scheduler or SubagentScheduler()
         self.scheduler.serve(self)
         self.late_results = 0
         self._handles: dict[UUID, SubagentHandle] = {}
         self._parents: dict[UUID, Parent] = {}
-        self.counts = TaskCounts()
-        self._collector = Collector(self)
+        self._collector = Collector(self.collect, self.limits.gc_interval)
 
     # Lookup
 
@@ -148,13 +148,12 @@ class SubagentRegistry:
                 self.limits,
                 counts=self.counts,
                 room=self.scheduler.room(parent),
-                wait=self.scheduler.refusal(breakers),
+                wait=self.scheduler.circuits.refusal(breakers),
             )
         except SubagentRefusedError as refusal:
             self.telemetry.count("subagent.dispatch.rejected", reason=refusal.code)
-            parent.listener.refused(
-                parent, {"code": refusal.code, "message": refusal.detail, **refusal.about}
-            )
+            data = {"code": refusal.code, "message": refusal.detail, **refusal.about}
+            parent.listener.refused(parent, data)
             raise
 
     def _add(
@@ -180,7 +179,7 @@ class SubagentRegistry:
             timeout=min(params.timeout or limits.default_timeout, limits.max_timeout),
             token_budget=params.token_budget,
             metadata=params.metadata,
-            kind=_kind(params),
+            kind=params.kind,
             breakers=breakers,
             created_at=now,
             status_changed_at=now,
@@ -229,9 +228,8 @@ class SubagentRegistry:
             handle.fixed_duration_ms = handle.duration_ms(now)
             self._take_over(handle, outcome or SubagentOutcome(status))
         self._set(handle, status)
-        handle.parent.listener.happened(
-            handle, "status_changed", {"attempt": handle.attempt, "from": old, "to": status}
-        )
+        data = {"attempt": handle.attempt, "from": old, "to": status}
+        handle.parent.listener.happened(handle, "status_changed", data)
         if status.is_final:
             self._ended(handle)
 
@@ -368,7 +366,20 @@ class SubagentRegistry:
 
     def collect(self) -> int:
         """Remove finished tasks, end orphans and overdue ones; return the number removed. O(n)."""
-        return self._collector.collect()
+        now = self._collector.collected_at = self.scheduler.now()
+        for parent in self.parents():
+            if not parent.ended and not parent.alive():
+                self.end_parent(parent, ORPHANED)
+        for handle in self.handles():
+            if not handle.status.is_final:
+                self.scheduler.watch_over(handle)
+        removed = collectable(self._handles.values(), self.limits, now)
+        for handle in removed:
+            self.remove(handle)
+        self.scheduler.circuits.forget()
+        if removed:
+            self.telemetry.count("subagent.gc.collected", len(removed))
+        return len(removed)
 
     def remove(self, handle: SubagentHandle) -> None:
         """Forget a task, and its parent if it has ended and has no other task."""
@@ -379,10 +390,6 @@ class SubagentRegistry:
         parent.children.pop(handle.task_id, None)
         if parent.ended and not parent.children:
             self._parents.pop(parent.parent_id, None)
-
-
-def _kind(params: DispatchParams) -> str:
-    return kind_of(params.agent if params.named else None, params.instructions)
 
 
 def _reason(handle: SubagentHandle) -> str:

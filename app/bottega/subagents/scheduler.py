@@ -5,27 +5,42 @@ The queue, the pool's size and the breakers decide; this module carries their de
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
-from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.breaker_set import BreakerSet
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
-from bottega.subagents.limits import SchedulerOptions, resized
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, all_done
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
+from bottega.subagents.quotas import TaskCounts
 from bottega.subagents.states import SubagentStatus
-
-if TYPE_CHECKING:
-    from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 PARENTS_TIME_IS_UP = "parent-timeout"
 _OVERDUE = 2
 _SMOOTHING = 0.2
+
+
+class TaskRegistry(Protocol):
+    """The registry of the tasks, as far as the scheduler needs it."""
+
+    limits: SubagentLimits
+    counts: TaskCounts
+    telemetry: Telemetry
+
+    def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
+        """Move a task to another state."""
+
+    def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
+        """End a task; return false if it had ended already."""
+
+    def cancel(self, task_id: UUID, reason: str) -> bool:
+        """Cancel a task and all below it."""
 
 
 class SubagentScheduler:
@@ -38,9 +53,9 @@ class SubagentScheduler:
     def __init__(self, options: SchedulerOptions | None = None) -> None:
         self.options = options or SchedulerOptions()
         self.size = self.options.min_workers
-        self.circuits = BreakerSet(self)
+        self.circuits: BreakerSet
         self._queue: TakeQueue
-        self.registry: SubagentRegistry
+        self._registry: TaskRegistry
         self._running: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pumping: asyncio.Handle | None = None
@@ -48,9 +63,12 @@ class SubagentScheduler:
         self._resized_at = float("-inf")
         self._mean_s: float | None = None
 
-    def serve(self, registry: "SubagentRegistry") -> None:
+    def serve(self, registry: TaskRegistry) -> None:
         """Attach the scheduler to a registry; the registry calls this."""
-        self.registry = registry
+        self._registry = registry
+        self.circuits = BreakerSet(
+            self.options, registry.counts, registry.telemetry, hold=self.hold, release=self.push
+        )
         self._queue = TakeQueue(
             self.options.ageing_interval,
             registry.limits.tenant_max_concurrent,
@@ -66,7 +84,7 @@ class SubagentScheduler:
     @property
     def capacity(self) -> int:
         """Number of tasks that may hold a slot."""
-        return min(self.size, self.registry.limits.max_concurrent_global)
+        return min(self.size, self._registry.limits.max_concurrent_global)
 
     @property
     def busy(self) -> int:
@@ -79,20 +97,14 @@ class SubagentScheduler:
     @property
     def parked(self) -> int:
         """Number of running tasks without a slot: they wait for other tasks or for a slot."""
-        return self.registry.active_count - self.busy
-
-    def refusal(self, breakers: Sequence[BreakerKey]) -> float | None:
-        """Return the seconds until these breakers let a dispatch through; ``None``: now."""
-        now = self.now()
-        waits = [self.circuits.breakers.refusal(key, now) for key in breakers]
-        return max((wait for wait in waits if wait is not None), default=None)
+        return self._registry.counts.active - self.busy
 
     def room(self, parent: Parent) -> int:
         """Count the further tasks of a parent that would get a slot at once."""
         others = len(self._queue) - self._queue.waiting(parent)
         free = self.capacity - self.busy - others
         own = parent.limits.max_concurrent - self._queue.holding_of(parent)
-        of_tenant = self.registry.limits.tenant_max_concurrent
+        of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
         return max(0, min(free, own))
@@ -154,29 +166,14 @@ class SubagentScheduler:
         if started is not None and self.now() - started > _OVERDUE * handle.timeout:
             self._time_out(handle)
 
-    def tidy(self) -> None:
-        """Forget breakers without failures."""
-        self.circuits.forget()
-
     async def idle(self) -> None:
-        await self.stopped(self._running)
+        await all_done(self._running)
 
     def stop(self) -> None:
         for timer in (self._pumping, self._resizing, self.circuits.timer):
             if timer is not None:
                 timer.cancel()
         self._pumping = self._resizing = self.circuits.timer = None
-
-    async def stopped(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Return when these tasks are done, even if the caller is cancelled meanwhile."""
-        cancelled = False
-        while running := [task for task in tasks if not task.done()]:
-            try:
-                await asyncio.wait(running)
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
 
     # Slots
 
@@ -240,7 +237,7 @@ class SubagentScheduler:
         now = loop.time()
         remaining = handle.parent.remaining()
         if remaining is not None and remaining <= 0:
-            self.registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
+            self._registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
             return
         handle.started_at = now
         if handle.deadline is None:
@@ -252,7 +249,7 @@ class SubagentScheduler:
             "timeout_ms": max(0, round((handle.deadline - now) * 1000)),
         }
         handle.parent.listener.happened(handle, "dequeued", data)
-        self.registry.transition(handle, SubagentStatus.RUNNING)
+        self._registry.transition(handle, SubagentStatus.RUNNING)
         handle.timer = loop.call_at(handle.deadline, self._time_out, handle)
         handle.running = loop.create_task(self._run(handle), context=handle.context)
         self._running.add(handle.running)
@@ -276,7 +273,7 @@ class SubagentScheduler:
             text = f"{type(error).__name__}: {error}"
             outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
             logger.exception("the work of task %s raised", handle.task_id)
-        if self.registry.finish(handle, outcome):
+        if self._registry.finish(handle, outcome):
             assert handle.started_at is not None
             took = self.now() - handle.started_at
             mean = self._mean_s
@@ -290,7 +287,7 @@ class SubagentScheduler:
             return
         error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"
         outcome = SubagentOutcome(SubagentStatus.TIMEOUT, error=error, error_code="timeout")
-        self.registry.finish(handle, outcome)
+        self._registry.finish(handle, outcome)
 
     def _give_up_slot(self, handle: SubagentHandle) -> None:
         if handle.holds_slot:
@@ -391,8 +388,8 @@ class SubagentScheduler:
         self._pump()
 
     def _measure(self) -> None:
-        telemetry = self.registry.telemetry
+        telemetry = self._registry.telemetry
         telemetry.gauge("subagent.queue.depth", len(self._queue))
-        telemetry.gauge("subagent.active.count", self.registry.active_count)
+        telemetry.gauge("subagent.active.count", self._registry.counts.active)
         telemetry.gauge("subagent.pool.size", self.size)
         telemetry.gauge("subagent.pool.utilization", self.busy / max(1, self.capacity))

@@ -17,7 +17,15 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.subagents.budget import TokenAccount, estimate, reserved
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
-from bottega.subagents.handle import Listener, Mode, Parent, RestoredTask, SubagentHandle, missing
+from bottega.subagents.handle import (
+    Listener,
+    Mode,
+    Parent,
+    RestoredTask,
+    SubagentHandle,
+    all_done,
+    missing,
+)
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
@@ -170,7 +178,7 @@ class Swarm:
             if not self.suspended:
                 self.registry.end_parent(parent, "parent-ended")
         self.registry.discard([*parents, *self._closed])
-        await self.registry.scheduler.stopped(running)
+        await all_done(running)
         if self._plugin_calls:
             await asyncio.wait(list(self._plugin_calls))
 
@@ -323,7 +331,7 @@ class QueryScope:
         registry = swarm.registry
         children = list(parent.children.values())
         registry.end_parent(parent, "parent-cancelled" if cancelled else "parent-ended")
-        await registry.scheduler.stopped({child.running for child in children if child.running})
+        await all_done({child.running for child in children if child.running})
         swarm.closed(parent)
         swarm.forget_files(self.own_id)
         if swarm.broken is not None and error is None:
