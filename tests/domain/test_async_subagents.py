@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bottega.agents import BaseAgent
-from bottega.agents.query import next_query
+from bottega.agents.query import QueriedAgent, next_query
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from tests.domain.subagents import (
@@ -96,8 +96,8 @@ def test_nested_tasks_need_no_second_slot(kind: Any) -> None:
 
 def test_finished_task_keeps_its_answer_but_not_its_agent() -> None:
     async def run() -> None:
-        agents: list[weakref.ref[BaseAgent]] = []
-        left: list[BaseAgent | None] = []
+        agents: list[weakref.ref[QueriedAgent]] = []
+        left: list[QueriedAgent | None] = []
 
         def answer(messages: Any) -> str:
             query = next_query.get()

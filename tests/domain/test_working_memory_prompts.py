@@ -23,7 +23,6 @@ from bottega.agents import (
     tool,
 )
 from bottega.agents.history import check_history
-from bottega.agents.subagent import copy_of, fresh_copy
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.working.blocks import schema_tokens, tokens_of
 from bottega.memory.working.prompts import RECALL, RunMemory
@@ -272,7 +271,7 @@ async def test_copies_have_no_memory() -> None:
     lead = with_memory(*calls(30), "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
     assert memory_of(lead).tools
-    for made in (copy_of(lead), fresh_copy(lead)):
+    for made in (lead.copy_for_call(), lead.fresh_copy()):
         assert made.memory is None
         assert RECALL not in [each.name for each in made.registered_tools]
         made.provider = model = ScriptedModel("hello")

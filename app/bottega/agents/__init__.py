@@ -20,9 +20,8 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.agents.policy import ToolRequirement
-from bottega.agents.prompting import PromptMemory
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
-from bottega.agents.query import Query, Recorder
+from bottega.agents.query import PromptMemory, Query, Recorder
 from bottega.agents.recall import Recall, RecallEmbedder
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, tool

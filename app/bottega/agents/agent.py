@@ -1,8 +1,9 @@
 """The agent: a system message, a history, tools, hooks."""
 
 import asyncio
+import copy
 from collections.abc import Iterable, Sequence
-from typing import get_args
+from typing import Self, get_args
 
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages
@@ -10,11 +11,10 @@ from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
 from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
 from bottega.agents.policy import ToolRequirement
-from bottega.agents.prompting import PromptMemory
 from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
-from bottega.agents.query import Query, Recorder, take_next_query
+from bottega.agents.query import PromptMemory, Query, Recorder, take_next_query
 from bottega.agents.recall import Recall
-from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.errors import CycleError, InvalidInputError
 from bottega.graph.shared_memory import SharedMemoryGraph
@@ -136,7 +136,8 @@ class BaseAgent:
     @property
     def subagents(self) -> list["BaseAgent"]:
         """The agents among its tools."""
-        return [agent for tool in self.registered_tools for agent in tool.subagents]
+        agents = (agent for tool in self.registered_tools for agent in tool.subagents)
+        return [agent for agent in agents if isinstance(agent, BaseAgent)]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
         """Return the path of sub-agents from this agent to ``other``; ``[]`` if there is none."""
@@ -148,6 +149,30 @@ class BaseAgent:
             if id(child) not in passed and (path := child.path_to(other, passed)):
                 return [self, *path]
         return []
+
+    # Copies
+
+    def copy_for_call(self) -> Self:
+        """Return a copy that shares hooks and graph, has its own history and tools, no memory."""
+        agent = copy.copy(self)
+        agent.conversation_history = list(self.conversation_history)
+        agent.registered_tools = list(self.registered_tools)
+        agent.usage = AgentUsage()
+        agent.memory = None
+        return agent
+
+    def fresh_copy(self, made: FreshCopies | None = None) -> Self:
+        """Return a copy of the agent and its sub-agents with the histories before any query."""
+        made = {} if made is None else made
+        made[self] = new = self.copy_for_call()
+        if self.first_history is not None:
+            new.conversation_history = list(self.first_history)
+        new.first_history = new._turn = None
+        new.registered_tools = [
+            tool.fresh_copy(made) if isinstance(tool, SubAgentWrapper) else tool
+            for tool in self.registered_tools
+        ]
+        return new
 
     # Queries
 

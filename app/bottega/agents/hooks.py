@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bottega.agents.messages import (
     AssistantMessage,
@@ -18,11 +18,8 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolResult,
 )
-from bottega.agents.query import Query
+from bottega.agents.tools import AgentState
 from bottega.errors import FencedError, HistoryError, HookContractError
-
-if TYPE_CHECKING:
-    from bottega.agents.agent import BaseAgent
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +62,7 @@ class AgentStatus:
     """
 
     event: AgentEvent
-    agent: "BaseAgent"
+    agent: AgentState
     iteration: int = 0
     tool_call: ToolCall | None = None
     tool_result: ToolResult | None = None
@@ -329,42 +326,3 @@ def _place(message: StandardMessage, index: int | None, status: AgentStatus) -> 
         status.deferred.append(message)
     else:
         history.insert(index, message)
-
-
-class QueryFailed(Exception):  # noqa: N818
-    """An error that ends a query with a response; never leaves the loop.
-
-    Attributes:
-        reason: the response's ``stop_reason``.
-        content: the response's partial text.
-    """
-
-    def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code
-        self.reason = reason
-        self.content = content
-
-
-async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> HookOutcome:
-    """Run the hooks of an event.
-
-    Args:
-        fields: fields of :class:`AgentStatus` that the event sets.
-
-    Raises:
-        QueryFailed: a hook decided FAIL, or raised.
-        HookContractError: a hook's decision or value breaks the event's contract.
-    """
-    hooks = query.agent.hooks.get(event)
-    if not hooks:
-        return HookOutcome(HookDecision.CONTINUE, value)
-    status = AgentStatus(event, query.agent, query.iteration, **fields)
-    outcome = await run_hooks(hooks, status, value)
-    if outcome.decision is HookDecision.FAIL:
-        text = (
-            outcome.value if isinstance(outcome.value, str) else f"a hook on {event} decided FAIL"
-        )
-        raise QueryFailed(text, "hook_failed")
-    return outcome

@@ -5,11 +5,10 @@ import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
-from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome, QueryFailed, fire
+from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -21,14 +20,11 @@ from bottega.agents.messages import (
 )
 from bottega.agents.policy import unmet
 from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
-from bottega.agents.query import Query
+from bottega.agents.query import QueriedAgent, Query, QueryFailed, fire
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import answer_calls
 from bottega.agents.tools import ToolBase
 from bottega.errors import BottegaError, ErrorKind, ModelError
-
-if TYPE_CHECKING:
-    from bottega.agents.agent import BaseAgent
 
 logger = logging.getLogger(__name__)
 
@@ -375,7 +371,7 @@ class QueryLoop:
         )
 
 
-def tool_ending(agent: "BaseAgent", results: Sequence[ToolResult]) -> tuple[str, str] | None:
+def tool_ending(agent: QueriedAgent, results: Sequence[ToolResult]) -> tuple[str, str] | None:
     """Return (content, stop reason) if these tool results end the query, else ``None``.
 
     Results with an error never end it: the model may correct the call.

@@ -9,25 +9,25 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 from uuid import UUID, uuid5
 
+from bottega.agents.endings import OnLength
+from bottega.agents.hooks import AgentEvent, AgentStatus, Hook, HookDecision, HookOutcome, run_hooks
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
     AssistantResponse,
     StandardMessage,
+    SystemMessage,
     ToolCall,
     ToolResult,
     Usage,
 )
-from bottega.agents.provider import FailedTry, OnDelta
+from bottega.agents.policy import ToolRequirement
+from bottega.agents.provider import FailedTry, LLMProvider, OnDelta, ToolSchema
+from bottega.agents.tools import AgentState, ToolBase
 from bottega.graph.shared_memory import MemoryItem, Publication
-
-if TYPE_CHECKING:
-    from bottega.agents.agent import BaseAgent
-    from bottega.agents.tools import ToolBase
-
 
 Path = tuple[tuple[int, int], ...]
 """A path of sub-queries: per level (model call, index of the tool call)."""
@@ -66,6 +66,53 @@ class QueryScopePort(Protocol):
         """End the work after the query ended or failed with ``error``; return when none runs."""
 
 
+class PromptMemory(Protocol):
+    """The working memory of one agent: it selects the messages of a prompt.
+
+    Without a memory the prompt is the whole history. Only the root agent of a run may have a
+    memory; copies of the agent have none. The history itself is never shortened.
+    """
+
+    @property
+    def tools(self) -> Sequence[ToolBase]:
+        """Additional tools of the agent; may change with each :meth:`compose`."""
+
+    def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
+        """Return the prompt's messages in place of ``query.agent.conversation_history``.
+
+        Called before every model call, replayed ones included. The result depends only on the
+        history, so a resumed run has the same prompts. Reports omissions in ``query.composed``.
+
+        Args:
+            schemas: schemas of all tools in the prompt.
+        """
+
+
+class RecallPort(Protocol):
+    """The part of :class:`Recall` that a query needs."""
+
+    async def inject(self, query: "Query") -> Sequence[tuple[MemoryItem, float]]:
+        """Insert the publications nearest to the query; return them, each with its cosine."""
+
+
+class QueriedAgent(AgentState, Protocol):
+    """An agent with all that steers its queries; :class:`BaseAgent` explains it."""
+
+    system_message: SystemMessage
+    provider: LLMProvider | None
+    max_iterations: int
+    tool_policy: list[ToolRequirement]
+    exit_on_success: list[str]
+    agent_comment: bool
+    on_length: OnLength
+    hooks: dict[AgentEvent, list[Hook]]
+    memory: PromptMemory | None
+
+    @property
+    def recall(self) -> RecallPort | None:
+        """Adds publications of indirect ancestors."""
+
+
 @dataclass(slots=True, eq=False)
 class Query:
     """The state of one query of one agent.
@@ -88,7 +135,7 @@ class Query:
             tool results ``shrunk`` to a summary, and the messages ``left`` out.
     """
 
-    agent: "BaseAgent"
+    agent: QueriedAgent
     messages: tuple[StandardMessage, ...]
     recorder: "Recorder"
     parent: "Query | None" = None
@@ -154,7 +201,7 @@ class Recorder:
         self,
         query: Query,
         tool_call: ToolCall,
-        tool: "ToolBase | None",
+        tool: ToolBase | None,
         execute: Callable[[], Awaitable[ToolResult]],
     ) -> ToolResult:
         """Execute a tool call by ``await execute()``, or replay it.
@@ -186,6 +233,45 @@ class Recorder:
 
     def warning(self, query: Query, code: str, message: str) -> None:
         """Record a warning for users; it does not fail the query."""
+
+
+class QueryFailed(Exception):  # noqa: N818
+    """An error that ends a query with a response; never leaves the loop.
+
+    Attributes:
+        reason: the response's ``stop_reason``.
+        content: the response's partial text.
+    """
+
+    def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.reason = reason
+        self.content = content
+
+
+async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> HookOutcome:
+    """Run the hooks of an event.
+
+    Args:
+        fields: fields of :class:`AgentStatus` that the event sets.
+
+    Raises:
+        QueryFailed: a hook decided FAIL, or raised.
+        HookContractError: a hook's decision or value breaks the event's contract.
+    """
+    hooks = query.agent.hooks.get(event)
+    if not hooks:
+        return HookOutcome(HookDecision.CONTINUE, value)
+    status = AgentStatus(event, query.agent, query.iteration, **fields)
+    outcome = await run_hooks(hooks, status, value)
+    if outcome.decision is HookDecision.FAIL:
+        text = (
+            outcome.value if isinstance(outcome.value, str) else f"a hook on {event} decided FAIL"
+        )
+        raise QueryFailed(text, "hook_failed")
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)

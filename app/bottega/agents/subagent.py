@@ -1,18 +1,17 @@
 """An agent as a tool of another agent."""
 
+import asyncio
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall, ToolResult, ToolStatus
-from bottega.agents.query import CurrentCall, Query, current_call, next_query
+from bottega.agents.history import QueryInput
+from bottega.agents.messages import AssistantResponse, ToolCall, ToolResult, ToolStatus
+from bottega.agents.query import CurrentCall, QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase, error_result, explain
-
-if TYPE_CHECKING:
-    from bottega.agents.agent import BaseAgent
 
 MAX_DEPTH = 3
 """Limit of nested sub-agents below the root."""
@@ -33,31 +32,24 @@ def question_of(arguments: Mapping[str, Any]) -> str:
     return text
 
 
-def copy_of(agent: "BaseAgent") -> "BaseAgent":
-    """Return a copy that shares hooks and graph, has its own history and tools, and no memory."""
-    agent = copy.copy(agent)
-    agent.conversation_history = list(agent.conversation_history)
-    agent.registered_tools = list(agent.registered_tools)
-    agent.usage = AgentUsage()
-    agent.memory = None
-    return agent
+class CallableAgent(QueriedAgent, Protocol):
+    """An agent that a tool can query; :class:`BaseAgent` explains it."""
+
+    def turn(self) -> asyncio.Lock:
+        """Return the lock for one query at a time."""
+
+    def copy_for_call(self) -> "CallableAgent":
+        """Return a copy with its own history and tools."""
+
+    def fresh_copy(self, made: "FreshCopies") -> "CallableAgent":
+        """Return a copy with the history before its first query."""
+
+    async def execute_query_async(self, query: QueryInput) -> AssistantResponse:
+        """Answer a query."""
 
 
-def fresh_copy(agent: "BaseAgent", made: "dict[BaseAgent, BaseAgent] | None" = None) -> "BaseAgent":
-    """Return a copy of an agent and its sub-agents with the histories before their first query."""
-    made = {} if made is None else made
-    if agent not in made:
-        made[agent] = new = copy_of(agent)
-        if agent.first_history is not None:
-            new.conversation_history = list(agent.first_history)
-        new.first_history = new._turn = None
-        new.registered_tools = [
-            tool.with_agent(fresh_copy(tool.agent, made))
-            if isinstance(tool, SubAgentWrapper)
-            else tool
-            for tool in agent.registered_tools
-        ]
-    return made[agent]
+FreshCopies = dict[CallableAgent, CallableAgent]
+"""Fresh copies so far by agent, so that an agent of two parents is copied once."""
 
 
 class SubAgentWrapper(ToolBase):
@@ -75,7 +67,7 @@ class SubAgentWrapper(ToolBase):
     idempotent = True  # a repeated call replays its recorded steps
 
     def __init__(
-        self, agent: "BaseAgent", name: str, description: str, stateless: bool = False
+        self, agent: CallableAgent, name: str, description: str, stateless: bool = False
     ) -> None:
         self.agent = agent
         self.subagents = (agent,)
@@ -83,11 +75,12 @@ class SubAgentWrapper(ToolBase):
         self.description = description
         self.stateless = stateless
 
-    def with_agent(self, agent: "BaseAgent") -> "SubAgentWrapper":
-        """Return a copy of the tool for another agent."""
+    def fresh_copy(self, made: FreshCopies) -> "SubAgentWrapper":
+        """Return a copy of the tool for a fresh copy of its agent."""
+        agent = made.get(self.agent)
         tool = copy.copy(self)
-        tool.agent = agent
-        tool.subagents = (agent,)
+        tool.agent = self.agent.fresh_copy(made) if agent is None else agent
+        tool.subagents = (tool.agent,)
         return tool
 
     def create_schema(self) -> dict[str, Any]:
@@ -122,7 +115,7 @@ class SubAgentWrapper(ToolBase):
             )
         text = question_of(arguments.model_dump())
         async with self._turn():
-            agent = copy_of(self.agent) if self.stateless else self.agent
+            agent = self.agent.copy_for_call() if self.stateless else self.agent
             if call is None:
                 return _result(tool_call, await agent.execute_query_async(text))
             return await _ask(agent, text, call, tool_call)
@@ -131,7 +124,9 @@ class SubAgentWrapper(ToolBase):
         return nullcontext() if self.stateless else self.agent.turn()
 
 
-async def _ask(agent: "BaseAgent", text: str, call: CurrentCall, tool_call: ToolCall) -> ToolResult:
+async def _ask(
+    agent: CallableAgent, text: str, call: CurrentCall, tool_call: ToolCall
+) -> ToolResult:
     """Query ``agent`` as part of the calling query; add its usage to that query's."""
     parent = call.query
     query = Query(

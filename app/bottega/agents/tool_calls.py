@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
-from bottega.agents.hooks import AgentEvent, HookDecision, QueryFailed, fire
+from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -14,7 +14,7 @@ from bottega.agents.messages import (
     ToolResult,
     ToolStatus,
 )
-from bottega.agents.query import CurrentCall, Query, current_call
+from bottega.agents.query import CurrentCall, Query, QueryFailed, current_call, fire
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.errors import FencedError, HistoryError, HookContractError

@@ -6,21 +6,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
-from bottega.agents.messages import ToolCall, ToolResult, ToolStatus
+from bottega.agents.messages import (
+    AgentUsage,
+    StandardMessage,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from bottega.agents.provider import ToolSchema
 from bottega.agents.threads import run_in_thread
 from bottega.errors import shortened
-
-if TYPE_CHECKING:
-    from bottega.agents.agent import BaseAgent
+from bottega.graph.shared_memory import SharedMemoryGraph
 
 DEFAULT_TIMEOUT_S = 60.0
+
+
+class AgentState(Protocol):
+    """The state of an agent, as its tools and hooks see it; :class:`BaseAgent` explains it."""
+
+    agent_name: str
+    agent_id: str | None
+    conversation_history: list[StandardMessage]
+    registered_tools: list["ToolBase"]
+    memory_graph: SharedMemoryGraph | None
+    usage: AgentUsage
+
+    def register_tool(self, tool: "ToolBase | type[ToolBase]") -> None:
+        """Add a tool; the next model call has it."""
 
 
 class ToolBase(ABC):
@@ -38,7 +56,7 @@ class ToolBase(ABC):
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idempotent: bool = False
     local: bool = False
-    subagents: "Sequence[BaseAgent]" = ()
+    subagents: Sequence[AgentState] = ()
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ along the graph.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,8 +53,10 @@ async def run_dag(
         async with asyncio.TaskGroup() as group:
             for index, name in enumerate(graph.get_topological_order()):
                 sources = {source: asked[source] for source in graph.predecessors(name)}
-                query = Query(agents[name], (), recorder, path=((0, index),))
-                asked[name] = group.create_task(_ask(query, question, sources, recorder))
+                agent = agents[name]
+                query = Query(agent, (), recorder, path=((0, index),))
+                execute = partial(agent.execute_query_async, question)
+                asked[name] = group.create_task(_ask(query, execute, sources, recorder))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the one that stopped the others
     return outcome(graph, {name: task.result() for name, task in asked.items()})
@@ -62,7 +64,7 @@ async def run_dag(
 
 async def _ask(
     query: Query,
-    question: QueryInput,
+    execute: Callable[[], Awaitable[AssistantResponse]],
     sources: Mapping[str, asyncio.Task[AssistantResponse]],
     recorder: JournalRecorder,
 ) -> AssistantResponse:
@@ -76,7 +78,6 @@ async def _ask(
             recorder.query_ended(query, response)
             return response
     next_query.set(query)
-    execute = partial(query.agent.execute_query_async, question)
     return await recorder.tasks.cancellable(query.path, query.agent, execute) or AssistantResponse(
         error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
     )

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 from uuid import UUID
 
-from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import Path, Query, task_id_at
+from bottega.agents.tools import AgentState
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.journal import Journal
 
@@ -71,7 +71,7 @@ class Tasks:
             )
 
     async def cancellable(
-        self, path: Path, agent: BaseAgent, execute: Callable[[], Awaitable[T]]
+        self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
         """Run the task at ``path``; return ``None`` if it is or was cancelled."""
         task_id = self.id_at(path)
@@ -107,7 +107,9 @@ class Tasks:
             del self.open[query]
         return bool(below)
 
-    def _write_stopped(self, path: Path, agent: BaseAgent, spent: AgentUsage, error: Error) -> None:
+    def _write_stopped(
+        self, path: Path, agent: AgentState, spent: AgentUsage, error: Error
+    ) -> None:
         task_id, parent_id = self.id_at(path), self.id_at(path[:-1])
         assert task_id is not None
         usage = spent.model_dump()
@@ -133,6 +135,6 @@ class Tasks:
         )
 
 
-def name_of(agent: BaseAgent) -> str:
+def name_of(agent: AgentState) -> str:
     """Return an agent's name in the log."""
     return agent.agent_id or agent.agent_name

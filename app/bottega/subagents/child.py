@@ -8,8 +8,8 @@ from uuid import UUID
 from bottega.agents.agent import BaseAgent
 from bottega.agents.loop import FINAL_ANSWER
 from bottega.agents.messages import AssistantResponse
+from bottega.agents.provider import LLMProvider
 from bottega.agents.query import Query, next_query
-from bottega.agents.subagent import fresh_copy
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
 from bottega.subagents.shared_context import folder_of
@@ -92,7 +92,7 @@ class ChildTask:
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
             if source is None:
-                agent = _anonymous(parent.agent, params, most)
+                agent = _anonymous(parent.agent.provider, params, most)
             else:
                 agent = _named(source, params, most)
             return await _ask(swarm, parent, handle, agent)
@@ -100,10 +100,10 @@ class ChildTask:
         return work
 
 
-def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
+def _anonymous(provider: LLMProvider | None, params: DispatchParams, most: int) -> BaseAgent:
     return BaseAgent(
         params.instructions or DEFAULT_INSTRUCTIONS,
-        provider=parent.provider,
+        provider=provider,
         agent_name=ANONYMOUS,
         max_iterations=most,
         tools=own_file_tools(),
@@ -112,7 +112,7 @@ def _anonymous(parent: BaseAgent, params: DispatchParams, most: int) -> BaseAgen
 
 def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
     """Return a fresh copy of an agent: tasks share no state with their parent or each other."""
-    agent = fresh_copy(source)
+    agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
     known = {tool.name for tool in agent.registered_tools}
     agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
