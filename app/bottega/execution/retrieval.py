@@ -11,14 +11,14 @@ from uuid import UUID
 from bottega.execution.replay import EPISODE
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
+from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, drawn
+from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
 from bottega.memory.text.summaries import cut, summary_of
 
-if TYPE_CHECKING:
-    from bottega.memory.learning.reflection import Analyst
-    from bottega.memory.patterns.cache import PatternCache
+if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.patterns.matcher import Match
 
 MOST_PATTERNS = 3
@@ -61,9 +61,9 @@ class MemorySources:
     """
 
     episodes: EpisodicMemory
-    patterns: "PatternCache"
+    patterns: PatternCache
     options: LearningOptions = LearningOptions()
-    analyst: "Analyst | None" = None
+    analyst: Analyst | None = None
     shared: bool = False
 
 

@@ -12,11 +12,8 @@ from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy is slow to import
     from bottega.memory.text.embeddings import Embedder, Vectors
-
-if TYPE_CHECKING:
-    from bottega.memory.text.embeddings import Embedder
 
 _BELIEVED_S = 5.0
 _KNOWN = 10_000

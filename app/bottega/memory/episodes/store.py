@@ -18,21 +18,19 @@ from bottega.db.pages import PageItems
 from bottega.errors import BottegaError, NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.access_counter import AccessCounter
-from bottega.memory.episodes.embedders import Patience
+from bottega.memory.episodes.cache import EpisodeCache
+from bottega.memory.episodes.embedders import Embedders, Patience
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.lifecycle import AgeStage
+from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.scoring import Parts, score
 from bottega.memory.episodes.search import ANY, By, Place
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy is slow to import
     import numpy as np
     from numpy.typing import NDArray
-
-    from bottega.memory.episodes.cache import EpisodeCache
-    from bottega.memory.episodes.embedders import Embedders
-    from bottega.memory.episodes.objects import Objects
 
     Vector = NDArray[np.float32]
 
@@ -79,9 +77,9 @@ class EpisodicMemory:
         self,
         pool: asyncpg.Pool,
         *,
-        embedders: "Embedders",
-        objects: "Objects | None" = None,
-        hot: "EpisodeCache | None" = None,
+        embedders: Embedders,
+        objects: Objects | None = None,
+        hot: EpisodeCache | None = None,
         options: MemoryOptions | None = None,
         clock: Clock,
     ) -> None:

@@ -15,6 +15,7 @@ from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import application_rows, baselines, rows, store
 from bottega.memory.patterns import validate as judging
 from bottega.memory.patterns.evidence import Validation
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     ON_FAILURE,
     Application,
@@ -29,7 +30,6 @@ from bottega.memory.patterns.rows import EVERY_PATTERN, PatternFilter
 
 if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.patterns.matcher import Match
-    from bottega.memory.patterns.matcher_cache import MatcherCache
 
 _PAGE = 100
 """Patterns per transaction; short, because it blocks the applications of their runs."""
@@ -53,7 +53,7 @@ class PatternCache:
         self,
         pool: asyncpg.Pool,
         *,
-        matchers: "MatcherCache",
+        matchers: MatcherCache,
         options: LearningOptions | None = None,
         clock: Clock,
     ) -> None:
