@@ -109,7 +109,8 @@ class _Run:
         if name in AGENTS:
             child = UUID(int=(self.task.run_id.int + self.calls) % 2**128)
             hear(EventType.AGENT_STARTED, child, name, {})
-            hear(EventType.AGENT_COMPLETED, child, name, {"output": f"{name} is done"})
+            done = {"output": f"{name} is done", "usage": {}}
+            hear(EventType.AGENT_COMPLETED, child, name, done)
         if error is None:
             data = {"status": "success", "result": f"{name} answered", "error": None}
             hear(EventType.TOOL_COMPLETED, None, LEAD, {**about, **data})
