@@ -1,8 +1,8 @@
-"""Check that tests catch planted bugs: ``python -m tests.mutants [NAME …]``.
+"""Check that tests catch planted bugs: ``python -m tests.mutants [--check] [NAME …]``.
 
 Copies the checkout to a temporary folder, applies each patch there and runs the test that the
 patch's first line names. Exits with 1 if a mutant survives or a patch does not apply, and with 2 if
-a named test fails without any patch.
+a named test fails without any patch. ``--check`` only applies each patch and looks for its test.
 """
 
 import argparse
@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("app", "migrations", "tests", "benchmarks", "pyproject.toml", "alembic.ini")
 LONGEST_S = 150.0
 """Seconds for each test; after them the run counts as killed: the bug made it hang."""
+
+GOOD = "killed"
 
 _KILLED_BY = re.compile(r"# killed by: (\S+::\S+)\n")
 _PASSED, _FAILED = 0, 1  # exit statuses of pytest
@@ -66,11 +68,11 @@ class Copy:
         command = ["git", "apply", *(["--reverse"] if reverse else []), str(patch)]
         return self._run(command).stderr.strip()
 
-    def test(self, tests: Sequence[str]) -> int | None:
+    def test(self, tests: Sequence[str], *options: str) -> int | None:
         """Run tests until one fails; return pytest's exit status, ``None`` if they hang."""
         command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
         try:
-            ended = self._run([*command, *tests], LONGEST_S * len(tests))
+            ended = self._run([*command, *options, *tests], LONGEST_S * len(tests))
         except subprocess.TimeoutExpired:
             return None
         if ended.returncode not in (_PASSED, _FAILED):
@@ -91,35 +93,38 @@ class Copy:
         )
 
 
-def verdict(copy: Copy, patch: Path) -> str:
+def verdict(copy: Copy, patch: Path, *, only_apply: bool) -> str:
     """Apply a patch, run its test and take the patch out; return the result in a word or two."""
     if error := copy.apply(patch):
         return f"does not apply: {error}"
-    status = copy.test([killer_of(patch)])
+    status = _FAILED if only_apply else copy.test([killer_of(patch)])
     if error := copy.apply(patch, reverse=True):
         raise SystemExit(f"{patch.name}: cannot be taken out: {error}")
     if status in (_FAILED, None):
-        return "killed"
+        return GOOD
     return "SURVIVED" if status == _PASSED else f"error: pytest ended with {status}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a patch, without .patch")
-    chosen = patches(parser.parse_args().names)
+    parser.add_argument("--check", action="store_true", help="run no test")
+    options = parser.parse_args()
+    chosen = patches(options.names)
     killers = sorted({killer_of(patch) for patch in chosen})
     with tempfile.TemporaryDirectory(prefix="bottega-mutants-", ignore_cleanup_errors=True) as name:
         copy = Copy(Path(name))
-        if copy.test(killers) != _PASSED:
+        if copy.test(killers, *(["--collect-only"] if options.check else [])) != _PASSED:
             print("the named tests must pass without any patch; run them by hand:", *killers)
             return 2
         bad = 0
         for patch in chosen:
             began = time.monotonic()
-            said = verdict(copy, patch)
-            bad += said != "killed"
-            print(f"{patch.stem:32} {said} ({time.monotonic() - began:.0f} s)", flush=True)
-    print(f"{len(chosen) - bad} of {len(chosen)} mutants killed")
+            said = verdict(copy, patch, only_apply=options.check)
+            bad += said != GOOD
+            if said != GOOD or not options.check:
+                print(f"{patch.stem:32} {said} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants {'apply' if options.check else GOOD}")
     return 1 if bad else 0
 
 
