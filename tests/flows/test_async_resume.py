@@ -175,15 +175,17 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
             doomed = await connection.fetchval(
                 "SELECT task_id FROM run_events WHERE data ->> 'prompt' = 'doomed'"
             )
-            await client.post(f"/v1/runs/{run_id}/tasks/{doomed}/cancel")
+            answer = await client.post(f"/v1/runs/{run_id}/tasks/{doomed}/cancel")
+            assert answer.is_success, answer.text
             expected = {status: sorted(prompts) for status, prompts in BEFORE.items()}
             waiting = {"queued": expected.pop("queued")}
             await until(lambda: states(connection), lambda seen: seen == expected)
+            # Each holds a slot then. One that still waits for a task would leave it to `wait-1`.
+            await until(lambda: {called(request) for request in model.requests} >= CUT_OFF)
             busy.set()
             expected |= waiting
             await until(lambda: states(connection), lambda seen: seen == expected)
             await swarm.until(database_url, _WAITS)
-            await until(lambda: {called(request) for request in model.requests} >= CUT_OFF)
             before = await swarm.tasks_of(client, run_id)
             match way:
                 case "killed":
