@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, Literal
 
 import aiohttp
+from pydantic_core import to_json
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
+from bottega.agents.tokens import size_of, tokens_in
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.answer import AnswerBuilder
@@ -24,7 +26,6 @@ from bottega.llm.dialect import Dialect, NewDialect
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.responses import responses
 from bottega.llm.sse import SSESplitter
-from bottega.llm.usage import with_usage
 
 Api = Literal["chat_completions", "responses"]
 
@@ -200,7 +201,7 @@ class OpenAIProvider:
                 return await self._client.refusal(response, self._clock)
             builder = begin()
             message = await self._read(response, builder, on_delta)
-            return with_usage(message, len(body), builder.hidden_size)
+            return _with_usage(message, len(body), builder.hidden_size)
         except ModelError as error:
             return error
         finally:
@@ -273,7 +274,7 @@ async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta |
         if builder.complete:
             done = True
             break
-    await _tell(on_delta, text)
+    await _notify(on_delta, text)
     return done
 
 
@@ -282,11 +283,39 @@ async def _read_whole(
 ) -> None:
     """Read the answer of a server that ignored the request to stream."""
     body = b"".join([piece async for piece in pieces])
-    await _tell(on_delta, builder.add_event(body))
+    await _notify(on_delta, builder.add_event(body))
 
 
-async def _tell(on_delta: OnDelta | None, text: str) -> None:
+async def _notify(on_delta: OnDelta | None, text: str) -> None:
     if text and on_delta is not None:
         waiting = on_delta(text)
         if waiting is not None:
             await waiting
+
+
+def _with_usage(
+    message: AssistantMessage, sent: int, hidden: Callable[[], int] = lambda: 0
+) -> AssistantMessage:
+    """Estimate the tokens that the server did not report, and mark the usage as estimated.
+
+    Args:
+        sent: size of the request's body, in bytes.
+        hidden: measures reasoning and the like, beside text and calls, in bytes.
+    """
+    usage = message.usage
+    if usage.input and usage.output:
+        return message
+    spoken = size_of(message.content) + sum(map(_size_of_call, message.tool_calls))
+    thought = hidden()
+    if usage.input and not (spoken or thought):
+        return message
+    filled: dict[str, object] = {"input": usage.input or tokens_in(sent), "estimated": True}
+    if not usage.output:
+        filled |= {"output": tokens_in(spoken + thought), "reasoning": tokens_in(thought)}
+    return message.model_copy(update={"usage": usage.model_copy(update=filled)})
+
+
+def _size_of_call(call: ToolCall) -> int:
+    if call.malformed is not None:
+        return size_of(call.name) + size_of(call.malformed)
+    return size_of(call.name) + len(to_json(call.arguments))
