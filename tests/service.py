@@ -77,7 +77,7 @@ async def running(settings: Settings, url: str, *, worker: bool = False) -> Asyn
             ):
                 yield Running(service, owner, client, port)
         finally:
-            service.feed.close()
+            service.wakeups.close()
             server.should_exit = True
             await serving
             await server.shutdown()

@@ -40,7 +40,7 @@ class Service:
     """Dependencies of the API.
 
     Attributes:
-        tails: the runs that are watched through this process.
+        streams: the runs that are watched through this process.
         keys: authentication.
         memory: episodes of earlier runs.
         patterns: learned from them.
@@ -50,8 +50,8 @@ class Service:
 
     settings: Settings
     database: Database
-    feed: WakeupFeed
-    tails: RunStreams
+    wakeups: WakeupFeed
+    streams: RunStreams
     keys: KeyCache
     memory: EpisodicMemory
     patterns: PatternCache
@@ -78,9 +78,9 @@ async def open_service(
     descriptors.note(settings.max_connections)
     async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
-        feed = WakeupFeed(database.connect)
+        wakeups = WakeupFeed(database.connect)
         key_cache = KeyCache(database.pool, database.connect, local=settings.on_loopback)
-        tails = RunStreams(database.pool, feed)
+        streams = RunStreams(database.pool, wakeups)
         # In every process: waiting runs must time out even if no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
@@ -96,8 +96,8 @@ async def open_service(
             service = Service(
                 settings,
                 database,
-                feed,
-                tails,
+                wakeups,
+                streams,
                 key_cache,
                 memory_services.memory,
                 memory_services.patterns,
@@ -106,9 +106,9 @@ async def open_service(
             )
             if api:
                 await key_cache.is_open()
-                watching = background(feed.run, tails.run, key_cache.run)
+                watching = background(wakeups.run, streams.run, key_cache.run)
                 await stack.enter_async_context(watching)
-                stack.callback(service.feed.close)
+                stack.callback(service.wakeups.close)
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
             gc.freeze()  # these objects stay: exclude them from collections
@@ -190,7 +190,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             live_text=live_text,
             known=known,
             runtime=runtime,
-            sources=_taught(service, analyst),
+            sources=_memory_sources(service, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
@@ -216,7 +216,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                         await notifier.sent()
 
 
-def _taught(service: Service, analyst: "Analyst | None") -> "MemorySources":
+def _memory_sources(service: Service, analyst: "Analyst | None") -> "MemorySources":
     from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
@@ -255,7 +255,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     """Start scheduled runs and send webhooks during the block."""
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
-    from bottega.leased_work import ring_on_notify
+    from bottega.leased_work import wake_on_notify
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
@@ -264,7 +264,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     workers = (Ticker(database, limits), Webhooks(database.pool, egress, secret))
     loops = [worker.loop for worker in workers]
     async with background(
-        lambda: ring_on_notify(database.connect, *loops), *(worker.run for worker in workers)
+        lambda: wake_on_notify(database.connect, *loops), *(worker.run for worker in workers)
     ):
         yield
 

@@ -43,7 +43,7 @@ class WorkLoop:
     """A loop that calls ``act`` at once, at every ring, and at every due time.
 
     Args:
-        channel: notifications on it ring the loop; see :func:`ring_on_notify`.
+        channel: notifications on it wake the loop; see :func:`wake_on_notify`.
         act: does the due work; returns the seconds until more is due.
         poll_s: longest time between two calls.
     """
@@ -54,15 +54,15 @@ class WorkLoop:
         self.channel = channel
         self._act = act
         self._poll_s = poll_s
-        self._rung = asyncio.Event()
+        self._awake = asyncio.Event()
 
-    def ring(self) -> None:
-        self._rung.set()
+    def wake(self) -> None:
+        self._awake.set()
 
     async def run(self) -> None:
         """Run until cancelled. Errors of ``act`` are logged."""
         while True:
-            self._rung.clear()
+            self._awake.clear()
             pause = _AGAIN_S
             try:
                 pause = max(_LEAST_S, await self._act())
@@ -71,16 +71,16 @@ class WorkLoop:
                     log.exception("alarm.failed", channel=self.channel)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
-                    await self._rung.wait()
+                    await self._awake.wait()
 
 
-async def ring_on_notify(connect: Connect, *loops: WorkLoop) -> None:
-    """Ring each loop at notifications on its channel, until cancelled; reconnects by itself."""
+async def wake_on_notify(connect: Connect, *loops: WorkLoop) -> None:
+    """Wake each loop at notifications on its channel, until cancelled; reconnects by itself."""
 
     async def listen(connection: ListenSession) -> None:
         for loop in loops:
-            await connection.add_listener(loop.channel, lambda *_, ring=loop.ring: ring())
-            loop.ring()  # notifications may have been missed
+            await connection.add_listener(loop.channel, lambda *_, wake=loop.wake: wake())
+            loop.wake()  # notifications may have been missed
         await connection.until_lost()
 
     await keep_connected(connect, listen)

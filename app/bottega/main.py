@@ -226,7 +226,7 @@ async def _serve_on(
         def stop() -> None:
             # Streams end first: the server waits for its connections before it stops.
             service.stop_working.set()
-            service.feed.close()
+            service.wakeups.close()
             server.force_exit = server.should_exit
             server.should_exit = True
 

@@ -121,7 +121,7 @@ async def keeping(
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
     """
-    from bottega.leased_work import WorkLoop, ring_on_notify
+    from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes import embedding_worker
     from bottega.memory.episodes.maintenance import EpisodeUpkeep
     from bottega.memory.learning.reflection_worker import ReflectionWorker
@@ -149,10 +149,10 @@ async def keeping(
             await execute(tenant_id, run_id)
         finally:
             for loop in stored:
-                loop.ring()
+                loop.wake()
 
     async with background(
-        lambda: ring_on_notify(database.connect, *stored, ordered),
+        lambda: wake_on_notify(database.connect, *stored, ordered),
         *(loop.run for loop in (*stored, ordered, *by_the_clock)),
     ):
         yield executing

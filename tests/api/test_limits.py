@@ -162,7 +162,7 @@ async def test_a_stream_over_the_limit_is_refused_until_one_closes(
                 await websockets.connect(url, additional_headers=somebody.headers)
             assert (await client.get(f"{path}/events")).status_code == 200
             await socket.close()
-        await until(lambda: not server.service.feed.watched())
+        await until(lambda: not server.service.wakeups.watched())
         async with client.stream("GET", f"{path}/events", headers=sse) as answer:
             assert answer.status_code == 200
 
@@ -187,6 +187,6 @@ async def test_cancel_frames_count_as_requests_but_waits_and_pings_do_not(
             if cancelled:
                 while not any("cancel.accepted" in frame for frame in received):
                     received.append(str(await socket.recv()))
-            server.service.feed.close()
+            server.service.wakeups.close()
             received += [str(frame) async for frame in socket]
         assert any("cancel.accepted" in frame for frame in received) == cancelled

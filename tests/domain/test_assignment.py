@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.assignment import arm_of, drawn
+from bottega.memory.patterns.assignment import arm_of, uniform
 from bottega.memory.patterns.pattern import Arm, PatternState
 
 OPTIONS = LearningOptions()
@@ -18,21 +18,21 @@ SALT, PATTERN = UUID(int=7), UUID(int=8)
 
 
 def many(kind: str = "trial", *, pattern: UUID = PATTERN, version: int = 1, n: int = 20_000):  # type: ignore[no-untyped-def]
-    return np.array([drawn(SALT, UUID(int=run), pattern, version, kind) for run in range(n)])
+    return np.array([uniform(SALT, UUID(int=run), pattern, version, kind) for run in range(n)])
 
 
 @given(st.uuids(), st.uuids(), st.uuids(), st.integers(1, 10**6), st.text(max_size=9))
 def test_assignment_is_a_share_and_deterministic(
     salt: UUID, run: UUID, pattern: UUID, version: int, kind: str
 ) -> None:
-    found = drawn(salt, run, pattern, version, kind)
+    found = uniform(salt, run, pattern, version, kind)
     assert 0 <= found < 1
-    assert found == drawn(salt, run, pattern, version, kind)
+    assert found == uniform(salt, run, pattern, version, kind)
 
 
 def test_assignment_never_changes_with_the_code() -> None:
     """Runs that were assigned before an upgrade continue after it."""
-    assert drawn(SALT, UUID(int=1), PATTERN, 1, "trial") == 0.5589060095620898
+    assert uniform(SALT, UUID(int=1), PATTERN, 1, "trial") == 0.5589060095620898
 
 
 def test_assignments_are_evenly_distributed() -> None:

@@ -39,21 +39,21 @@ def speaking() -> PartialCompletions:
 def test_text_is_assembled_and_a_lower_offset_replaces_the_rest() -> None:
     speeches = speaking()
     assert texts(speeches) == []
-    speeches.hear([piece(0, "one "), piece(4, "two")])
+    speeches.add_rows([piece(0, "one "), piece(4, "two")])
     assert texts(speeches) == ["one two"]
     (first,) = speeches.open()
-    speeches.hear([piece(4, "three")])
+    speeches.add_rows([piece(4, "three")])
     assert texts(speeches) == ["one three"]
     (second,) = speeches.open()
     assert second is not first
     assert second.same_call(first)
-    speeches.hear([piece(0, "")])
+    speeches.add_rows([piece(0, "")])
     assert texts(speeches) == [""]
 
 
 def test_text_after_a_gap_is_ignored() -> None:
     speeches = speaking()
-    speeches.hear([piece(0, "one"), piece(9, "lost before")])
+    speeches.add_rows([piece(0, "one"), piece(9, "lost before")])
     assert texts(speeches) == ["one"]
 
 
@@ -61,14 +61,14 @@ def test_text_belongs_to_one_call_of_one_attempt() -> None:
     speeches = speaking()
     strangers = [piece(0, "x", call=2), piece(0, "x", attempt=2)]
     for stranger in strangers:
-        assert not speeches.knows([stranger])
-    speeches.hear(strangers)
+        assert not speeches.covers([stranger])
+    speeches.add_rows(strangers)
     assert texts(speeches) == []
-    speeches.hear([piece(0, "one")])
+    speeches.add_rows([piece(0, "one")])
     speeches.see(event("run.resumed", attempt=2))
     assert texts(speeches) == []
     speeches.see(event("llm.started", call=1, attempt=2))
-    speeches.hear([piece(3, "of the old one"), piece(0, "new", attempt=2)])
+    speeches.add_rows([piece(3, "of the old one"), piece(0, "new", attempt=2)])
     assert texts(speeches) == ["new"]
 
 
@@ -79,26 +79,26 @@ def test_call_is_over_with_its_answer_and_not_with_a_failed_try() -> None:
         event("agent.failed", error={}),
     ):
         speeches = speaking()
-        speeches.hear([piece(0, "one")])
+        speeches.add_rows([piece(0, "one")])
         speeches.see(event("llm.failed", **{"call": 1, "try": 1, "retry_in_ms": 5}))
         assert texts(speeches) == ["one"]
         speeches.see(over)
-        assert not speeches.knows([piece(3, " two")])
-        speeches.hear([piece(3, " two")])
+        assert not speeches.covers([piece(3, " two")])
+        speeches.add_rows([piece(3, " two")])
         assert texts(speeches) == []
 
 
 def test_kept_text_is_bounded() -> None:
     speeches = speaking()
-    speeches.hear([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
+    speeches.add_rows([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
     assert texts(speeches) == ["x" * MAX_CHARACTERS]
-    speeches.hear([piece(MAX_CHARACTERS + 1, "z")])
+    speeches.add_rows([piece(MAX_CHARACTERS + 1, "z")])
     assert texts(speeches) == ["x" * MAX_CHARACTERS]
 
 
 def test_subscribers_at_the_same_offset_share_one_frame() -> None:
     speeches = speaking()
-    speeches.hear([piece(0, "one two")])
+    speeches.add_rows([piece(0, "one two")])
     (speech,) = speeches.open()
     frame = speech.frame(4)
     assert from_json(frame.body)["data"] == {

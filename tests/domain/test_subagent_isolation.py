@@ -118,7 +118,7 @@ def test_events_of_a_suspended_task_are_ignored() -> None:
             where.discard([parent])
             told = list(heard.events)
             query = Query(BaseAgent("You help."), (), Recorder(), path=handle.path)
-            TaskOfQuery(Swarm(where), handle).heard(query, "too late")
+            TaskOfQuery(Swarm(where), handle).on_text(query, "too late")
             assert heard.events == told
             await settled()
         assert is_empty(where)

@@ -101,24 +101,24 @@ class TestSize:
             parent = by_hand(where)
             handles = [put(where, parent, str(n)) for n in range(3)]
             await settled()
-            shown = totals.shown()
-            assert shown["subagent.dispatch.count"] == 3
-            assert shown["subagent.queue.depth"] == 1
-            assert shown["subagent.active.count"] == 2
-            assert shown["subagent.pool.size"] == 2
-            assert shown["subagent.pool.utilization"] == 1
+            snapshot = totals.snapshot()
+            assert snapshot["subagent.dispatch.count"] == 3
+            assert snapshot["subagent.queue.depth"] == 1
+            assert snapshot["subagent.active.count"] == 2
+            assert snapshot["subagent.pool.size"] == 2
+            assert snapshot["subagent.pool.utilization"] == 1
             await passed(2)
             for handle in handles:
                 await job(handle).finish()
-            shown = totals.shown()
-            assert shown["subagent.status.completed"] == 3
-            assert shown["subagent.completion.duration_ms.sum"] == 6000
-            assert shown["subagent.pool.utilization"] == shown["subagent.queue.depth"] == 0
+            snapshot = totals.snapshot()
+            assert snapshot["subagent.status.completed"] == 3
+            assert snapshot["subagent.completion.duration_ms.sum"] == 6000
+            assert snapshot["subagent.pool.utilization"] == snapshot["subagent.queue.depth"] == 0
             for handle in handles:
                 handle.received = True
             await passed(61)
             where.collect()
-            assert totals.shown()["subagent.gc.collected"] == 3
+            assert totals.snapshot()["subagent.gc.collected"] == 3
 
         run_virtual(run())
 

@@ -10,7 +10,7 @@ def test_totals_add_up_by_name_and_attributes() -> None:
     totals.count("subagent.dispatch.rejected", reason="subagent_queue_full")
     totals.gauge("subagent.pool.size", 3)
     totals.gauge("subagent.pool.size", 5)
-    assert totals.shown() == {
+    assert totals.snapshot() == {
         "subagent.dispatch.count": 3,
         "subagent.dispatch.rejected{reason=subagent_queue_full}": 1,
         "subagent.pool.size": 5,
@@ -21,7 +21,7 @@ def test_histogram_bucket_counts_values_up_to_its_bound() -> None:
     totals = Totals()
     for value in (100, 101, 400_000):
         totals.observe("d", value)
-    assert totals.shown() == {
+    assert totals.snapshot() == {
         "d.count": 3,
         "d.sum": 400_201,
         "d.le_100": 1,

@@ -85,7 +85,7 @@ async def test_websockets_count_until_they_are_closed(
         writer.close()
         for _, writer in open_:
             writer.close()
-        await until(lambda: not server.service.feed.watched())
+        await until(lambda: not server.service.wakeups.watched())
         reader, writer = await connected(server.port, "127.0.0.9")
         assert await status(reader) == b"200"
         writer.close()

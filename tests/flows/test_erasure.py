@@ -208,7 +208,9 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
         lines = streamed.aiter_lines()
         while "llm.started" not in await anext(lines):
             pass
-        await until(lambda: len(bottega.service.tails.watched()) >= 1 and len(model.requests) >= 3)
+        await until(
+            lambda: len(bottega.service.streams.watched()) >= 1 and len(model.requests) >= 3
+        )
         assert (await bottega.client.delete("/v1/sessions/s")).status_code == 200
         rest = [line async for line in lines]
     assert ": the run was deleted" in rest

@@ -300,7 +300,7 @@ async def test_a_wait_for_a_run_returns_nothing_after_revocation(
     await closed.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     body = {"agent": "a", "input": "x"}
     waiting = asyncio.ensure_future(closed.client.post("/v1/runs?wait=20", json=body))
-    await until(lambda: closed.service.feed.watched())
+    await until(lambda: closed.service.wakeups.watched())
     await closed.owner.execute(REVOKE, held.key_id)
     answer = await waiting
     assert (answer.status_code, answer.json()["code"]) == (401, "bad_key")

@@ -13,7 +13,7 @@ import pytest
 from bottega.background.schedules import Limits, Ticker
 from bottega.container import Service
 from bottega.events.wakeups import background
-from bottega.leased_work import ring_on_notify
+from bottega.leased_work import wake_on_notify
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel
@@ -43,7 +43,7 @@ async def api(settings: Settings, database_url: str, model: FakeModel) -> AsyncI
 async def ticking(service: Service) -> AsyncIterator[Ticker]:
     ticker = Ticker(service.database, Limits(timeout_s=50.0, queue_timeout_s=60.0, memory="full"))
     async with background(
-        lambda: ring_on_notify(service.database.connect, ticker.loop), ticker.run
+        lambda: wake_on_notify(service.database.connect, ticker.loop), ticker.run
     ):
         yield ticker
 
@@ -135,8 +135,8 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
         await api.client.post("/v1/schedules", json=HOURLY | {"name": name})
     async with ticking(api.service) as one, ticking(api.service), ticking(api.service) as three:
         await make_due(api)
-        one.loop.ring()
-        three.loop.ring()
+        one.loop.wake()
+        three.loop.wake()
         for name in names:
             found = await started(api.client, name)
             (run,) = await runs_of(api.client, name)

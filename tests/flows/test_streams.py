@@ -136,8 +136,8 @@ async def test_a_subscriber_that_goes_away_leaves_nothing_behind(
     gate.set()
     await bottega.frames(f"/v1/runs/{run_id}/ws")
     # The server's side of the last one is ending.
-    await until(lambda: not bottega.service.feed.watched())
-    assert not bottega.service.tails.watched()
+    await until(lambda: not bottega.service.wakeups.watched())
+    assert not bottega.service.streams.watched()
 
 
 async def test_a_stopping_server_informs_its_subscribers(
@@ -151,7 +151,7 @@ async def test_a_stopping_server_informs_its_subscribers(
         seen = 0
         while seen < 3:  # llm.started is stored before the model is asked, or soon after
             seen = from_json(await socket.recv())["seq"] or seen
-        bottega.service.feed.close()
+        bottega.service.wakeups.close()
         async for message in socket:
             seen = from_json(message)["seq"] or seen
     assert socket.close_code == 1001

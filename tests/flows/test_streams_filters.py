@@ -153,7 +153,7 @@ async def _until_stopped(client: httpx2.AsyncClient, path: str, server: Running)
         lines = []
         async for line in response.aiter_lines():
             lines.append(line)
-            server.service.feed.close()
+            server.service.wakeups.close()
     return lines
 
 

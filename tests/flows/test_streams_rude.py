@@ -57,7 +57,7 @@ async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> N
                 writer.transport.abort()
                 await run.warn(1)
             await run.finish()
-            await until(lambda: not bare.service.feed.watched())
+            await until(lambda: not bare.service.wakeups.watched())
             assert len(await bare.frames(f"{run.path}/ws")) == run.seq
         assert logs == []
 
@@ -98,7 +98,7 @@ async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: byte
         received = await asyncio.wait_for(reader.readuntil(reason), 5)
         assert (4008).to_bytes(2) + reason in received
         async with asyncio.timeout(5):
-            await until(lambda: not bare.service.feed.watched())
+            await until(lambda: not bare.service.wakeups.watched())
         answers = sum(map(received.count, (b'"pong"', b'"error"', b"\x8a\x00", b"\x8a\x7d")))
         answered = 0 if frame == masked(PONG) else PING_BURST
         assert answered <= answers <= answered + 1024 // len(frame)
@@ -131,7 +131,7 @@ async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
         writer.write(b"\x01\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * MAX_PIECES)
         assert (1009).to_bytes(2) + b"more than" in await reader.read()
         writer.close()
-    assert not bare.service.feed.watched()
+    assert not bare.service.wakeups.watched()
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ async def test_an_upgrade_behind_an_unfinished_answer_closes_the_connection(
         assert b"101 Switching" not in received
         writer.close()
         async with asyncio.timeout(5):
-            await until(lambda: not bare.service.feed.watched())
+            await until(lambda: not bare.service.wakeups.watched())
 
 
 async def _request_timeout(server: Running) -> None:

@@ -50,7 +50,7 @@ def idle(port: int | None, path: str) -> Any:
 
 async def readers_are(count: int, server: Running, run: Growing) -> None:
     """Wait until so many readers watch the run."""
-    await until(lambda: server.service.tails.watched().get(run.run_id, 0) == count)
+    await until(lambda: server.service.streams.watched().get(run.run_id, 0) == count)
 
 
 async def to_the_end(slow: Any) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ async def test_a_websocket_that_is_not_read_is_closed_with_the_place_to_resume(
 async def test_server_sent_events_that_are_not_read_are_cut_off(strict: Running) -> None:
     async with growing(strict) as run:
         other = asyncio.ensure_future(strict.frames(f"{run.path}/ws"))
-        await until(lambda: strict.service.tails.watched())
+        await until(lambda: strict.service.streams.watched())
         reader, writer = await asyncio.open_connection(sock=narrow(strict.port), limit=1024)
         request = f"GET {run.path}/events HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         writer.write(f"{request}accept: text/event-stream\r\n\r\n".encode())

@@ -179,7 +179,7 @@ async def test_runs_are_cut_off_and_subscribers_informed(
         watching = asyncio.ensure_future(
             closing_with(service.port, run["id"], gone.headers["authorization"])
         )
-        await until(lambda: service.service.tails.watched())
+        await until(lambda: service.service.streams.watched())
         removed = await operator.delete_tenant(database_url, "gone")
         await model.disconnected(2)
     assert (await watching)[1] in (4010, 4001)

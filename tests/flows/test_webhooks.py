@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from bottega.background.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.container import Service
 from bottega.events.wakeups import background
-from bottega.leased_work import ring_on_notify
+from bottega.leased_work import wake_on_notify
 from bottega.settings import Settings
 from bottega.tools.egress import Egress
 from tests.fake_model import FakeModel, http_error, text
@@ -88,7 +88,7 @@ async def delivering(service: Service, **options: Any) -> AsyncIterator[Webhooks
     async with aclosing(Egress(["127.0.0.1"])) as egress:
         webhooks = Webhooks(service.database.pool, egress, SECRET, jitter=lambda: 1.0, **options)
         async with background(
-            lambda: ring_on_notify(service.database.connect, webhooks.loop), webhooks.run
+            lambda: wake_on_notify(service.database.connect, webhooks.loop), webhooks.run
         ):
             yield webhooks
 
@@ -319,7 +319,7 @@ async def test_an_attempt_that_outlived_its_lease_changes_nothing(
             await arrived(receiver)
             async with delivering(api.service) as second:
                 await api.owner.execute("UPDATE webhooks SET next_at = now()")
-                second.loop.ring()
+                second.loop.wake()
                 delivered = await settled(api.client, run_id)
             gate.set()
             await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))

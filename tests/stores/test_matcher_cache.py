@@ -15,7 +15,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.wakeups import background
 from bottega.memory.patterns import rows
-from bottega.memory.patterns.matcher_cache import BELIEVED_S, HOT, MatcherCache
+from bottega.memory.patterns.matcher_cache import BELIEVED_S, CACHED_PATTERNS, MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 from tests.waiting import until
 
@@ -28,13 +28,13 @@ async def hearing(database: Database, **more: Any) -> AsyncIterator[MatcherCache
     """Yield matchers that listen for changes."""
     matchers = MatcherCache(database.pool, database.connect, **more)
     async with background(matchers.run):
-        await until_it_hears(matchers)
+        await until_listening(matchers)
         yield matchers
 
 
-async def until_it_hears(matchers: MatcherCache, *, hears: bool = True) -> None:
+async def until_listening(matchers: MatcherCache, *, is_listening: bool = True) -> None:
     async with asyncio.timeout(WITHIN_S):
-        await until(lambda: matchers.hears is hears)
+        await until(lambda: matchers.is_listening is is_listening)
 
 
 async def add(
@@ -110,9 +110,9 @@ async def test_nothing_is_cached_while_the_listener_is_disconnected(
             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
             WHERE datname = current_database() AND query LIKE 'LISTEN %'
         """)
-        await until_it_hears(matchers, hears=False)
+        await until_listening(matchers, is_listening=False)
         assert await matchers.of(DEFAULT_TENANT) is not await matchers.of(DEFAULT_TENANT)
-        await until_it_hears(matchers)
+        await until_listening(matchers)
         assert await matchers.of(DEFAULT_TENANT) is not kept
 
 
@@ -183,11 +183,11 @@ async def test_the_cache_is_bounded_and_separate_for_each_tenant(
         reads += 1
         return new.but(id=pattern_id)
 
-    ids = [uuid4() for _ in range(3 * HOT)]
+    ids = [uuid4() for _ in range(3 * CACHED_PATTERNS)]
     async with hearing(database) as matchers:
         for pattern_id in ids:
             await matchers.pattern(DEFAULT_TENANT, pattern_id, partial(one, pattern_id))
-        assert len(matchers._hot._entries) <= HOT
+        assert len(matchers._recent._entries) <= CACHED_PATTERNS
         before = reads
         await matchers.pattern(uuid4(), ids[0], partial(one, ids[0]))
         assert reads == before + 1

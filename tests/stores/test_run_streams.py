@@ -43,11 +43,11 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
     pool = asyncpg.create_pool(
         database.url, min_size=1, max_size=2, init=count, server_settings=role
     )
-    feed = WakeupFeed(database.connect)
-    async with pool, background(feed.run):
-        tails = RunStreams(pool, feed, poll_s=60)
-        cursor = await tails.look(DEFAULT_TENANT, run.run_id)
-        with tails.watching(cursor, 0) as tail:
+    wakeups = WakeupFeed(database.connect)
+    async with pool, background(wakeups.run):
+        streams = RunStreams(pool, wakeups, poll_s=60)
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
             subscribers = [Subscriber(tail, 0, Filter(), 60) for _ in range(100)]
             collecting = [asyncio.ensure_future(collect(one)) for one in subscribers]
             for _ in range(10):
@@ -63,11 +63,11 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
 
 async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
     database = run.database
-    feed = WakeupFeed(database.connect)
-    async with background(feed.run):
-        tails = RunStreams(database.pool, feed)
-        cursor = await tails.look(DEFAULT_TENANT, run.run_id)
-        with tails.watching(cursor, 0) as tail:
+    wakeups = WakeupFeed(database.connect)
+    async with background(wakeups.run):
+        streams = RunStreams(database.pool, wakeups)
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
             early, late = (Subscriber(tail, 0, Filter(), 60) for _ in range(2))
             collecting = asyncio.ensure_future(collect(early))
             await run.warn(3 * RING_EVENTS, step=500)
@@ -80,8 +80,8 @@ async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
 
 async def test_subscribers_at_the_same_position_share_one_read(run: Growing) -> None:
     await run.warn(20)
-    tails = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
-    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+    streams = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
+    with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         first, second = await asyncio.gather(tail.page(2), tail.page(2))
         assert first is second
         assert await tail.page(2) is not first
@@ -89,9 +89,9 @@ async def test_subscribers_at_the_same_position_share_one_read(run: Growing) -> 
 
 async def test_a_page_of_big_events_is_short(run: Growing) -> None:
     await run.warn(20, size=100_000, step=20)
-    feed = WakeupFeed(run.database.connect)
-    tails = RunStreams(run.database.pool, feed)
-    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+    wakeups = WakeupFeed(run.database.connect)
+    streams = RunStreams(run.database.pool, wakeups)
+    with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         frames = await tail.page(2)
         assert 1 < len(frames) < 5
         assert frames[0].seq == 3
@@ -102,9 +102,9 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
 ) -> None:
     call = {"agent": "coordinator", "data": {"call": 1, "attempt": 1}}
     await run.append({"type": "llm.started", **call})
-    feed = WakeupFeed(run.database.connect)  # does not listen: the tail gets no notices
-    tails = RunStreams(run.database.pool, feed, poll_s=60)
-    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), run.seq) as tail:
+    wakeups = WakeupFeed(run.database.connect)  # does not listen: the tail gets no notices
+    streams = RunStreams(run.database.pool, wakeups, poll_s=60)
+    with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
         tail.add_text([{**piece, "now": datetime.now(UTC)}])
         await until(lambda: list(tail.speeches.open()))
@@ -115,7 +115,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
         assert [frame.seq for frame in frames] == list(range(1, run.seq + 1))
         following = asyncio.ensure_future(subscriber.next())
         await asyncio.sleep(0)
-        tail.news.tell()
+        tail.news.notify()
         assert await following is None
 
 
@@ -123,8 +123,8 @@ async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
     run: Growing, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("ALTER TABLE run_events RENAME TO elsewhere")
-    tails = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
-    with tails.watching(await tails.look(DEFAULT_TENANT, run.run_id), 0) as tail:
+    streams = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
+    with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), 0) as tail:
         depths = []
         for _ in range(10):
             with pytest.raises(asyncpg.UndefinedTableError) as failed:

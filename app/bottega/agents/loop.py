@@ -251,12 +251,12 @@ class QueryLoop:
         recorded = query.recorder.delta_listener(query)
         if query.task is None:
             return recorded
-        heard = partial(query.task.heard, query)
+        on_text = partial(query.task.on_text, query)
         if recorded is None:
-            return heard
+            return on_text
 
         def both(text: str) -> Awaitable[None] | None:
-            heard(text)
+            on_text(text)
             return recorded(text)
 
         return both

@@ -55,7 +55,7 @@ class BackgroundTask(Protocol):
     def spent(self, usage: Usage) -> None:
         """Charge the usage of a model call, replayed or not."""
 
-    def heard(self, query: "Query", text: str) -> None:
+    def on_text(self, query: "Query", text: str) -> None:
         """Receive a text delta of a query."""
 
 

@@ -33,11 +33,11 @@ async def run_in_thread(function: Callable[[], T]) -> T:
         try:
             result = context.run(function)
         except Exception as error:
-            _tell(loop, _fail, future, error)
+            _notify(loop, _fail, future, error)
         except BaseException as error:  # SystemExit must not end the event loop
-            _tell(loop, _fail, future, RuntimeError(f"{type(error).__name__}: {error}"))
+            _notify(loop, _fail, future, RuntimeError(f"{type(error).__name__}: {error}"))
         else:
-            _tell(loop, _succeed, future, result)
+            _notify(loop, _succeed, future, result)
 
     _hand_over(job)
     return await future
@@ -62,7 +62,7 @@ def _work(inbox: "SimpleQueue[Job]") -> None:
         _idle.append(inbox)
 
 
-def _tell(
+def _notify(
     loop: asyncio.AbstractEventLoop, say: Callable[..., None], future: object, value: object
 ) -> None:
     with suppress(RuntimeError):  # the loop is closed

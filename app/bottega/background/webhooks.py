@@ -188,7 +188,7 @@ class Webhooks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._sending[task]
-        self.loop.ring()
+        self.loop.wake()
         if not task.cancelled() and (error := task.exception()):
             # Nothing is lost: the message is sent again after the lease.
             if isinstance(error, Exception) and is_transient(error):

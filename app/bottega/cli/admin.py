@@ -91,7 +91,7 @@ def list_keys(
     columns = ("tenant", "prefix", "scope", "name", "created_at", "expires_at", "last_used_at")
     table = Table(*columns, "revoked_at", "id")
     for row in found:
-        table.add_row(*(_shown(row[name]) for name in (*columns, "revoked_at", "id")))
+        table.add_row(*(_cell(row[name]) for name in (*columns, "revoked_at", "id")))
     Console().print(table)
 
 
@@ -105,7 +105,7 @@ def revoke_key(
 
     with database(settings) as url:
         row = run(operator.revoke_key(url, key))
-    console.print("Revoked:", row["prefix"], _shown(row["name"]), highlight=False)
+    console.print("Revoked:", row["prefix"], _cell(row["name"]), highlight=False)
 
 
 @tenants.command("list")
@@ -119,7 +119,7 @@ def list_tenants() -> None:
     columns = ("name", "keys", "created_at", "id")
     table = Table(*columns)
     for row in found:
-        table.add_row(*(_shown(row[name]) for name in columns))
+        table.add_row(*(_cell(row[name]) for name in columns))
     Console().print(table)
 
 
@@ -145,7 +145,7 @@ def delete_tenant(
     Console().print(table)
 
 
-def _shown(value: object) -> Text:
+def _cell(value: object) -> Text:
     """Return text without control characters, which a terminal would obey."""
     text = "" if value is None else _at(value) if isinstance(value, datetime) else str(value)
     return Text(

@@ -61,8 +61,8 @@ def serve(
     from bottega import main as web
 
     def listening(number: int) -> None:
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        console.print(f"Bottega listens on http://{shown}:{number} (docs at /docs)")
+        display = f"[{settings.host}]" if ":" in settings.host else settings.host
+        console.print(f"Bottega listens on http://{display}:{number} (docs at /docs)")
 
     with database(settings) as url:
         if not no_worker:
@@ -141,9 +141,9 @@ def show_settings() -> None:
     table = Table(Column("variable", no_wrap=True), "value", "meaning")
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
-        shown = "" if value is None else clean(str(value))  # a SecretStr prints as ********
+        display = "" if value is None else clean(str(value))  # a SecretStr prints as ********
         variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
-        table.add_row(str(variable), Text(shown), field.description or "")
+        table.add_row(str(variable), Text(display), field.description or "")
     Console().print(table)
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic_core import from_json, to_json
 
-from bottega.events.types import FINAL_EVENT_TYPES, STATE, EventType, shown
+from bottega.events.types import FINAL_EVENT_TYPES, STATE, EventType, public_data
 
 LLM_DELTA = "llm.delta"
 """Live text of a model call. It is not stored, so it has no ``seq``."""
@@ -75,7 +75,7 @@ def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
     """Return the frame of an event's row. Its ``data`` is JSON, and kept but for one field."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
-        data = to_json(shown(from_json(data)))
+        data = to_json(public_data(from_json(data)))
     head = to_json(
         {
             "seq": row["seq"],

@@ -111,11 +111,11 @@ class PartialCompletions:
             if row["task_id"] not in self._open:
                 self.see(row)
 
-    def knows(self, rows: Iterable[Row]) -> bool:
+    def covers(self, rows: Iterable[Row]) -> bool:
         """Return true if all rows of text belong to open calls."""
         return all((speech := self._open.get(row["task_id"])) and speech.is_of(row) for row in rows)
 
-    def hear(self, rows: Iterable[Row]) -> None:
+    def add_rows(self, rows: Iterable[Row]) -> None:
         """Add rows of text, in order. Text of closed calls and older tries is dropped."""
         room = MAX_CHARACTERS - sum(len(speech.text) for speech in self._open.values())
         for row in rows:

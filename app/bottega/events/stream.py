@@ -73,7 +73,7 @@ class RunStream:
         self.news = Subscription()
         self.watchers = 0
         self.speeches = PartialCompletions(cursor.run_id)
-        self._knows_calls = self.last == 0
+        self._has_calls = self.last == 0
         self.text_id = 0
         self._text: list[Any] = []
         self._pool = pool
@@ -133,18 +133,18 @@ class RunStream:
 
     async def keep_up(self, poll_s: float) -> None:
         """Read new events at every notice, and every ``poll_s`` seconds, until the final event."""
-        told = {EVENTS}
+        channels = {EVENTS}
         try:
             while True:
                 # A call's text is written after its ``llm.started`` is in the log.
                 text, self._text = self._text, []
-                if EVENTS in told or not self.speeches.knows(text):
+                if EVENTS in channels or not self.speeches.covers(text):
                     await self._read_log()
                 if self.over or self.gone or self.closed.is_set():
                     return
                 if text:
-                    await self._hear(text)
-                told = await self.news.wait(poll_s) or {EVENTS}
+                    await self._take_text(text)
+                channels = await self.news.wait(poll_s) or {EVENTS}
         except Exception as error:
             self._failure, self._failed_at = error, error.__traceback__  # raised for subscribers
         finally:
@@ -173,13 +173,13 @@ class RunStream:
         """Add live text rows of the run, in order; they are used at the next notice."""
         self._text += rows
         self.text_id = rows[-1]["id"]
-        self.news.tell(TEXT)
+        self.news.notify(TEXT)
 
-    async def _hear(self, text: list[Any]) -> None:
-        if not (self._knows_calls or self.speeches.knows(text)):
+    async def _take_text(self, text: list[Any]) -> None:
+        if not (self._has_calls or self.speeches.covers(text)):
             self.speeches.recall(await self._fetch(_READ_CALLS, self.last))
-            self._knows_calls = True
-        self.speeches.hear(text)
+            self._has_calls = True
+        self.speeches.add_rows(text)
         self.wake()
 
     def _append(self, rows: list[Any]) -> None:
@@ -217,7 +217,7 @@ class Subscriber:
         self._tail = tail
         self._only = only
         self._heartbeat_s = heartbeat_s
-        self._heard: dict[UUID | None, tuple[PartialCompletion, int]] = {}
+        self._sent: dict[UUID | None, tuple[PartialCompletion, int]] = {}
 
     @property
     def finished(self) -> bool:
@@ -266,18 +266,18 @@ class Subscriber:
         if self.place > self._tail.last:
             return []
         frames = []
-        heard, self._heard = self._heard, {}
+        sent, self._sent = self._sent, {}
         for speech in self._tail.speeches.open():
             kinds = self._only.kinds_of_text(speech.agent, speech.depth, beside=speech.beside)
             if not kinds:
                 continue
-            before, offset = heard.get(speech.task_id, (speech, 0))
+            before, offset = sent.get(speech.task_id, (speech, 0))
             replaces = before is not speech and before.same_call(speech) and offset > 0
             if before is not speech:
                 offset = 0
             if replaces or offset < len(speech.text):
                 frames += [speech.frame(offset, kind) for kind in kinds]
-            self._heard[speech.task_id] = speech, len(speech.text)
+            self._sent[speech.task_id] = speech, len(speech.text)
         return frames
 
 
@@ -304,13 +304,13 @@ class RunStreams:
         poll_s: longest delay of an event by a lost wake-up, in seconds.
     """
 
-    def __init__(self, pool: asyncpg.Pool, feed: WakeupFeed, *, poll_s: float = 5.0) -> None:
+    def __init__(self, pool: asyncpg.Pool, wakeups: WakeupFeed, *, poll_s: float = 5.0) -> None:
         self._pool = pool
-        self._feed = feed
+        self._wakeups = wakeups
         self._poll_s = poll_s
-        self._tails: dict[tuple[UUID, UUID], tuple[RunStream, asyncio.Task[None]]] = {}
+        self._streams: dict[tuple[UUID, UUID], tuple[RunStream, asyncio.Task[None]]] = {}
 
-    async def look(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
+    async def cursor_of(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
         """Find a run to watch.
 
         Raises:
@@ -323,28 +323,28 @@ class RunStreams:
 
     def watched(self) -> dict[UUID, int]:
         """Return the number of subscribers of each run in this process."""
-        return {run_id: tail.watchers for (_, run_id), (tail, _) in self._tails.items()}
+        return {run_id: tail.watchers for (_, run_id), (tail, _) in self._streams.items()}
 
     @contextmanager
     def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
         """Yield the run's tail, which lives as long as it has subscribers."""
         key = cursor.tenant_id, cursor.run_id
-        if key not in self._tails:
-            tail = RunStream(self._pool, cursor, after, self._feed.closed)
-            self._tails[key] = tail, asyncio.ensure_future(self._keep(tail, cursor.run_id))
-        tail, keeping = self._tails[key]
+        if key not in self._streams:
+            tail = RunStream(self._pool, cursor, after, self._wakeups.closed)
+            self._streams[key] = tail, asyncio.ensure_future(self._keep(tail, cursor.run_id))
+        tail, keeping = self._streams[key]
         tail.watchers += 1
         try:
             yield tail
         finally:
             tail.watchers -= 1
             if not tail.watchers:
-                del self._tails[key]
+                del self._streams[key]
                 keeping.cancel()
 
     async def _keep(self, tail: RunStream, run_id: UUID) -> None:
-        with self._feed.watching(run_id, tail.news):
-            self._feed.speak(run_id)  # fetch text from before the first subscriber
+        with self._wakeups.watching(run_id, tail.news):
+            self._wakeups.speak(run_id)  # fetch text from before the first subscriber
             await tail.keep_up(self._poll_s)
 
     async def run(self) -> None:
@@ -354,25 +354,25 @@ class RunStreams:
         and must not delay events.
         """
         while True:
-            spoken = await self._feed.spoken()
+            spoken = await self._wakeups.spoken()
             try:
                 await self._read_text(spoken)
             except Exception as error:
                 if not is_transient(error):
                     log.exception("events.text_failed")
-            watchers = sum(tail.watchers for tail, _ in self._tails.values())
+            watchers = sum(tail.watchers for tail, _ in self._streams.values())
             await asyncio.sleep(max(PAUSE_S, watchers * _PAUSE_PER_WATCHER_S))
 
     async def _read_text(self, spoken: set[UUID]) -> None:
-        tails = {key: tail for key, (tail, _) in self._tails.items() if key[1] in spoken}
-        if not tails:
+        streams = {key: tail for key, (tail, _) in self._streams.items() if key[1] in spoken}
+        if not streams:
             return
-        places = [(*key, tail.text_id) for key, tail in tails.items()]
+        places = [(*key, tail.text_id) for key, tail in streams.items()]
         rows = await self._pool.fetch(_READ_TEXT, *map(list, zip(*places, strict=True)), _PIECES)
         found = defaultdict(list)
         for row in rows:
             found[row["tenant_id"], row["run_id"]].append(row)
         for key, pieces in found.items():
-            tails[key].add_text(pieces)
+            streams[key].add_text(pieces)
             if len(pieces) == _PIECES:
-                self._feed.speak(key[1])
+                self._wakeups.speak(key[1])

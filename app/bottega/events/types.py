@@ -97,11 +97,11 @@ class Event:
             "agent": self.agent,
             "parent_task_id": self.parent_task_id,
             "at": self.at,
-            "data": shown(self.data),
+            "data": public_data(self.data),
         }
 
 
-def shown(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def public_data(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an event's data in the form of the API."""
     if STATE not in data:
         return data

@@ -83,12 +83,12 @@ class Subscription:
     """Notices about a run since the last :meth:`wait`."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._channels: set[str] = set()
         self._event = asyncio.Event()
 
-    def tell(self, channel: str = EVENTS) -> None:
+    def notify(self, channel: str = EVENTS) -> None:
         """Add a notice that there may be something new."""
-        self._told.add(channel)
+        self._channels.add(channel)
         self._event.set()
 
     async def wait(self, within_s: float) -> set[str]:
@@ -96,9 +96,9 @@ class Subscription:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._event.wait()
-        told, self._told = self._told, set()
+        channels, self._channels = self._channels, set()
         self._event.clear()
-        return told
+        return channels
 
 
 class WakeupFeed:
@@ -168,15 +168,15 @@ class WakeupFeed:
                 if channel == TEXT:
                     self.speak(run_id)
                 else:
-                    self._tell(run_id)
+                    self._notify_subscribers(run_id)
 
-    def _tell(self, run_id: UUID) -> None:
+    def _notify_subscribers(self, run_id: UUID) -> None:
         for news in self._watchers[run_id]:
-            news.tell()
+            news.notify()
 
     def _wake_all(self) -> None:
         for run_id in self._watchers:
-            self._tell(run_id)
+            self._notify_subscribers(run_id)
             self.speak(run_id)
 
 

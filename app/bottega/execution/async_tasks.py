@@ -91,7 +91,7 @@ class SubagentRuntime:
             "queued": registry.queued_count,
             "queue": dict(total),
             "runs": runs,
-            "totals": self.totals.shown(),
+            "totals": self.totals.snapshot(),
         }
         return Snapshot(pool, tenants)
 

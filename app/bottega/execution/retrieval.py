@@ -13,7 +13,7 @@ from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
-from bottega.memory.patterns.assignment import arm_of, drawn
+from bottega.memory.patterns.assignment import arm_of, uniform
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
 from bottega.memory.text.summaries import cut, summary_of
@@ -48,7 +48,7 @@ class Assignment:
 
     def order(self, pattern: Pattern) -> float:
         """Return a pseudo-random rank for candidates that are equally promising."""
-        return drawn(self.salt, self.run, pattern.key, pattern.version, "order")
+        return uniform(self.salt, self.run, pattern.key, pattern.version, "order")
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,13 +359,13 @@ class SharedMemoryGraph:
 
     def to_mermaid(self) -> str:
         """Return a Mermaid flowchart that marks the nodes with a publication."""
-        return diagrams.mermaid(*self._drawn())
+        return diagrams.mermaid(*self._diagram())
 
     def to_dot(self) -> str:
         """Return a Graphviz digraph that marks the nodes with a publication."""
-        return diagrams.dot(*self._drawn())
+        return diagrams.dot(*self._diagram())
 
-    def _drawn(self) -> tuple[tuple[str, ...], list[diagrams.Edge], frozenset[str]]:
+    def _diagram(self) -> tuple[tuple[str, ...], list[diagrams.Edge], frozenset[str]]:
         published = frozenset(n for n, node in self._nodes.items() if node.publication is not None)
         return self.nodes, self._edges(), published
 

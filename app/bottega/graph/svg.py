@@ -93,14 +93,14 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
         if (publication := graph.publication(name)) is not None
     }
     legend, legend_width, legend_height = _legend(sorted({kind for _, _, kind in edges}), layout)
-    shown = [printable(name) for name in names]
+    labels = [printable(name) for name in names]
     body = [
-        *_edges(layout.routes, [_shortened(name) for name in shown]),
+        *_edges(layout.routes, [_shortened(name) for name in labels]),
         *(_node(i, box, lines[i], versions.get(i)) for i, box in enumerate(layout.boxes)),
         *legend,
     ]
     size = (max(layout.width, legend_width), layout.height + legend_height)
-    return _document(size, _description(shown, len(edges), versions), body)
+    return _document(size, _description(labels, len(edges), versions), body)
 
 
 def _document(size: tuple[float, float], description: str, body: Sequence[str]) -> str:

@@ -52,17 +52,19 @@ def bad_path(detail: str) -> InvalidInputError:
 
 
 def _check_letters(path: str) -> None:
-    shown = ascii(path[:100])
+    quoted = ascii(path[:100])
     for letter in path:
         if letter == "\\":
-            raise bad_path(f"{shown} has a backslash: separate names with /")
+            raise bad_path(f"{quoted} has a backslash: separate names with /")
         if unicodedata.category(letter)[0] in "CZ" and letter != " ":
-            raise bad_path(f"{shown} has {_code(letter)}, which cannot be seen: leave it out")
+            raise bad_path(f"{quoted} has {_code(letter)}, which cannot be seen: leave it out")
     if odd := _LOOK_ALIKES.search(path) or _INVISIBLE.search(path):
-        raise bad_path(f"{shown} has {_code(odd.group())}, a look-alike or invisible: leave it out")
+        raise bad_path(
+            f"{quoted} has {_code(odd.group())}, a look-alike or invisible: leave it out"
+        )
     if not unicodedata.is_normalized("NFKC", path):
         raise bad_path(
-            f"{shown} has letters that look like others (Unicode normal form NFKC changes it): "
+            f"{quoted} has letters that look like others (Unicode normal form NFKC changes it): "
             "use the plain ones"
         )
 
@@ -72,13 +74,15 @@ def _code(letter: str) -> str:
 
 
 def _check_name(name: str, path: str) -> None:
-    shown = ascii(path[:100])
+    quoted = ascii(path[:100])
     if not name:
-        raise bad_path(f"{shown} has an empty name: write names separated by single slashes")
+        raise bad_path(f"{quoted} has an empty name: write names separated by single slashes")
     if not name.strip("."):
-        raise bad_path(f"{shown} has the name '{name[:3]}': name files in full, there is no way up")
+        raise bad_path(
+            f"{quoted} has the name '{name[:3]}': name files in full, there is no way up"
+        )
     if name != name.strip(" "):
-        raise bad_path(f"{shown} has a name that starts or ends with a space: leave it out")
+        raise bad_path(f"{quoted} has a name that starts or ends with a space: leave it out")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise bad_path(f"a name in the path is longer than {MAX_NAME_BYTES} bytes")
 

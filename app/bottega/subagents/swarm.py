@@ -236,7 +236,7 @@ class TaskOfQuery:
         for account in (handle.account, *handle.parent.paying()):
             account.spent += usage.total_tokens
 
-    def heard(self, query: Query, text: str) -> None:
+    def on_text(self, query: Query, text: str) -> None:
         handle = self.handle
         if handle.status.is_final or handle.suspended or query.path != handle.path:
             return

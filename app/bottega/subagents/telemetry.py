@@ -46,8 +46,8 @@ class Totals:
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         if attributes:
-            told = ",".join(f"{key}={attributes[key]}" for key in sorted(attributes))
-            name = f"{name}{{{told}}}"
+            labels = ",".join(f"{key}={attributes[key]}" for key in sorted(attributes))
+            name = f"{name}{{{labels}}}"
         self.values[name] += value
 
     def gauge(self, name: str, value: float) -> None:
@@ -59,6 +59,6 @@ class Totals:
         for bound in BUCKETS[bisect_left(BUCKETS, value) :]:
             self.values[f"{name}.le_{bound}"] += 1
 
-    def shown(self) -> dict[str, float]:
+    def snapshot(self) -> dict[str, float]:
         """Return all values, with the current gauges."""
         return {**self.values, **self._gauges}

@@ -78,7 +78,7 @@ _UNQUEUE = text(
     " AND status IN ('queued', 'picked')"
 )
 # Workers stop executing the runs, and their event streams end.
-_TELL = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
+_NOTIFY = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
 
 
 async def erase_session(
@@ -123,8 +123,8 @@ async def _erase_memory(
     memory = and_(
         session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id
     )
-    taught = episodes.c.session_id == session_id
-    if await _erase_episodes(tx, tenant_id, taught, removed) == ROWS_AT_ONCE:
+    of_session = episodes.c.session_id == session_id
+    if await _erase_episodes(tx, tenant_id, of_session, removed) == ROWS_AT_ONCE:
         return False
     await _delete(tx, session_memory, memory, removed)
     await _delete(tx, sessions, own, removed)
@@ -226,7 +226,7 @@ async def _erase_runs(
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
-    await tx.execute(_TELL, {"runs": ",".join(named)})
+    await tx.execute(_NOTIFY, {"runs": ",".join(named)})
     return +removed, spent
 
 

@@ -164,7 +164,7 @@ class KeyCache:
         """
         query = "SELECT * FROM redeem_ticket($1, $2)"
         asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id))
-        asking.add_done_callback(_heard)
+        asking.add_done_callback(_retrieve_error)
         return await _patiently(asking)
 
     async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
@@ -217,7 +217,7 @@ class KeyCache:
         if self._asking.get(what) is asked:
             del self._asking[what]
         if asked.done():
-            _heard(asked)
+            _retrieve_error(asked)
 
     # Watching keys in use
 
@@ -317,7 +317,7 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
         return await asyncio.shield(asking)
 
 
-def _heard(asked: "asyncio.Future[Any]") -> None:
+def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
     """Retrieve the exception, against a warning if all callers have left."""
     if not asked.cancelled():
         asked.exception()

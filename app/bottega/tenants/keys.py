@@ -28,7 +28,7 @@ MOST_KEYS = 1000
 _PUBLIC = string.ascii_lowercase + string.digits
 _SECRET_BYTES = 32
 _keys = api_keys.c
-SHOWN = tuple(column for column in _keys if column is not _keys.key_hash)
+PUBLIC_COLUMNS = tuple(column for column in _keys if column is not _keys.key_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def create(
         scope=scope,
         expires_at=expires_at,
     )
-    row = (await tx.execute(added.returning(*SHOWN))).mappings().one()
+    row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
     await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scope": scope, "name": name})
     return row, key
 
@@ -105,7 +105,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    found = select(*SHOWN).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
+    found = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     row = (await tx.execute(found)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no key {key_id}")
@@ -121,7 +121,7 @@ async def page(
     limit: int,
 ) -> PageItems[dict[str, Any]]:
     """List a page of the tenant's keys by age, revoked ones too, after the id ``after``."""
-    query = select(*SHOWN).where(_keys.tenant_id == tenant_id)
+    query = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id)
     if after is not None:
         query = query.where(_keys.id < after if descending else _keys.id > after)
     query = query.order_by(_keys.id.desc() if descending else _keys.id)

@@ -82,7 +82,11 @@ async def create_key(
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
     """List the keys of all tenants or of one, with the name of the ``tenant``, by age."""
-    query = select(*keys.SHOWN, tenants.c.name.label("tenant")).join(tenants).order_by(_keys.id)
+    query = (
+        select(*keys.PUBLIC_COLUMNS, tenants.c.name.label("tenant"))
+        .join(tenants)
+        .order_by(_keys.id)
+    )
     if tenant is not None:
         query = query.where(tenants.c.name == tenant)
     async with transaction(url) as tx:
@@ -98,7 +102,7 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
     """
     same = or_(_keys.prefix == prefix_or_id, cast(_keys.id, Text) == prefix_or_id.lower())
     async with transaction(url) as tx:
-        found = (await tx.execute(select(*keys.SHOWN).where(same))).mappings().all()
+        found = (await tx.execute(select(*keys.PUBLIC_COLUMNS).where(same))).mappings().all()
         if not found:
             raise NotFoundError(f"there is no key '{prefix_or_id}': see `bottega keys list`")
         if len(found) > 1:

@@ -25,7 +25,7 @@ MOST_VALID = 5
 _BYTES = 32
 _OVERLAP = text("interval '1 day'")
 _rows = webhook_secrets.c
-_SHOWN = (_rows.id, _rows.created_at, _rows.expires_at)
+_PUBLIC_COLUMNS = (_rows.id, _rows.created_at, _rows.expires_at)
 _FIRST: Mapping[str, None] = {"id": None, "created_at": None, "expires_at": None}
 _SIGNING = """
 SELECT ARRAY(SELECT s.secret FROM webhook_secrets s
@@ -58,7 +58,11 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
         has_first: the settings hold the first secret of the tenant ``default``.
     """
     valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
-    query = select(*_SHOWN).where(_rows.tenant_id == tenant_id, valid).order_by(_rows.id.desc())
+    query = (
+        select(*_PUBLIC_COLUMNS)
+        .where(_rows.tenant_id == tenant_id, valid)
+        .order_by(_rows.id.desc())
+    )
     found: list[Mapping[str, Any]] = [*(await tx.execute(query)).mappings()]
     if tenant_id == DEFAULT_TENANT and has_first:
         ends = select(func.min(_rows.created_at) + _OVERLAP).where(_rows.tenant_id == tenant_id)
@@ -98,7 +102,11 @@ async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowM
     ending = update(webhook_secrets).where(own, _rows.expires_at.is_(None))
     await tx.execute(ending.values(expires_at=func.now() + _OVERLAP))
     secret = f"whsec_{b64encode(secrets.token_bytes(_BYTES)).decode()}"
-    added = insert(webhook_secrets).values(tenant_id=tenant_id, secret=secret).returning(*_SHOWN)
+    added = (
+        insert(webhook_secrets)
+        .values(tenant_id=tenant_id, secret=secret)
+        .returning(*_PUBLIC_COLUMNS)
+    )
     row = (await tx.execute(added)).mappings().one()
     await audit.note(tx, tenant_id, actor, "webhook_secret.rotate", str(row["id"]))
     return row, secret

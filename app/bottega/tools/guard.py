@@ -98,13 +98,13 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     async def _addresses(self, host: str, port: int) -> list[Address]:
         """Resolve ``host`` for a connection; a single forbidden address refuses the host."""
         literal = address_in(host)
-        found = [literal] if literal is not None else await self._looked_up(host, port)
+        found = [literal] if literal is not None else await self._look_up(host, port)
         if not self._allowed.has_name(host):
             for address in found:
                 check_address(host, address, self._allowed)
         return found[:_MOST_ADDRESSES]
 
-    async def _looked_up(self, host: str, port: int) -> list[Address]:
+    async def _look_up(self, host: str, port: int) -> list[Address]:
         try:
             return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
         except ValueError:  # or UnicodeError: not a DNS name

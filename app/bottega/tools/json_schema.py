@@ -99,7 +99,7 @@ class ArgumentSchema:
             raise InvalidInputError("invalid arguments: too many values")
         try:
             errors = self._validator.iter_errors(arguments)
-            problems = [_told(error) for error in islice(errors, _MOST_PROBLEMS)]
+            problems = [_describe(error) for error in islice(errors, _MOST_PROBLEMS)]
         except (ArithmeticError, RecursionError, ValueError):
             problems = ["numbers too large or nesting too deep to be checked"]
         if problems:
@@ -123,10 +123,10 @@ def _check_form(schema: Any) -> None:
     try:
         _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
     except jsonschema.SchemaError as error:
-        raise InvalidInputError(f"this is not a valid JSON Schema: {_told(error)}") from None
+        raise InvalidInputError(f"this is not a valid JSON Schema: {_describe(error)}") from None
 
 
-def _told(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
+def _describe(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
     place = ".".join(map(str, error.absolute_path))
     message = error.message
     if len(message) > _LONGEST_PROBLEM:

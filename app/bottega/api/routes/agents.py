@@ -30,5 +30,5 @@ async def _prepare(
 
 
 router = definition_router(
-    AGENTS, new=NewAgent, content=AgentContent, shown=Agent, summary=AgentSummary, prepare=_prepare
+    AGENTS, new=NewAgent, content=AgentContent, output=Agent, summary=AgentSummary, prepare=_prepare
 )

@@ -28,7 +28,7 @@ async def _prepare(
 
 
 router = definition_router(
-    GRAPHS, new=NewGraph, content=GraphContent, shown=Graph, summary=GraphSummary, prepare=_prepare
+    GRAPHS, new=NewGraph, content=GraphContent, output=Graph, summary=GraphSummary, prepare=_prepare
 )
 
 

@@ -141,7 +141,7 @@ async def learn(
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 
-        async def taught() -> dict[str, Any]:
+        async def create() -> dict[str, Any]:
             known: Episode | UUID | None = body.episode_id
             if episode is not None:
                 user = await user_of(tx, tenant, episode.session_id, episode.user_id)
@@ -164,4 +164,4 @@ async def learn(
                 "applications": learned.applications,
             }
 
-        return await once(tx, response, Learnt, taught)
+        return await once(tx, response, Learnt, create)

@@ -87,7 +87,7 @@ async def ready(service: ServiceDep) -> Readiness | Response:
         return problem_response(503, "database_unavailable", "the database does not answer")
     except BottegaError as error:
         return problem_response(503, error.code, error.detail)
-    if service.feed.closed.is_set() or service.stop_working.is_set():
+    if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
         return Readiness(worker="here")

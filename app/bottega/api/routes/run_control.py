@@ -66,7 +66,7 @@ async def cancel_task(
     task_id: Annotated[UUID, Path(description="The task's id.")],
     response: Response,
 ) -> Any:
-    with service.feed.watching(run_id) as news:
+    with service.wakeups.watching(run_id) as news:
         before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
         stopping = {task for task, was_over in before.items() if not was_over}
         until = monotonic() + _CONFIRMED_WITHIN_S
@@ -76,13 +76,13 @@ async def cancel_task(
                 break
     return {
         "items": [
-            {"task_id": task, "status": _told(task, was_over, stopping)}
+            {"task_id": task, "status": _cancel_status(task, was_over, stopping)}
             for task, was_over in before.items()
         ]
     }
 
 
-def _told(task: UUID, was_over: bool, stopping: set[UUID]) -> str:
+def _cancel_status(task: UUID, was_over: bool, stopping: set[UUID]) -> str:
     if was_over:
         return "already_final"
     return "stopping" if task in stopping else "stopped"

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 ScheduleName = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
     run = {name: value for name, value in row["run"].items() if value is not None}
     if url := run.get("webhook_url"):
         run["webhook_url"] = url.split("?")[0]
@@ -58,7 +58,7 @@ async def create(
     async def store() -> dict[str, Any]:
         row = await schedules.create(tx, tenant, **body.model_dump())
         response.headers["Location"] = f"/v1/schedules/{body.name}"
-        return _shown(row)
+        return _to_response(row)
 
     return await once(tx, response, Schedule, store)
 
@@ -86,7 +86,7 @@ async def list_(
         limit=query.limit,
         full=query.full,
     )
-    items = PageItems(map(_shown, found), more=found.more)
+    items = PageItems(map(_to_response, found), more=found.more)
     return query.page(request, response, items, lambda item: item["name"])
 
 
@@ -98,7 +98,7 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
-    return _shown(await schedules.get(tx, tenant, name))
+    return _to_response(await schedules.get(tx, tenant, name))
 
 
 @router.patch(
@@ -110,7 +110,7 @@ async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
     responses=problems(400, 404, 413, 415),
 )
 async def change(tx: Transaction, tenant: Tenant, name: ScheduleName, body: ScheduleChange) -> Any:
-    return _shown(await schedules.pause(tx, tenant, name, body.paused))
+    return _to_response(await schedules.pause(tx, tenant, name, body.paused))
 
 
 @router.delete(

@@ -41,21 +41,21 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
         UnauthenticatedError: the caller's key is no longer valid.
     """
     lost = asyncio.Event()
-    with service.feed.watching(run_id) as news:
+    with service.wakeups.watching(run_id) as news:
 
         def lose() -> None:
             lost.set()
-            news.tell()
+            news.notify()
 
         with service.keys.watching(principal.identity, lose):
-            while not service.feed.closed.is_set():
+            while not service.wakeups.closed.is_set():
                 if lost.is_set():
                     raise UnauthenticatedError(
                         "your key was revoked or expired while you waited, or the first key was "
                         "made; the run is accepted",
                         code="bad_key",
                     )
-                if (await service.tails.look(principal.tenant_id, run_id)).over:
+                if (await service.streams.cursor_of(principal.tenant_id, run_id)).over:
                     return
                 await news.wait(SLOW_POLL_S)
 
@@ -100,7 +100,7 @@ async def events(
     accept: Annotated[str | None, Header()] = None,
     last_event_id: Annotated[str | None, Header(max_length=30)] = None,
 ) -> Any:
-    cursor = await service.tails.look(tenant, run_id)
+    cursor = await service.streams.cursor_of(tenant, run_id)
     if "text/event-stream" in (accept or ""):
         after = query.after
         if last_event_id and last_event_id.isascii() and last_event_id.isdigit():
@@ -146,7 +146,7 @@ class _EventStream(EventSourceResponse):
 async def _sse(
     service: Service, principal: Principal, cursor: RunCursor, after: int, query: WatchQuery
 ) -> AsyncIterator[bytes]:
-    with service.tails.watching(cursor, after) as tail:
+    with service.streams.watching(cursor, after) as tail:
         subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:

@@ -64,7 +64,7 @@ async def create(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: NewTicket
 ) -> Any:
     if body.run_id is not None:
-        await service.tails.look(tenant, body.run_id)
+        await service.streams.cursor_of(tenant, body.run_id)
     ticket = secrets.token_urlsafe(32)
     row = tenant, hashed(ticket), body.run_id, VALID_S, principal.scope, principal.key_id
     async with acting_as(service.database.pool, tenant) as connection:

@@ -78,12 +78,12 @@ async def _watch(socket: WebSocket, run_id: str) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
-        cursor = await service.tails.look(socket.state.principal.tenant_id, UUID(run_id))
+        cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, UUID(run_id))
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return
     offered = SUBPROTOCOL in socket.scope["subprotocols"]
-    with service.tails.watching(cursor, query.after) as tail:
+    with service.streams.watching(cursor, query.after) as tail:
         await socket.accept(SUBPROTOCOL if offered else None)
         await _serve(socket, service, cursor, tail, query)
 

@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 from bottega.api.schemas.base import Answer, Body, PlaceInTime
 from bottega.tenants.keys import Scope
 
-_SHOWN: JsonDict = {
+_EXAMPLE: JsonDict = {
     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
     "name": "the nightly reports",
     "prefix": "btg_4fqx0a1b",
@@ -52,7 +52,7 @@ class NewKey(Body):
 class Key(Answer):
     """An API key, without its secret."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_SHOWN]})
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     id: UUID
     name: str
@@ -70,7 +70,7 @@ class MadeKey(Key):
     """A new API key with its secret, which no later response shows."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{**_SHOWN, "key": "btg_4fqx0a1b_<43 characters>"}]}
+        json_schema_extra={"examples": [{**_EXAMPLE, "key": "btg_4fqx0a1b_<43 characters>"}]}
     )
 
     key: Annotated[

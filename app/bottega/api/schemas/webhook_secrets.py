@@ -9,7 +9,7 @@ from pydantic.config import JsonDict
 
 from bottega.api.schemas.base import Answer
 
-_SHOWN: JsonDict = {
+_EXAMPLE: JsonDict = {
     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
     "created_at": "2026-11-02T08:30:00Z",
     "expires_at": None,
@@ -19,7 +19,7 @@ _SHOWN: JsonDict = {
 class WebhookSecret(Answer):
     """A secret that signs the tenant's webhooks, without its value."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_SHOWN]})
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     id: Annotated[UUID | None, Field(description="Null: the server's `BOTTEGA_WEBHOOK_SECRET`.")]
     created_at: datetime | None
@@ -33,7 +33,7 @@ class MadeWebhookSecret(WebhookSecret):
     """A new webhook secret with its value, which no later response shows."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{**_SHOWN, "secret": "whsec_<44 characters>"}]}
+        json_schema_extra={"examples": [{**_EXAMPLE, "secret": "whsec_<44 characters>"}]}
     )
 
     secret: Annotated[

@@ -56,7 +56,7 @@ class LimitTenants:
         tenant = principal.tenant_id
         decision = self.limits.take(tenant)
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] in _STARTS:
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
@@ -69,14 +69,16 @@ class LimitTenants:
                 f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
                 f"{self.limits.rate.burst} at once: try again after Retry-After"
             )
-            await _refuse("rate_limited", detail, decision.retry_after_s, scope, receive, told)
+            await _refuse(
+                "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
+            )
         elif not _is_stream(scope):
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, send_with_headers)
         elif self.open[tenant] >= self.streams:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
-            await _refuse("too_many_streams", detail, 1, scope, receive, told)
+            await _refuse("too_many_streams", detail, 1, scope, receive, send_with_headers)
         else:
-            await self._stream(tenant, scope, receive, told)
+            await self._stream(tenant, scope, receive, send_with_headers)
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
         async def turn() -> None:

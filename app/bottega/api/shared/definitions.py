@@ -50,7 +50,7 @@ def definition_router(
     *,
     new: type[BaseModel],
     content: type[BaseModel],
-    shown: type[BaseModel],
+    output: type[BaseModel],
     summary: type[BaseModel],
     prepare: Prepare,
 ) -> APIRouter:
@@ -59,15 +59,15 @@ def definition_router(
     Args:
         new: schema of POST: ``content`` with a ``name``.
         content: schema of PUT.
-        shown: schema of responses.
+        output: schema of responses.
         summary: schema of list items, without bodies.
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
-    _add_create(router, kind, new, shown, prepare)
-    _add_changes(router, kind, content, shown, prepare)
-    _add_reads(router, kind, shown, summary)
-    _add_versions(router, kind, shown, summary)
+    _add_create(router, kind, new, output, prepare)
+    _add_changes(router, kind, content, output, prepare)
+    _add_reads(router, kind, output, summary)
+    _add_versions(router, kind, output, summary)
     return router
 
 
@@ -75,7 +75,7 @@ def _add_create(
     router: APIRouter,
     kind: DefinitionKind,
     new: type[BaseModel],
-    shown: type[BaseModel],
+    output: type[BaseModel],
     prepare: Prepare,
 ) -> None:
     noun = kind.noun
@@ -85,7 +85,7 @@ def _add_create(
         operation_id=f"create_{noun}",
         summary=f"Create a {noun}".replace("a agent", "an agent"),
         status_code=201,
-        response_model=shown,
+        response_model=output,
         responses={
             **problems(400, 409, 413, 415),
             201: headers(ETag=_ETAG, Location="Path of the new resource."),
@@ -106,14 +106,14 @@ def _add_create(
             response.headers["Location"] = f"/v1/{noun}s/{name}"
             return answer(definition, response)
 
-        return await once(tx, response, shown, define)
+        return await once(tx, response, output, define)
 
 
 def _add_changes(
     router: APIRouter,
     kind: DefinitionKind,
     content: type[BaseModel],
-    shown: type[BaseModel],
+    output: type[BaseModel],
     prepare: Prepare,
 ) -> None:
     noun = kind.noun
@@ -122,7 +122,7 @@ def _add_changes(
         "/{name}",
         operation_id=f"replace_{noun}",
         summary=f"Store a new version of the {noun}",
-        response_model=shown,
+        response_model=output,
         responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
     )
     async def replace(
@@ -158,7 +158,7 @@ def _add_changes(
 
 
 def _add_reads(
-    router: APIRouter, kind: DefinitionKind, shown: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], summary: type[BaseModel]
 ) -> None:
     noun = kind.noun
 
@@ -166,7 +166,7 @@ def _add_reads(
         "",
         operation_id=f"list_{noun}s",
         summary=f"List {noun}s by name",
-        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
+        response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(), 200: headers(Link=LINK)},
     )
     async def list_(
@@ -188,7 +188,7 @@ def _add_reads(
         "/{name}",
         operation_id=f"get_{noun}",
         summary=f"Read the {noun}",
-        response_model=shown,
+        response_model=output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def get(tx: Transaction, tenant: Tenant, name: DefinitionName, response: Response) -> Any:
@@ -196,7 +196,7 @@ def _add_reads(
 
 
 def _add_versions(
-    router: APIRouter, kind: DefinitionKind, shown: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], summary: type[BaseModel]
 ) -> None:
     noun = kind.noun
 
@@ -204,7 +204,7 @@ def _add_versions(
         "/{name}/versions",
         operation_id=f"list_{noun}_versions",
         summary=f"List the {noun}'s versions",
-        response_model=Page[shown] | Page[summary],  # type: ignore[valid-type]
+        response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(404), 200: headers(Link=LINK)},
     )
     async def versions(
@@ -232,7 +232,7 @@ def _add_versions(
         "/{name}/versions/{version}",
         operation_id=f"get_{noun}_version",
         summary=f"Read one version of the {noun}",
-        response_model=shown,
+        response_model=output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def version(

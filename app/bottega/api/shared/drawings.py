@@ -86,7 +86,7 @@ class Drawings:
         async with turn, self._slots:
             try:
                 async with asyncio.timeout(_LONGEST_S):
-                    return await _drawn(plan)
+                    return await _draw_elsewhere(plan)
             except TimeoutError:
                 raise UnavailableError(
                     f"the drawing took longer than {_LONGEST_S:g} s: draw a smaller graph, or ask "
@@ -109,7 +109,7 @@ class Drawings:
             self._bytes -= len(kept[1])
 
 
-async def _drawn(plan: bytes) -> bytes:
+async def _draw_elsewhere(plan: bytes) -> bytes:
     """Draw in a separate process, which does not outlive the call."""
     arguments, environment = command()
     process = await asyncio.create_subprocess_exec(

@@ -43,7 +43,7 @@ class Once:
         self,
         tx: AsyncConnection,
         response: Response,
-        shown: type[BaseModel],
+        output: type[BaseModel],
         create: Callable[[], Awaitable[Any]],
     ) -> Any:
         """Return the response of ``create``, or the one stored at the key's first use.
@@ -51,7 +51,7 @@ class Once:
         Args:
             tx: the uncommitted transaction that creates.
             response: its headers, as ``create`` leaves them, are stored too.
-            shown: the schema of the response.
+            output: the schema of the response.
 
         Raises:
             ConflictError: ``in_flight``: a request with this key is in progress.
@@ -80,7 +80,7 @@ class Once:
                 )
             response.headers.update(stored.answer["headers"])
             return stored.answer["body"]
-        body = shown.model_validate(await create()).model_dump(mode="json")
+        body = output.model_validate(await create()).model_dump(mode="json")
         await self._store(tx, asked, {"headers": dict(response.headers), "body": body})
         return body
 

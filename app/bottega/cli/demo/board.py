@@ -28,7 +28,7 @@ _ENDS = {
 _NAMELESS = (None, "subagent")
 """Values for a task without an agent of its own."""
 
-_SHOWN = 48
+_MAX_TEXT = 48
 """Characters shown of a model's text."""
 
 
@@ -182,7 +182,7 @@ def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
             line.state, line.text = f"asks the model (call {data['call']})", ""
         case "llm.delta":
             line.text = line.text[: data["offset"]] + data["text"]
-            line.state = f"[italic]…{escape(' '.join(line.text.split())[-_SHOWN:])}[/]"
+            line.state = f"[italic]…{escape(' '.join(line.text.split())[-_MAX_TEXT:])}[/]"
         case "llm.completed":
             usage = data["usage"]
             line.tokens += usage["input"] + usage["output"]
@@ -218,7 +218,7 @@ def _reason(error: Any) -> str:
 
 def _shortened(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
 
 
 def _grow(tree: Tree, line: Line, now: datetime) -> None:

@@ -98,16 +98,16 @@ async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Con
         raise DemoError(f"maintenance of the memory failed: {report['error']}")
     console.print("[bold]— maintenance: patterns so far —[/]", highlight=False)
     for pattern in (await checked(client.get("/v1/patterns")))["items"]:
-        console.print(f"    {_told(pattern)}", highlight=False, soft_wrap=True)
+        console.print(f"    {_render(pattern)}", highlight=False, soft_wrap=True)
 
 
-def _told(pattern: Mapping[str, Any]) -> str:
+def _render(pattern: Mapping[str, Any]) -> str:
     known = pattern["evidence"]
-    told = f"[bold]{pattern['lifecycle']['state']}[/] {pattern['category']}: {pattern['name']}"
+    line = f"[bold]{pattern['lifecycle']['state']}[/] {pattern['category']}: {pattern['name']}"
     if known["applications"]:
-        told += f" ({known['success_rate']:.0%} of {known['applications']}, e = "
-        told += f"{known['e_value']:.1f}, confidence {known['confidence']:.2f})"
-    return told
+        line += f" ({known['success_rate']:.0%} of {known['applications']}, e = "
+        line += f"{known['e_value']:.1f}, confidence {known['confidence']:.2f})"
+    return line
 
 
 async def _until(
@@ -131,7 +131,7 @@ async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Co
     used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
     page = await checked(client.get("/v1/patterns", params={"state": "VALIDATED"}))
     lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
-    lines += [_told(each) for each in page["items"]]
+    lines += [_render(each) for each in page["items"]]
     lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
     console.print(Panel("\n".join(lines), title="What the runs taught"))
     return 0 if page["items"] and used else 1

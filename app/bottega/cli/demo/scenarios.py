@@ -47,10 +47,10 @@ def _team(
     **subagents: Any,
 ) -> list[dict[str, Any]]:
     """Build request bodies: specialists from (description, system message), then their lead."""
-    told = {**specialists, coordinator: (description, system_message)}
+    texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
         {"name": name, "description": about, "system_message": own, "metadata": _MARK}
-        for name, (about, own) in told.items()
+        for name, (about, own) in texts.items()
     ]
     agents[-1]["subagents"] = {**subagents, "names": list(specialists)}
     return agents

@@ -28,5 +28,5 @@ def decide(request: dict[str, Any]) -> Answer:
         return Answer(coordinator.summary(conversation))
     text = specialist.answer(conversation)
     if results := toolbox.results(conversation):
-        text = f"{text}\n\n{results}" if specialist.knows(conversation) else results
+        text = f"{text}\n\n{results}" if specialist.has_context(conversation) else results
     return Answer(text)

@@ -137,8 +137,8 @@ def report(conversation: Conversation) -> str:
     topic = topic_of(_counted(conversation.asked)[1])
     sections = [f"## {part.title}\n\n{_found(seen[part.prompt])}" for part in parts]
     ends = Counter(seen[part.prompt]["status"] for part in parts)
-    shown = [*_ENDS, *(status for status in ends if status not in _ENDS)]
-    sums = ", ".join(f"{ends[status]} {status.replace('_', ' ')}" for status in shown)
+    statuses = [*_ENDS, *(status for status in ends if status not in _ENDS)]
+    sums = ", ".join(f"{ends[status]} {status.replace('_', ' ')}" for status in statuses)
     noun = "task" if len(parts) == 1 else "tasks"
     return "\n\n".join([f"# Report: {topic}", *sections, f"{len(parts)} {noun}: {sums}."])
 
@@ -173,7 +173,7 @@ def _follow(outcomes: Sequence[DemoOutcome]) -> _Work:
         elif outcome.name in SWARM_TOOLS:
             work.polls += outcome.name == _POLL
             work.awaits += outcome.name == _AWAIT
-            _looked(work, outcome)
+            _update_tasks(work, outcome)
         before = outcome.name
     return work
 
@@ -192,16 +192,16 @@ def _dispatched(work: _Work, outcome: DemoOutcome) -> None:
         work.seen[prompt] = {"status": "refused", "error": error}
 
 
-def _looked(work: _Work, outcome: DemoOutcome) -> None:
+def _update_tasks(work: _Work, outcome: DemoOutcome) -> None:
     """Take over the result of a poll or an await; ended tasks do not change."""
     tasks = json_object(outcome.text).get("tasks")
     if not isinstance(tasks, list):
         return  # the call failed
-    shown = {task["task_id"]: task for task in tasks if _is_task(task)}
+    statuses = {task["task_id"]: task for task in tasks if _is_task(task)}
     for prompt, task in work.seen.items():
         if "task_id" in task and task["status"] not in _ENDS:
             missing = {"task_id": task["task_id"], "status": "not_found"}
-            work.seen[prompt] = shown.get(task["task_id"], missing)
+            work.seen[prompt] = statuses.get(task["task_id"], missing)
 
 
 def _is_task(task: Any) -> bool:

@@ -28,7 +28,7 @@ _ORDERS = frozenset(
     ("research", "investigate", "study", "state", "report", "parts", "part", "tasks", "task")
 )
 _SUBJECT = 4
-_TOLD = 3
+_SENTENCES = 3
 _FINDINGS = (
     "What is known of {subject} bears on the {part}; most of it is recent.",
     "Where {word} meets its surroundings, the sources on the {part} disagree.",
@@ -98,7 +98,7 @@ def answer(conversation: Conversation) -> str:
             return other_text(topic, sources)
 
 
-def knows(conversation: Conversation) -> bool:
+def has_context(conversation: Conversation) -> bool:
     """Return true if it has more to say than its tools' results."""
     known = role(conversation) is not Role.OTHER
     return known or bool(conversation.sources or conversation.folder)
@@ -178,13 +178,13 @@ def findings_text(topic: str, part: str, sources: Sequence[Source]) -> str:
     words = [word for word in words_of(topic) if word not in _ORDERS] or ["the subject"]
     about = part or "whole"
     turn = crc32(about.encode()) % len(_FINDINGS)
-    told = [
+    sentences = [
         sentence.format(part=about, subject=" ".join(words[:_SUBJECT]), word=words[-1])
-        for sentence in (_FINDINGS[turn:] + _FINDINGS[:turn])[:_TOLD]
+        for sentence in (_FINDINGS[turn:] + _FINDINGS[:turn])[:_SENTENCES]
     ]
     head = f'Findings on the {about} of "{topic}":'
     quotes = [f'{source.name} said: "{topic_of(source.content)}"' for source in sources]
-    return "\n".join([head, " ".join(told), *quotes])
+    return "\n".join([head, " ".join(sentences), *quotes])
 
 
 def other_text(topic: str, sources: Sequence[Source]) -> str:

@@ -26,14 +26,14 @@ ORDER BY episode_id FOR KEY SHARE
 # Applications that count as evidence. Excluded are episodes that the pattern was found in, that
 # are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
 # assigned pattern. A run that retries an earlier one is no independent evidence.
-_TOLD = """
+_APPLICATIONS = """
 SELECT * FROM jsonb_to_recordset($2::jsonb) AS n(
     place integer, pattern_id uuid, version integer, arm text, at timestamptz, episode_id uuid,
     baseline_name text, baseline_rate double precision, baseline_n integer, followed boolean,
     good boolean, features jsonb, duration_s double precision, tokens integer)
 """
 _GIVEN = """
-SELECT n.* FROM told n
+SELECT n.* FROM reported n
 JOIN patterns p ON p.tenant_id = $1 AND p.id = n.pattern_id AND n.version BETWEEN 1 AND p.version
 LEFT JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
 LEFT JOIN episode_state s ON s.tenant_id = $1 AND s.episode_id = n.episode_id
@@ -57,13 +57,13 @@ WHERE n.episode_id IS NULL OR (
             WHERE a.tenant_id = $1 AND a.pattern_id = n.pattern_id AND a.episode_id = o.id
               AND a.good IS NOT NULL)
           OR EXISTS (
-            SELECT FROM told b
+            SELECT FROM reported b
             WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL)))
 """
 # A run is given one version of a pattern, so pattern and episode identify an application, also
 # after others were carried over to a new version.
 _RECORD = f"""
-WITH told AS MATERIALIZED ({_TOLD}),
+WITH reported AS MATERIALIZED ({_APPLICATIONS}),
 given AS MATERIALIZED ({_GIVEN}),
 changed AS (
     UPDATE pattern_applications a
@@ -171,8 +171,8 @@ async def record(
     Ignores those that are no evidence. There must be at most one per pattern and episode."""
     episodes = [each.episode_id for each in applications if each.episode_id is not None]
     await connection.execute(_STAY, tenant_id, episodes)
-    told = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
-    rows = await connection.fetch(_RECORD, tenant_id, to_json(told).decode(), _GIVEN_ARMS)
+    records = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
+    rows = await connection.fetch(_RECORD, tenant_id, to_json(records).decode(), _GIVEN_ARMS)
     return [row["pattern_id"] for row in rows]
 
 
@@ -225,7 +225,7 @@ async def applied(
 ) -> list[tuple[Features, bool]]:
     """Return public features and success of the last tasks that were given this version."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
-    told = [
+    records = [
         OwnedFeatures(
             from_json(row["features"]),
             owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None,
@@ -234,7 +234,7 @@ async def applied(
         for row in rows
     ]
     good: list[bool] = [row["good"] for row in rows]
-    return list(zip(public_features(told), good, strict=True))
+    return list(zip(public_features(records), good, strict=True))
 
 
 async def carry(

@@ -11,7 +11,7 @@ from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import Arm, PatternState
 
 
-def drawn(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
+def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a number in [0, 1), evenly distributed.
 
     Args:
@@ -33,8 +33,8 @@ def arm_of(
 ) -> Arm:
     """Assign a run's arm: used or withheld if validated, trial or control if a candidate."""
     if state is PatternState.VALIDATED:
-        withheld = drawn(salt, run, pattern_id, version, "withheld") < options.withheld_share
+        withheld = uniform(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED
     assert state is PatternState.CANDIDATE, f"a {state} pattern has no arms"
-    on_trial = drawn(salt, run, pattern_id, version, "trial") < options.trial_share
+    on_trial = uniform(salt, run, pattern_id, version, "trial") < options.trial_share
     return Arm.TRIAL if on_trial else Arm.CONTROL

@@ -13,7 +13,7 @@ from bottega.memory.patterns.pattern import APPLIED, OF_RUN, Arm, Baseline, Feat
 
 _TASKS = 200
 """Newest tasks, or observations, that count."""
-_LOOKED_AT = 1_000
+_MOST_RUNS = 1_000
 """Newest similar tasks that are searched: most may have been given the pattern."""
 
 # Skips consolidated episodes: they do not record which members were given the pattern.
@@ -70,7 +70,7 @@ async def of(
             domain="IS NULL AND $4::text IS NULL" if kind["domain"] is None else "= $4",
         )
         rows = await connection.fetch(
-            statement, tenant_id, of_run, *kind.values(), _GIVEN, _TASKS, _LOOKED_AT
+            statement, tenant_id, of_run, *kind.values(), _GIVEN, _TASKS, _MOST_RUNS
         )
         found |= {row["id"]: _baseline("like_tasks", row["good"], row["n"]) for row in rows}
     if others:

@@ -73,7 +73,7 @@ def grow(wanted: Sequence[Answers]) -> Node:
 
 
 def _grow(members: Sequence[int], wanted: Sequence[Answers], depth: int) -> Node:
-    question = _most_telling(members, wanted) if len(members) > _LEAF and depth else None
+    question = _best_question(members, wanted) if len(members) > _LEAF and depth else None
     if question is None:
         return np.array(members, np.intp)
     common = Counter(key for each in members for key in wanted[each].get(question, ()))
@@ -94,7 +94,7 @@ def _grow(members: Sequence[int], wanted: Sequence[Answers], depth: int) -> Node
     )
 
 
-def _most_telling(members: Sequence[int], wanted: Sequence[Answers]) -> Question | None:
+def _best_question(members: Sequence[int], wanted: Sequence[Answers]) -> Question | None:
     """Return the question that leaves the fewest patterns, unless it leaves too many."""
     tallies: defaultdict[Question, Counter[Key]] = defaultdict(Counter)
     asking: Counter[Question] = Counter()

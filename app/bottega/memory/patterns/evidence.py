@@ -71,7 +71,7 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> WeighedEvidence:
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
     lately = _tally(given, lambda each: each.lately)
-    least = _shown(_tally(others))
+    least = _cautious_rate(_tally(others))
     evidence = validation.BettingEvidence()
     for each in given:
         rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
@@ -98,7 +98,7 @@ def _is_known(baseline: Baseline) -> bool:
     return baseline.name == "like_tasks" and baseline.n >= _MANY
 
 
-def _shown(without: Tally) -> float:
+def _cautious_rate(without: Tally) -> float:
     """Return the success rate of runs without it, plus one standard error; 0 without any.
 
     Early baselines are shrunk towards 0.5, which makes a pattern look good if nearly every task

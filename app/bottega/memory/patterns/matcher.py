@@ -59,16 +59,16 @@ class Match:
 
 def needed(applicability: Applicability) -> list[Condition]:
     """Return all conditions that must hold for a pattern, without its anti-conditions."""
-    told: list[Condition] = []
+    rules: list[Condition] = []
     if applicability.problem_types:
-        told.append(_test("task_type", "in", applicability.problem_types))
+        rules.append(_test("task_type", "in", applicability.problem_types))
     if applicability.domains:
-        told.append(_test("domain", "in", applicability.domains))
+        rules.append(_test("domain", "in", applicability.domains))
     if applicability.complexity is not None:
         least, most = applicability.complexity
-        told += [_test("complexity", "ge", least), _test("complexity", "le", most)]
-    told += [_test("capabilities", "contains", each) for each in applicability.capabilities]
-    return [*told, *applicability.conditions]
+        rules += [_test("complexity", "ge", least), _test("complexity", "le", most)]
+    rules += [_test("capabilities", "contains", each) for each in applicability.capabilities]
+    return [*rules, *applicability.conditions]
 
 
 def _test(feature: str, op: str, value: object) -> Condition:

@@ -28,7 +28,7 @@ MOST_PATTERNS = 20_000
 """Patterns of a tenant that are matched: validated ones first, then by confidence."""
 MOST_KEPT = 100_000
 """Patterns in all matchers of a process; the least recently used matcher is dropped first."""
-HOT = 200
+CACHED_PATTERNS = 200
 """Most read patterns that are cached."""
 BELIEVED_S = 30.0
 """Seconds that a pattern is cached: new uses of it send no notification."""
@@ -56,18 +56,18 @@ class MatcherCache:
         self._connect = connect
         self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
         self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
-        self._hot = _Hot(clock)
-        self._hears = False
+        self._recent = _RecentPatterns(clock)
+        self._is_listening = False
         self._changes = 0
 
     @property
-    def hears(self) -> bool:
+    def is_listening(self) -> bool:
         """True while notifications arrive."""
-        return self._hears
+        return self._is_listening
 
     async def of(self, tenant_id: UUID) -> "Matcher":
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
-        if not self._hears:
+        if not self._is_listening:
             return await self._load(tenant_id)
         if (kept := self._kept.get(tenant_id)) is not None:
             self._kept.move_to_end(tenant_id)
@@ -82,12 +82,12 @@ class MatcherCache:
         self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
     ) -> Pattern:
         """Return a cached pattern, or read it and offer it to the cache."""
-        if self._hears and (found := self._hot.get(tenant_id, pattern_id)) is not None:
+        if self._is_listening and (found := self._recent.get(tenant_id, pattern_id)) is not None:
             return found
         before = self._changes
         found = await read()
-        if self._hears and before == self._changes:
-            self._hot.put(tenant_id, found)
+        if self._is_listening and before == self._changes:
+            self._recent.put(tenant_id, found)
         return found
 
     def forget(self, tenant_id: UUID) -> None:
@@ -95,11 +95,11 @@ class MatcherCache:
         self._changes += 1
         self._kept.pop(tenant_id, None)
         self._loading.pop(tenant_id, None)
-        self._hot.forget(tenant_id)
+        self._recent.forget(tenant_id)
 
     def forget_all(self) -> None:
         """Drop what is cached of all tenants."""
-        for tenant_id in [*self._kept, *self._loading, *self._hot.tenants()]:
+        for tenant_id in [*self._kept, *self._loading, *self._recent.tenants()]:
             self.forget(tenant_id)
         self._changes += 1
 
@@ -109,18 +109,18 @@ class MatcherCache:
 
     async def _listen(self, connection: ListenSession) -> None:
         def lost(_: object) -> None:
-            self._hears = False
+            self._is_listening = False
 
         connection.add_termination_listener(lost)
         try:
-            await connection.add_listener(pattern_rows.CHANNEL, self._hear)
+            await connection.add_listener(pattern_rows.CHANNEL, self._on_change)
             self.forget_all()
-            self._hears = not connection.is_closed()
+            self._is_listening = not connection.is_closed()
             await connection.until_lost()
         finally:
-            self._hears = False
+            self._is_listening = False
 
-    def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
+    def _on_change(self, connection: object, pid: int, channel: str, payload: object) -> None:
         with contextlib.suppress(ValueError):
             self.forget(UUID(str(payload)))
 
@@ -137,7 +137,7 @@ class MatcherCache:
         if self._loading.get(tenant_id) is not loaded:
             return
         del self._loading[tenant_id]
-        if failed or not self._hears:
+        if failed or not self._is_listening:
             return
         self._kept[tenant_id] = loaded.result()
         held = sum(len(each) for each in self._kept.values())
@@ -151,11 +151,11 @@ def _built(rows: list[asyncpg.Record]) -> "Matcher":
     return Matcher([pattern_rows.pattern(row) for row in rows]).warm()
 
 
-class _Hot:
+class _RecentPatterns:
     """Cache of the most read patterns (W-TinyLFU, as for episodes)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._core = TlfuCore(HOT)
+        self._core = TlfuCore(CACHED_PATTERNS)
         self._entries: dict[int, tuple[UUID, Pattern, float]] = {}
         self._clock = clock
 

@@ -38,19 +38,21 @@ def owner_of(user: str | None, session_id: str | None) -> str:
     return "" if session_id is None else f"session:{session_id}"
 
 
-def shared_texts(said: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[str]:
+def shared_texts(texts: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[str]:
     """Return the texts of at least ``owners`` owners, given each text with its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
-    for text, owner in said:
+    for text, owner in texts:
         of_text[text].add(owner)
     return {text for text, of in of_text.items() if len(of) >= owners}
 
 
-def public_features(told: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
+def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
     """Return the features without texts that fewer than three owners have."""
-    public = {text for each in told if each.owner is None for text in _texts(each)}
-    said = [(text, each.owner) for each in told if each.owner is not None for text in _texts(each)]
-    public |= shared_texts(said)
+    public = {text for each in owned if each.owner is None for text in _texts(each)}
+    texts = [
+        (text, each.owner) for each in owned if each.owner is not None for text in _texts(each)
+    ]
+    public |= shared_texts(texts)
 
     def may_be_said(value: Any, agent: str | None) -> bool:
         return isinstance(value, str) and (value in public or value == agent)
@@ -66,14 +68,14 @@ def public_features(told: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
             for name, value in each.features.items()
             if not isinstance(value, str) or may_be_said(value, each.agent)
         }
-        for each in told
+        for each in owned
     ]
 
 
-def _texts(told: OwnedFeatures) -> list[str]:
+def _texts(owned: OwnedFeatures) -> list[str]:
     """Return the texts among the features that are no names of definitions."""
-    values = [value for name, value in told.features.items() if name not in _NAMES]
-    said = [
+    values = [value for name, value in owned.features.items() if name not in _NAMES]
+    texts = [
         each for value in values for each in (value if isinstance(value, list | tuple) else [value])
     ]
-    return [each for each in said if isinstance(each, str) and each != told.agent]
+    return [each for each in texts if isinstance(each, str) and each != owned.agent]

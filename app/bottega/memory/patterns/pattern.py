@@ -261,13 +261,13 @@ class Pattern:
         Args:
             more: the other fields.
         """
-        told = {name: document[name] for name in _TEXTS if name in document}
+        texts = {name: document[name] for name in _TEXTS if name in document}
         read = {
             name: _read(kind, document[name])
             for name, kind in _PARTS.items()
             if document.get(name) is not None
         }
-        return cls(**(told | read | more))
+        return cls(**(texts | read | more))
 
 
 _TEXTS = ("description", "summary", "detail")

@@ -185,14 +185,25 @@ async def write(
     connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, at: datetime
 ) -> None:
     """Update a pattern that :func:`hold` locked. Its uses and episodes are written elsewhere."""
-    told, life = changed.evidence, changed.lifecycle
+    evidence, life = changed.evidence, changed.lifecycle
     await connection.execute(
         _WRITE,
         *(tenant_id, changed.key, changed.name, changed.category, life.state, changed.version),
         *(changed.trust, _json(changed.document), _json(changed.origin), at),
-        *(life.replaced_by, life.reason, told.applications, told.success_rate),
-        *(told.time_saved_s, told.tokens_saved, told.uplift, told.confidence, told.p_value),
-        *(told.e_value, _json(asdict(told.baseline)), told.verdict, told.validated_at),
+        *(life.replaced_by, life.reason, evidence.applications, evidence.success_rate),
+        *(
+            evidence.time_saved_s,
+            evidence.tokens_saved,
+            evidence.uplift,
+            evidence.confidence,
+            evidence.p_value,
+        ),
+        *(
+            evidence.e_value,
+            _json(asdict(evidence.baseline)),
+            evidence.verdict,
+            evidence.validated_at,
+        ),
     )
 
 

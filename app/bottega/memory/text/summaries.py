@@ -25,7 +25,7 @@ _JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own
 _PIECE = 200
 _SHORTEST = 20  # bytes; less room is left unused
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_TROUBLE = (
+_ERROR_WORDS = (
     "error",
     "exception",
     "traceback",
@@ -43,7 +43,7 @@ _TROUBLE = (
     "abort",
     "warning",
 )
-_TELLING = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
+_SPECIFIC = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
 
 
 def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -> str:
@@ -130,11 +130,11 @@ def _extract(pieces: list[str], room: int) -> str:
 
 def _weights(pieces: list[str]) -> list[int]:
     """Return the weight of each piece: errors first, then numbers and names."""
-    weights = [1 if _TELLING.search(piece) else 0 for piece in pieces]
+    weights = [1 if _SPECIFIC.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
-    if trouble := [word for word in _TROUBLE if word in whole]:  # few, if any
+    if errors := [word for word in _ERROR_WORDS if word in whole]:  # few, if any
         for index, piece in enumerate(pieces):
             lower = piece.lower()
-            if any(word in lower for word in trouble):
+            if any(word in lower for word in errors):
                 weights[index] += 2
     return weights

@@ -26,18 +26,18 @@ _PER_MESSAGE = 4  # role, ids and brackets
 
 
 @dataclass(slots=True)
-class Shown:
+class PromptMessage:
     """Message of the history, and the form of it that a model sees.
 
     Attributes:
-        shown: sent to the model in place of ``message``.
-        tokens: of ``shown``.
+        sent: replaces ``message`` in the prompt.
+        tokens: of ``sent``.
         reference: recalls the full message; ``None`` if that is impossible.
         label: the tool call that the message answers.
     """
 
     message: StandardMessage
-    shown: StandardMessage
+    sent: StandardMessage
     tokens: int
     reference: str | None = None
     label: str = ""
@@ -46,7 +46,7 @@ class Shown:
 
     @property
     def is_shrunk(self) -> bool:
-        return self.shown is not self.message
+        return self.sent is not self.message
 
     def prepare(self, count: TokenCounter) -> None:
         """Prepare the summary of a tool result."""
@@ -63,7 +63,7 @@ class Shown:
         self.prepare(count)
         if self._short is None or (saved := self.tokens - tokens_of(self._short, count)) <= 0:
             return 0
-        self.shown = self._short
+        self.sent = self._short
         self.tokens -= saved
         return saved
 
@@ -72,7 +72,7 @@ class Shown:
 class Block:
     """Messages that leave together: one with tool calls and their results, or any other alone."""
 
-    messages: list[Shown] = field(default_factory=list)
+    messages: list[PromptMessage] = field(default_factory=list)
     pinned: bool = False
 
     @property
@@ -101,7 +101,7 @@ class Block:
         return {call.id: call for call in calls}
 
 
-def blocks_of(messages: Sequence[Shown], pinned: set[int]) -> Iterator[Block]:
+def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> Iterator[Block]:
     """Split a part of a history into blocks; it must begin with a block.
 
     Args:

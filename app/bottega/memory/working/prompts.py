@@ -24,7 +24,7 @@ from bottega.memory.text.summaries import cut
 from bottega.memory.working.archive import MEMORY_LIMIT, RECENT
 from bottega.memory.working.blocks import (
     Block,
-    Shown,
+    PromptMessage,
     blocks_of,
     body_of,
     head_of,
@@ -77,7 +77,8 @@ class RunMemory:
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
-        self._known: dict[int, Shown] = {}  # by id() of messages, which the values keep alive
+        # By id() of messages, which the values keep alive.
+        self._known: dict[int, PromptMessage] = {}
         self._said: dict[str, StandardMessage] = {}
         self._query: Query | None = None
         self._has_own_recall = False  # the agent has a tool of this name
@@ -165,13 +166,13 @@ class RunMemory:
         new = history[len(self._seen) :]
         self._seen += new
         count = self.working.count
-        shown = []
+        sent = []
         for message in new:
             if (known := self._known.get(id(message))) is None:
-                known = Shown(message, message, tokens_of(message, count))
+                known = PromptMessage(message, message, tokens_of(message, count))
                 self._known[id(message)] = known
-            shown.append(known)
-        for block in blocks_of(shown, self._pinned):
+            sent.append(known)
+        for block in blocks_of(sent, self._pinned):
             if block.pinned or not all(each.left for each in block.messages):
                 for each in block.messages:  # a block leaves whole, even if hooks changed it
                     each.left = False
@@ -190,7 +191,7 @@ class RunMemory:
                 else:
                     self._shrunk += each.is_shrunk
                     self._tokens += each.tokens
-                    self._prompt.append(each.shown)
+                    self._prompt.append(each.sent)
 
     def _take(self, block: Block) -> None:
         calls: dict[str, ToolCall] | None = None
@@ -206,7 +207,9 @@ class RunMemory:
             calls = block.calls() if calls is None else calls
             self._take_answer(each, message, calls)
 
-    def _take_answer(self, each: Shown, message: ToolMessage, calls: dict[str, ToolCall]) -> None:
+    def _take_answer(
+        self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
+    ) -> None:
         """Store an answer as an intermediate result, unless it is a recalled one."""
         body = body_of(message)
         result = message.tool_results[0] if message.tool_results else None
@@ -289,7 +292,7 @@ class RunMemory:
         if older := answers[:-LINES]:
             yield f"{older[0].reference} to {older[-1].reference}: older answers"
         for each in answers[-LINES:]:
-            text = " ".join(each.shown.content.split("\n", each.is_shrunk)[-1].split())
+            text = " ".join(each.sent.content.split("\n", each.is_shrunk)[-1].split())
             head = f"{each.reference} {cut(each.label, _LINE_BYTES // 2)}: "
             yield head + cut(text[:_LINE_BYTES], _LINE_BYTES - len(head.encode(errors="replace")))
 

@@ -98,10 +98,10 @@ class Section:
     @property
     def tokens(self) -> int:
         """Tokens of the section with its title; 0 if it is empty."""
-        return self._sum + self._frame if self._shown else 0
+        return self._sum + self._frame if self._is_rendered else 0
 
     @property
-    def _shown(self) -> bool:
+    def _is_rendered(self) -> bool:
         return bool(self.entries) or (self.gone is not None and self._frame <= self.budget)
 
     @property
@@ -142,7 +142,7 @@ class Section:
     def lines(self, without: Key = ()) -> Iterator[str]:
         """Yield the section's lines for prompts, without one entry. All entries need texts."""
         texts = [each.text for key, each in self.entries.items() if each.text and key != without]
-        if not self._shown or not (texts or self.gone):
+        if not self._is_rendered or not (texts or self.gone):
             return
         yield f"## {self.title}"
         if self.gone is not None:

@@ -48,7 +48,7 @@ class Variable:
     kind: VariableKind
 
     @property
-    def told(self) -> str:
+    def rendered(self) -> str:
         """The value for prompts, to follow its name."""
         if self.kind is VariableKind.ACCUMULATOR:
             return f"+= {', '.join(map(text_of, self.value))}"

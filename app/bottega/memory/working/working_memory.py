@@ -376,7 +376,7 @@ class WorkingMemory:
 
     def _show(self, place: Place, variable: Variable) -> None:
         part, label = _PART_OF[VariableScope(place[0])], label_of(place[2])
-        line = f"{label} {variable.told}"
+        line = f"{label} {variable.rendered}"
         self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
 
     def _put(
