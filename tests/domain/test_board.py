@@ -37,8 +37,19 @@ class Run:
 
     def dispatch(self, task: str, parent: str | None = None, **data: Any) -> str | None:
         self.parents[task] = parent
-        about = {"agent": task, "prompt": "Find out", "priority": 5, "queue_position": 0}
-        return self("subagent.dispatched", task, **about | data)
+        about: dict[str, Any] = {
+            "agent": task,
+            "prompt": "Find out",
+            "priority": 5,
+            "queue_position": 0,
+        }
+        rest: dict[str, Any] = {
+            "instructions": None,
+            "timeout_ms": 9000,
+            "token_budget": None,
+            "metadata": {},
+        }
+        return self("subagent.dispatched", task, **about | rest | data)
 
     def begin(self, task: str) -> str | None:
         said = self("subagent.dequeued", task, attempt=1, waited_ms=1500, timeout_ms=1000)
@@ -94,7 +105,7 @@ def test_task_runs_streams_and_ends_with_its_time_and_tokens(run: Run) -> None:
     run("llm.delta", "market", call=1, attempt=1, offset=0, text="Lettuce sells")
     assert "…Lettuce sells" in run.drawn()[1]
     run.later(2.5)
-    run("llm.completed", "market", usage={"input": 20, "output": 1})
+    run("llm.completed", "market", call=1, message={}, usage={"input": 20, "output": 1})
     run("agent.completed", "market", output="x", usage={})
     assert "✓" not in run.drawn()[1]
     run.move("market", "streaming", "completed")
@@ -209,7 +220,7 @@ def test_blocking_sub_agent_has_a_line(run: Run) -> None:
     assert run("agent.started", "designer", depth=1) == "designer starts"
     run("memory.injected", "designer", source="requirements", version=1)
     assert "← requirements v1" in run.drawn()[1]
-    run("llm.completed", "designer", usage={"input": 5, "output": 2})
+    run("llm.completed", "designer", call=1, message={}, usage={"input": 5, "output": 2})
     run.later(1)
     ended = run("agent.completed", "designer", output="x", usage={})
     assert ended == "designer answered (1.0 s, 7 tokens)"

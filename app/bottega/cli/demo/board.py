@@ -9,6 +9,18 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.tree import Tree
 
+from bottega.events.payloads import (
+    ContextReceived,
+    EventError,
+    LlmCompleted,
+    LlmStarted,
+    MemoryPublished,
+    SubagentDequeued,
+    SubagentDispatched,
+    SubagentEnded,
+    tool_name_of,
+)
+
 _MARKS = {
     "queued": "[dim]○[/]",
     "done": "[green]✓[/]",
@@ -106,13 +118,13 @@ class Board:
     def _queue(self, event: dict[str, Any], at: datetime) -> str | None:
         if event["task_id"] in self.lines:
             return None
-        data = event["data"]
-        line = self._add(event, Line(_name(event), at, mark="queued", is_task=True))
-        line.state = f"queued, priority {data['priority']}"
+        task = SubagentDispatched.of(event["data"])
+        line = self._add(event, Line(_name(task), at, mark="queued", is_task=True))
+        line.state = f"queued, priority {task.priority}"
         parent = self.lines.get(event["parent_task_id"])
         who = parent.agent if parent else "somebody"
-        ahead = data.get("queue_position") or 0
-        return f"{who} dispatches {line.agent} (priority {data['priority']}, {ahead} ahead)"
+        ahead = task.queue_position
+        return f"{who} dispatches {line.agent} (priority {task.priority}, {ahead} ahead)"
 
     def _add(self, event: dict[str, Any], line: Line) -> Line:
         self.lines[event["task_id"]] = line
@@ -129,13 +141,11 @@ class Board:
         return tree
 
 
-def _name(event: dict[str, Any]) -> str:
+def _name(task: SubagentDispatched) -> str:
     """Name a task: its agent, else the title that its parent gave, else its prompt's start."""
-    data = event["data"]
-    if data.get("agent") not in _NAMELESS:
-        return str(data["agent"])
-    title = (data.get("metadata") or {}).get("title")
-    return str(title or _shortened(data["prompt"]))
+    if task.agent not in _NAMELESS:
+        return str(task.agent)
+    return str(task.metadata.get("title") or _shortened(task.prompt))
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
@@ -156,7 +166,7 @@ def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
     match event["type"].removeprefix("subagent."):
         case "dequeued":
             line.started, line.mark, line.state = at, "busy", "running"
-            waited = event["data"]["waited_ms"] / 1000
+            waited = SubagentDequeued.of(event["data"]).waited_ms / 1000
             return f"{line.agent} starts after {waited:.1f} s in the queue"
         case "status_changed" if line.ended is None:
             state = event["data"]["to"]
@@ -170,50 +180,49 @@ def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
 
 def _share(line: Line, kind: str, data: dict[str, Any]) -> str:
     if kind == "memory.injected":
-        line.received.append(f"{data['source']} v{data['version']}")
-        return f"{line.agent} receives what {data['source']} published"
-    return f"{line.agent} publishes version {data['version']}"
+        context = ContextReceived.of(data)
+        line.received.append(f"{context.source} v{context.version}")
+        return f"{line.agent} receives what {context.source} published"
+    return f"{line.agent} publishes version {MemoryPublished.of(data).version}"
 
 
 def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
     """Show an agent's current activity."""
     match kind:
         case "llm.started":
-            line.state, line.text = f"asks the model (call {data['call']})", ""
+            line.state, line.text = f"asks the model (call {LlmStarted.of(data).call})", ""
         case "llm.delta":
             line.text = line.text[: data["offset"]] + data["text"]
             line.state = f"[italic]…{escape(' '.join(line.text.split())[-_MAX_TEXT:])}[/]"
         case "llm.completed":
-            usage = data["usage"]
+            usage = LlmCompleted.of(data).usage
             line.tokens += usage["input"] + usage["output"]
             line.state = "reads the answer"
         case "llm.failed":
-            line.state = f"[yellow]model failed: {escape(data['error']['code'])}[/]"
-            return f"{line.agent}: {data['error']['message']}"
+            error = EventError.of(data)
+            line.state = f"[yellow]model failed: {escape(error.code or '')}[/]"
+            return f"{line.agent}: {error.message}"
         case "tool.started":
-            line.state = f"calls {escape(data['name'])}"
+            line.state = f"calls {escape(tool_name_of(data))}"
     return None
 
 
 def _end(line: Line, event: dict[str, Any], at: datetime) -> str | None:
     """Close a line, once; that of a task by the event of the task."""
-    data, of_task = event["data"], event["type"].startswith("subagent.")
+    of_task = event["type"].startswith("subagent.")
     if line.is_task is not of_task or line.ended is not None:
         return None
     line.ended = at
     line.mark, line.state = _ENDS[event["type"]]
     said = line.state
     if of_task:
-        line.started = at - timedelta(milliseconds=data["duration_ms"])
-        line.tokens = data["token_usage"]["input"] + data["token_usage"]["output"]
-        if reason := _reason(data.get("error")):
+        ended = SubagentEnded.of(event["data"])
+        line.started = at - timedelta(milliseconds=ended.duration_ms)
+        line.tokens = ended.token_usage["input"] + ended.token_usage["output"]
+        if reason := ended.error.message:
             line.state = f"{said}: {escape(_shortened(reason))}"
             said = f"{said}: {reason}"
     return f"{line.agent} {said} ({_seconds(line, at)}, {line.tokens} tokens)"
-
-
-def _reason(error: Any) -> str:
-    return str(error["message"] if isinstance(error, dict) else error or "")
 
 
 def _shortened(text: str) -> str:
