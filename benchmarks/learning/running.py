@@ -269,7 +269,7 @@ class Remembering(Nothing):
         hits = await self.episodes.search(
             task.text, k=MOST_EPISODES, domain=task.domain, now=task.at
         )
-        return [*found, *(episode_event(hit) for hit in hits if may_help(hit))]
+        return [*found, *(episode_event(hit.episode, hit.score) for hit in hits if may_help(hit))]
 
     async def failed(self, task: Task, features: Features, tool: str, error: str) -> list[Event]:
         signature = failure_signature(TOOL_ERROR, error, tool)

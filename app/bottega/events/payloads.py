@@ -276,3 +276,29 @@ def tool_name_of(data: Data) -> str:
 def is_repeated(failed: Data) -> bool:
     """Return true if ``llm.failed`` is about one try, and another follows."""
     return "try" in failed
+
+
+def llm_failed(
+    call: int, attempt: int, *, code: str, message: str, retry: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the data of ``llm.failed``.
+
+    Args:
+        retry: number of the failed try, and milliseconds until the next one; ``None``: no other
+            follows.
+    """
+    error = {"code": code, "message": message}
+    data: dict[str, Any] = {"call": call, "attempt": attempt, "error": error}
+    return data if retry is None else data | {"try": retry[0], "retry_in_ms": retry[1]}
+
+
+def context_recalled(
+    source: str, content: str, *, version: int = 1, score: float = 0.0
+) -> dict[str, Any]:
+    """Return the data of ``context.recalled`` for memory of earlier runs."""
+    return {"source": source, "version": version, "score": score, "content": content}
+
+
+def warning(code: str, message: str) -> dict[str, str]:
+    """Return the data of ``warning``."""
+    return {"code": code, "message": message}

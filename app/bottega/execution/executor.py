@@ -14,6 +14,7 @@ import structlog
 from bottega.agents import AssistantResponse
 from bottega.errors import BottegaError, FencedError
 from bottega.events import log
+from bottega.events.payloads import warning
 from bottega.events.types import Event, EventType, RunStatus
 from bottega.execution.async_tasks import (
     SubagentRuntime,
@@ -274,7 +275,7 @@ class Executor:
         runtime = self.runtime
         team = build(run, self.dependencies, None if runtime is None else runtime.registry)
         for code, message in team.warnings:
-            recorder.journal.add(EventType.WARNING, {"code": code, "message": message})
+            recorder.journal.add(EventType.WARNING, warning(code, message))
         question = query_of(run.input)
         if run.mode == "dag" and team.graph is not None:
             dag = await run_dag(team.graph, team.agents, question, recorder)

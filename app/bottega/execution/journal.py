@@ -21,6 +21,7 @@ import structlog
 from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
+from bottega.events.payloads import EventError, warning
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.replay import Replay, key_of
@@ -142,7 +143,7 @@ class Journal:
             }
         )
         if event_type in _FAILED_BESIDE:
-            self.broken.append((agent or "", str(data["error"].get("message") or "")))
+            self.broken.append((agent or "", EventError.of(data).message or ""))
         if self.telling is not None:
             self.telling.hear(event_type, task_id, agent, data)
         if self._timer is None:
@@ -308,5 +309,5 @@ class Journal:
         except Exception as error:
             logger.exception("run.untold", run_id=str(self.run_id))
             message = f"its episode was not stored: {type(error).__name__}"
-            self.add(EventType.WARNING, {"code": EPISODE_NOT_STORED, "message": message})
+            self.add(EventType.WARNING, warning(EPISODE_NOT_STORED, message))
             return None

@@ -14,11 +14,12 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.agent import BaseAgent
 from bottega.errors import BottegaError, UnavailableError
+from bottega.events.payloads import ContextReceived, context_recalled, warning
 from bottega.events.types import EventType
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.recorder import JournalRecorder
-from bottega.execution.replay import ANALYSIS, EPISODE
+from bottega.execution.replay import ANALYSIS
 from bottega.execution.retrieval import (
     MOST_EPISODES,
     Assignment,
@@ -118,15 +119,9 @@ async def _goals(about: RunFacts, journal: Journal, sources: MemorySources | Non
             said = await sources.analyst.analyse(about.question)
     except (BottegaError, TimeoutError) as error:
         text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
-        about_it = {"code": "analysis_unavailable", "message": text[:500]}
-        journal.add(EventType.WARNING, about_it)
+        journal.add(EventType.WARNING, warning("analysis_unavailable", text[:500]))
         return goals
-    data = {
-        "source": f"{ANALYSIS}{sources.analyst.name}",
-        "version": 1,
-        "score": 0.0,
-        "content": to_json(said).decode(),
-    }
+    data = context_recalled(f"{ANALYSIS}{sources.analyst.name}", to_json(said).decode())
     journal.add(EventType.CONTEXT_RECALLED, data, agent=about.first)
     return refined(goals, said)
 
@@ -156,18 +151,18 @@ class MemoryRetriever:
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
         """Put retrieved memory into the working memory."""
-        items = list(given)
+        items = [ContextReceived.of(data) for data in given]
         self._know(items)
-        shown = [Retrieved(data["source"], data["content"]) for data in items if data["content"]]
+        shown = [Retrieved(item.source, item.content) for item in items if item.content]
         if shown:
             self._working.retrieve_from_episodic(shown)
 
-    def _know(self, given: Iterable[Mapping[str, Any]]) -> None:
+    def _know(self, given: Iterable[ContextReceived]) -> None:
         """Remember the patterns, so that none is assigned or given twice."""
         self._patterns.update(
-            UUID(data["source"].removeprefix(SOURCE))
-            for data in given
-            if data["source"].startswith(SOURCE)
+            UUID(item.source.removeprefix(SOURCE))
+            for item in given
+            if item.source.startswith(SOURCE)
         )
 
     async def found(self) -> list[dict[str, Any]]:
@@ -187,7 +182,7 @@ class MemoryRetriever:
             k=MOST_EPISODES,
             domain=self._about.said("domain"),
         )
-        return [episode_event(hit) for hit in found.hits if may_help(hit)]
+        return [episode_event(hit.episode, hit.score) for hit in found.hits if may_help(hit)]
 
     async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; report the others as warnings."""
@@ -204,9 +199,7 @@ class MemoryRetriever:
                 logger.warning("memory.unavailable", error=str(answer))
                 text = f"{type(answer).__name__}: {answer}"
                 text = f"not all memory of earlier runs could be read: {text}"
-                self._journal.add(
-                    EventType.WARNING, {"code": "memory_unavailable", "message": text[:500]}
-                )
+                self._journal.add(EventType.WARNING, warning("memory_unavailable", text[:500]))
         return found
 
     async def search(self, query: str, in_session: bool) -> str:
@@ -265,9 +258,10 @@ class MemoryRetriever:
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
-            self._know(some)
-            for data in some:
-                found.setdefault(data["source"], data)
+            items = [ContextReceived.of(data) for data in some]
+            self._know(items)
+            for item, data in zip(items, some, strict=True):
+                found.setdefault(item.source, data)
         return [*found.values()]
 
     async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
@@ -295,15 +289,7 @@ class MemoryRetriever:
                 tenant_id, self._scope, signature, _ALIKE
             )
         found.sort(key=lambda episode: episode.judged is not Outcome.SUCCESS)
-        return [
-            {
-                "source": f"{EPISODE}{episode.id}",
-                "version": 1,
-                "score": 0.0,
-                "content": render_episode(episode),
-            }
-            for episode in found[:_ALIKE]
-        ]
+        return [episode_event(episode) for episode in found[:_ALIKE]]
 
 
 def _scope(about: RunFacts, *, shared: bool) -> Scope:

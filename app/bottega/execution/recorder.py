@@ -24,6 +24,7 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
 from bottega.errors import ModelError
+from bottega.events.payloads import llm_failed, warning
 from bottega.events.types import STATE, EventType, RunStatus
 from bottega.execution.budget import DayAccount
 from bottega.execution.claim import ClaimedRun
@@ -187,7 +188,7 @@ class JournalRecorder(Recorder):
             with self._overheard(query, started):
                 message = await invoke()
         except ModelError as error:
-            data = {**about, "error": {"code": error.code, "message": error.detail}}
+            data = llm_failed(call, self.journal.attempt, code=error.code, message=error.detail)
             self.tasks.add(query, EventType.LLM_FAILED, data)
             raise
         finally:
@@ -251,17 +252,14 @@ class JournalRecorder(Recorder):
         self._failed_tries[query] = failed.number
         if query in self._speeches:
             self._speeches[query].restart()
-        self.tasks.add(
-            query,
-            EventType.LLM_FAILED,
-            {
-                "call": query.model_calls,
-                "attempt": self.journal.attempt,
-                "try": failed.number,
-                "error": {"code": failed.error.code, "message": failed.error.detail},
-                "retry_in_ms": round(failed.delay_s * 1000),
-            },
+        data = llm_failed(
+            query.model_calls,
+            self.journal.attempt,
+            code=failed.error.code,
+            message=failed.error.detail,
+            retry=(failed.number, round(failed.delay_s * 1000)),
         )
+        self.tasks.add(query, EventType.LLM_FAILED, data)
         self._pauses[query] = monotonic() + failed.delay_s
         self._waits()
 
@@ -388,4 +386,4 @@ class JournalRecorder(Recorder):
         self._published[query] = publication
 
     def warning(self, query: Query, code: str, message: str) -> None:
-        self.tasks.add(query, EventType.WARNING, {"code": code, "message": message})
+        self.tasks.add(query, EventType.WARNING, warning(code, message))

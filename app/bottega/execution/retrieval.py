@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from bottega.events.payloads import context_recalled
 from bottega.execution.replay import EPISODE
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.episodes.store import EpisodicMemory, Hit
+from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, uniform
@@ -157,17 +158,19 @@ async def patterns_for(
 
 def _pattern_event(chosen: Chosen, baseline: Baseline) -> dict[str, Any]:
     pattern = chosen.pattern
-    return {
-        "source": f"{SOURCE}{pattern.key}",
-        "version": pattern.version,
-        "score": round(chosen.score, 4),
+    recalled = context_recalled(
+        f"{SOURCE}{pattern.key}",
+        pattern_text(pattern) if chosen.arm in _GIVEN else "",
+        version=pattern.version,
+        score=round(chosen.score, 4),
+    )
+    return recalled | {
         "arm": chosen.arm,
         "category": pattern.category,
         "name": pattern.name[:_LONGEST_NAME],
         "baseline": asdict(baseline),
         "uses": list(pattern.content.uses),
         "affects": list(pattern.content.affects),
-        "content": pattern_text(pattern) if chosen.arm in _GIVEN else "",
     }
 
 
@@ -201,13 +204,10 @@ def _steps(pattern: Pattern) -> str:
     return ""
 
 
-def episode_event(hit: Hit) -> dict[str, Any]:
-    return {
-        "source": f"{EPISODE}{hit.episode.id}",
-        "version": 1,
-        "score": round(hit.score, 4),
-        "content": render_episode(hit.episode),
-    }
+def episode_event(episode: Any, score: float = 0.0) -> dict[str, Any]:
+    return context_recalled(
+        f"{EPISODE}{episode.id}", render_episode(episode), score=round(score, 4)
+    )
 
 
 def render_episode(episode: Any) -> str:
