@@ -39,7 +39,7 @@ def day(number: float) -> datetime:
     return START + timedelta(days=number)
 
 
-def told(task: str, at: datetime = START, **more: Any) -> Episode:
+def make_episode(task: str, at: datetime = START, **more: Any) -> Episode:
     """Build an episode of a task; its trace and output differ from others'."""
     episode_id = more.pop("id", None) or uuid4()
     mark = hashlib.sha256(episode_id.bytes).hexdigest()
@@ -207,4 +207,4 @@ async def untrip(owner: asyncpg.Pool, table: str) -> None:
 
 def another(episode: Episode, at: datetime, **more: Any) -> Episode:
     """Return a copy of an episode at another time, with its own id."""
-    return replace(told(episode.task["original_input"], at), **more)
+    return replace(make_episode(episode.task["original_input"], at), **more)

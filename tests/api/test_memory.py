@@ -24,7 +24,7 @@ from bottega.memory.patterns.pattern import (
     Pattern,
 )
 from tests.api.test_bad_input import problem
-from tests.memories import day, told
+from tests.memories import day, make_episode
 from tests.pattern_changes import add
 from tests.service import Running
 
@@ -129,7 +129,7 @@ async def test_only_outcomes_of_runs_count_and_only_once(
     outcome = {"pattern_id": pattern, "good": True, "followed": True}
     imported = await learn(client, episode=EPISODE, outcomes=[outcome])
     assert imported["applications"] == 0
-    own = told("Export", day(300), domain="billing", trust=3)
+    own = make_episode("Export", day(300), domain="billing", trust=3)
     stored = await server_.service.memory.store(DEFAULT_TENANT, own)
     for counted in (1, 0):
         learned = await learn(client, episode_id=str(stored), outcomes=[outcome])
@@ -159,7 +159,7 @@ async def test_learning_is_audited_without_ids_of_deleted_episodes(
 
 async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> None:
     pattern = await validated(server_, "look twice", Category.STRATEGIC, "billing")
-    own = told("Export", day(300), domain="billing", trust=3)
+    own = make_episode("Export", day(300), domain="billing", trust=3)
     database = server_.service.database
     stored = await server_.service.memory.store(DEFAULT_TENANT, own)
     async with (

@@ -13,7 +13,7 @@ from bottega.memory.episodes.episode import Outcome
 from bottega.settings import Settings
 from tests import waiting
 from tests.fake_model import FakeModel
-from tests.memories import remember, told
+from tests.memories import make_episode, remember
 from tests.processes import command
 from tests.service import Running, running
 from tests.team import define, start
@@ -38,7 +38,7 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
         step = {"step": 1, "task_id": None, "tool": "open" if good else "guess"}
         await remember(
             pool,
-            told(
+            make_episode(
                 f"Look up order {number}",
                 began + timedelta(seconds=number),
                 id=UUID(int=0xE0000 + number),

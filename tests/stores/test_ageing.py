@@ -20,11 +20,11 @@ from tests.memories import (
     cold,
     day,
     embed,
+    make_episode,
     remember,
     rows,
     searchable,
     states,
-    told,
     trip,
     untrip,
 )
@@ -53,14 +53,16 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     tending = EpisodeMaintenance(database.pool, store)
-    told_ = [told(f"prepare report number {number}", day(20 * number)) for number in range(20)]
+    made = [
+        make_episode(f"prepare report number {number}", day(20 * number)) for number in range(20)
+    ]
     ids: list[UUID] = []
     for today in range(0, 420, 4):
-        new = [each for each in told_ if day(today - 4) < each.at <= day(today)]
+        new = [each for each in made if day(today - 4) < each.at <= day(today)]
         ids += await remember(database.pool, *new)
         await tending.tend(DEFAULT_TENANT, day(today))
         found, in_state = await searchable(owner), await states(owner)
-        for episode in told_[: len(ids)]:
+        for episode in made[: len(ids)]:
             assert episode.id is not None
             stage = AgeThresholds().stage(episode.at, day(today))
             assert in_state[episode.id] == stage
@@ -78,7 +80,7 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
 async def test_an_old_imported_episode_gets_its_state_at_once(
     owner: asyncpg.Pool, database: Database, lifecycle: Ageing
 ) -> None:
-    [old] = await remember(database.pool, told("x", day(-4000)))
+    [old] = await remember(database.pool, make_episode("x", day(-4000)))
     moved = await lifecycle.archive_old(DEFAULT_TENANT, day(0))
     assert moved == {"mature": 1, "aged": 1, "archived": 1}
     assert (await states(owner))[old] == "archived"
@@ -91,7 +93,7 @@ async def test_an_old_imported_episode_gets_its_state_at_once(
 async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
 ) -> None:
-    ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(4)))
+    ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(4)))
     await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
     as_it_was = await rows(owner)
     broken = Tripped(store.path, at=at, before=before)
@@ -134,7 +136,7 @@ async def test_an_interrupted_step_changes_nothing(
     event: str,
     what: str,
 ) -> None:
-    ids = await remember(database.pool, *(told(f"task {n}", day(n)) for n in range(3)))
+    ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(3)))
     for earlier in (100, 200):
         if earlier < today:
             await lifecycle.archive_old(DEFAULT_TENANT, day(earlier))
@@ -153,7 +155,7 @@ async def test_concurrent_ageing_happens_once(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
 ) -> None:
     ids = await remember(
-        database.pool, *(told(f"task {n}", day(0)) for n in range(30)), embedded=False
+        database.pool, *(make_episode(f"task {n}", day(0)) for n in range(30)), embedded=False
     )
     async with asyncio.TaskGroup() as group:
         tasks = [
@@ -171,7 +173,7 @@ async def test_concurrent_ageing_happens_once(
 async def test_locked_episodes_are_skipped_until_later(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
-    held, free = await remember(database.pool, told("a", day(0)), told("b", day(1)))
+    held, free = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(1)))
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("SELECT FROM episode_state WHERE episode_id = $1 FOR UPDATE", held)
         await lifecycle.archive_old(DEFAULT_TENANT, day(200))
@@ -184,7 +186,9 @@ async def test_ageing_works_in_pages_and_one_call_is_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(
-        database.pool, *(told(f"task {n}", day(n / 100)) for n in range(130)), embedded=False
+        database.pool,
+        *(make_episode(f"task {n}", day(n / 100)) for n in range(130)),
+        embedded=False,
     )
     some = Ageing(database.pool, store, most=100)
     assert await some.archive_old(DEFAULT_TENANT, day(200)) == {"mature": 100, "aged": 100}
@@ -197,7 +201,7 @@ async def test_ageing_works_in_pages_and_one_call_is_bounded(
 async def test_objects_with_an_expired_claim_are_not_used(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    await remember(database.pool, told("a", day(0)))
+    await remember(database.pool, make_episode("a", day(0)))
 
     class Slow(Folder):
         async def put(self, key: str, body: bytes) -> None:
@@ -213,7 +217,7 @@ async def test_episodes_that_are_not_due_cannot_change_state(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    [mine] = await remember(database.pool, told("a", day(0)))
+    [mine] = await remember(database.pool, make_episode("a", day(0)))
     as_it_was = await rows(owner)
     for tenant, state, before in (
         (DEFAULT_TENANT, "aged", day(9)),  # it is active
@@ -236,7 +240,7 @@ async def test_episodes_that_are_not_due_cannot_change_state(
 async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
-    gone, kept = await remember(database.pool, told("a", day(0)), told("b", day(0)))
+    gone, kept = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
     assert await mark_deleted(database.pool, gone, 1) is True
     assert await mark_deleted(database.pool, gone, 2) is False
     assert await mark_deleted(database.pool, uuid4(), 1) is None
@@ -252,7 +256,7 @@ async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
 async def test_objects_of_purged_episodes_become_trash(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
 ) -> None:
-    [gone] = await remember(database.pool, told("a", day(0)))
+    [gone] = await remember(database.pool, make_episode("a", day(0)))
     await lifecycle.archive_old(DEFAULT_TENANT, day(400))
     await mark_deleted(database.pool, gone, 400)
     await lifecycle.purge_deleted(DEFAULT_TENANT, day(431))
@@ -264,7 +268,7 @@ async def test_objects_of_purged_episodes_become_trash(
 async def test_an_interrupted_purge_removes_nothing(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing, table: str
 ) -> None:
-    gone, _ = await remember(database.pool, told("a", day(0)), told("b", day(0)))
+    gone, _ = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
     await mark_deleted(database.pool, gone, 1)
     as_it_was = await rows(owner)
     await trip(owner, table, "DELETE", "die")
@@ -284,8 +288,8 @@ async def test_each_tenant_has_its_turn_at_intervals(
     tending = EpisodeMaintenance(database.pool, store)
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
     await owner.execute("INSERT INTO tenants (name) VALUES ('empty')")
-    await remember(database.pool, told("a", day(0)))
-    await remember(database.pool, told("a", day(0)), tenant=other)
+    await remember(database.pool, make_episode("a", day(0)))
+    await remember(database.pool, make_episode("a", day(0)), tenant=other)
     async with asyncio.TaskGroup() as group:
         turns = [group.create_task(tending.tend_next(day(50))) for _ in range(2)]
     tended = [tenant for turn in turns for tenant in turn.result()]
@@ -300,7 +304,7 @@ async def test_a_failing_tenant_delays_no_other(
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
     for tenant in (DEFAULT_TENANT, other):
-        await remember(database.pool, told("a", day(0)), tenant=tenant)
+        await remember(database.pool, make_episode("a", day(0)), tenant=tenant)
 
     class Picky(Tripped):
         async def put(self, key: str, body: bytes) -> None:
@@ -319,7 +323,7 @@ async def test_a_failing_tenant_delays_no_other(
 async def test_episodes_without_vectors_age(
     database: Database, owner: asyncpg.Pool, lifecycle: Ageing
 ) -> None:
-    [late] = await remember(database.pool, told("a", day(0)), embedded=False)
+    [late] = await remember(database.pool, make_episode("a", day(0)), embedded=False)
     await lifecycle.archive_old(DEFAULT_TENANT, day(200))
     assert await searchable(owner) == {late}
     await embed(database.pool, [late])

@@ -36,11 +36,11 @@ from tests.memories import (
     cold,
     day,
     embed,
+    make_episode,
     remember,
     rows,
     searchable,
     states,
-    told,
     trip,
     untrip,
 )
@@ -81,11 +81,13 @@ async def test_duplicates_are_consolidated(
     written = (TASK, f"  {TASK.upper()}!", f"Please {TASK.replace(' the ', ' ')}.", TASK)
     answer = "Sales rose in all regions but the north, where two shops were closed; it was sent."
     same = [
-        told(text, day(n), answer=answer, execution={"duration_s": took}, tags=(f"tag {took}",))
+        make_episode(
+            text, day(n), answer=answer, execution={"duration_s": took}, tags=(f"tag {took}",)
+        )
         for n, (text, took) in enumerate(zip(written, (1, 2, 6, 3), strict=True))
     ]
     ids = await remember(database.pool, *same)
-    [other] = await remember(database.pool, told("Water the plants", day(1)))
+    [other] = await remember(database.pool, make_episode("Water the plants", day(1)))
     assert await tending.tend(DEFAULT_TENANT, day(25)) == {}  # no episode is mature
     done = await tending.tend(DEFAULT_TENANT, LATER)
     assert done == {"mature": 5, "groups": 1, "consolidated": 4}
@@ -113,7 +115,9 @@ async def test_consolidated_vectors_are_means_for_each_complete_embedder(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     ids = await remember(
-        database.pool, told(TASK, day(0), answer="sent it"), told(TASK, day(1), answer="it is sent")
+        database.pool,
+        make_episode(TASK, day(0), answer="sent it"),
+        make_episode(TASK, day(1), answer="it is sent"),
     )
     await embed(database.pool, ids, name="other-1")
     await embed(database.pool, ids[:1], name="half-done")
@@ -131,8 +135,8 @@ async def test_consolidated_vectors_are_means_for_each_complete_embedder(
 async def test_a_second_consolidation_changes_nothing(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n)) for n in range(5)))
-    await remember(database.pool, *(told(f"Task {n}", day(n)) for n in range(3)))
+    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(5)))
+    await remember(database.pool, *(make_episode(f"Task {n}", day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     as_it_is = await rows(owner)
     assert await tending.tend(DEFAULT_TENANT, LATER) == {}
@@ -143,7 +147,7 @@ async def test_a_second_consolidation_changes_nothing(
 async def test_a_daily_task_is_consolidated_into_one_episode_a_week(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n)) for n in range(24)))
+    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(24)))
     for today in range(20, 80):
         await tending.tend(DEFAULT_TENANT, day(today))
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [8, 8, 8]
@@ -171,12 +175,12 @@ async def test_near_misses_stay_apart(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, change: dict[str, Any]
 ) -> None:
     changed: dict[str, Any] = {"task": TASK, "at": day(1)} | change
-    ids = await remember(database.pool, told(TASK, day(0)), told(**changed))
+    ids = await remember(database.pool, make_episode(TASK, day(0)), make_episode(**changed))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert await consolidated(owner) == []
     assert await searchable(owner) == set(ids)
     # These would have been consolidated as well.
-    await remember(database.pool, told(TASK, day(0)), told(TASK, day(0)))
+    await remember(database.pool, make_episode(TASK, day(0)), make_episode(TASK, day(0)))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 1
 
@@ -185,12 +189,12 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    mine = await remember(database.pool, told(TASK, day(0)))
-    theirs = await remember(database.pool, told(TASK, day(0)), tenant=other)
+    mine = await remember(database.pool, make_episode(TASK, day(0)))
+    theirs = await remember(database.pool, make_episode(TASK, day(0)), tenant=other)
     for tenant in (DEFAULT_TENANT, other):
         await tending.tend(tenant, LATER)
         async with acting_as(database.pool, tenant) as connection:
-            episode = json.dumps(told("x").to_row(), default=str)
+            episode = json.dumps(make_episode("x").to_row(), default=str)
             assert not await connection.fetchval(
                 "SELECT consolidate_episodes($1, $2, $3, '[]')", episode, mine + theirs, LATER
             )
@@ -200,7 +204,7 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
 async def test_consolidation_respects_feedback(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await owner.execute(
         "UPDATE episode_search SET outcome = 'FAILURE' WHERE episode_id = $1", ids[1]
     )
@@ -212,8 +216,8 @@ async def test_consolidation_respects_feedback(
 async def test_consolidation_waits_for_missing_vectors(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, told(TASK, day(0)))
-    late = await remember(database.pool, told(TASK, day(1)), embedded=False)
+    ids = await remember(database.pool, make_episode(TASK, day(0)))
+    late = await remember(database.pool, make_episode(TASK, day(1)), embedded=False)
     await tending.tend(DEFAULT_TENANT, LATER)
     assert await consolidated(owner) == []
     await embed(database.pool, late)
@@ -230,11 +234,13 @@ async def test_long_tasks_are_compared_in_full(
     def long(ending: str, at: datetime) -> Episode:
         text = "word " * 500 + ending
         task = {"original_input": text[:2000], "goals": []}
-        return replace(told(text[:2000], at), task=task, input=text)
+        return replace(make_episode(text[:2000], at), task=task, input=text)
 
     await remember(database.pool, long("a", day(0)), long("b", day(1)), long("a", day(2)))
     cut = long("", day(3))
-    await remember(database.pool, *(replace(told("x", day(3)), task=cut.task) for _ in range(2)))
+    await remember(
+        database.pool, *(replace(make_episode("x", day(3)), task=cut.task) for _ in range(2))
+    )
     await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     assert one["said"]["instances"] == 2
@@ -262,7 +268,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
     event: str,
     what: str,
 ) -> None:
-    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await Ageing(database.pool, tending.storage).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     assert set((await states(owner)).values()) == {"mature"}
@@ -279,7 +285,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
 async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     broken = EpisodeMaintenance(database.pool, Tripped(store.path, at=at, before=False))
@@ -294,7 +300,7 @@ async def test_two_concurrent_consolidations_make_each_episode_once(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     for number in range(4):
-        await remember(database.pool, *(told(f"{TASK} {number}", day(n)) for n in range(5)))
+        await remember(database.pool, *(make_episode(f"{TASK} {number}", day(n)) for n in range(5)))
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(tending.tend(DEFAULT_TENANT, LATER))
@@ -306,7 +312,7 @@ async def test_two_concurrent_consolidations_make_each_episode_once(
 async def test_the_members_of_a_consolidated_episode_are_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(25)))
+    await remember(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(25)))
     tending = EpisodeMaintenance(database.pool, store, closeness=Closeness(most=10))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
@@ -335,8 +341,8 @@ async def test_removing_a_member_rebuilds_the_episode_from_the_others(
     go: Any,
     count: int,
 ) -> None:
-    secret = told(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
-    others = await remember(database.pool, *(told(TASK, day(n)) for n in range(count - 1)))
+    secret = make_episode(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
+    others = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(count - 1)))
     [gone] = await remember(database.pool, secret)
     await tending.tend(DEFAULT_TENANT, LATER)
     [before] = await consolidated(owner)
@@ -362,7 +368,7 @@ async def test_removing_a_member_rebuilds_the_episode_from_the_others(
 async def test_forgetting_a_consolidated_episode_forgets_its_members(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     await forget(database.pool, one["id"])
@@ -375,7 +381,7 @@ async def test_forgetting_a_consolidated_episode_forgets_its_members(
 async def test_several_members_may_be_forgotten_at_once(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, *(told(TASK, day(n / 10)) for n in range(10)))
+    ids = await remember(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(10)))
     await tending.tend(DEFAULT_TENANT, LATER)
     async with asyncio.TaskGroup() as group:
         for episode_id in ids[:6]:
@@ -387,7 +393,7 @@ async def test_several_members_may_be_forgotten_at_once(
 async def test_a_consolidated_episode_ages_like_others(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     for today, state in ((182, "mature"), (183, "aged"), (368, "archived")):
@@ -418,9 +424,9 @@ async def test_search_finds_the_consolidated_episode_instead_of_members(
 ) -> None:
     ids = await remember(
         database.pool,
-        told(TASK, day(0), session_id="a", tags=("sales",)),
-        told(TASK, day(1), session_id="a"),
-        told("Water the plants in the hall", day(1)),
+        make_episode(TASK, day(0), session_id="a", tags=("sales",)),
+        make_episode(TASK, day(1), session_id="a"),
+        make_episode("Water the plants in the hall", day(1)),
     )
     made = await tending.tend(DEFAULT_TENANT, LATER)
     assert (made["groups"], made["consolidated"]) == (1, 2)
@@ -453,7 +459,7 @@ async def test_different_feedback_separates_a_member(
             *(DEFAULT_TENANT, run_id),
         )
     ids = await remember(
-        database.pool, *(told(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
+        database.pool, *(make_episode(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
     )
     await tending.tend(DEFAULT_TENANT, LATER)
     for said, left in ((Feedback("SUCCESS"), 1), (Feedback("FAILURE"), 3)):
@@ -475,8 +481,8 @@ async def test_erasing_a_session_removes_its_members(
     )
     ids = await remember(
         database.pool,
-        *(told(TASK, day(n), session_id="open") for n in range(2)),
-        *(told(TASK, day(n), session_id="secret") for n in range(2)),
+        *(make_episode(TASK, day(n), session_id="open") for n in range(2)),
+        *(make_episode(TASK, day(n), session_id="secret") for n in range(2)),
     )
     await tending.tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 2
@@ -493,12 +499,13 @@ async def test_episodes_of_different_scopes_are_not_consolidated(
 ) -> None:
     names = ("alice", "bob", None)
     ids = await remember(
-        database.pool, *(told(TASK, day(n / 10), **{owned: name}) for n, name in enumerate(names))
+        database.pool,
+        *(make_episode(TASK, day(n / 10), **{owned: name}) for n, name in enumerate(names)),
     )
     assert (await tending.tend(DEFAULT_TENANT, LATER))["groups"] == 0
     assert await consolidated(owner) == []
     # The database refuses it, too.
-    made = json.dumps(told(TASK, day(0), kind="consolidated").to_row(), default=str)
+    made = json.dumps(make_episode(TASK, day(0), kind="consolidated").to_row(), default=str)
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         mixed = await connection.fetchval(
             "SELECT consolidate_episodes($1, $2, $3, '[]')", made, ids, LATER
@@ -509,7 +516,7 @@ async def test_episodes_of_different_scopes_are_not_consolidated(
 async def test_erasing_a_tenant_removes_its_consolidated_episodes(
     database_url: str, database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(told(TASK, day(n)) for n in range(3)))
+    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     async with transactions(database_url) as begin:
         await erase_tenant(begin, "default", "ann")
@@ -541,7 +548,7 @@ async def test_a_member_that_changes_meanwhile_is_left_out(
         " VALUES ($1, $2, 'agent', '\"x\"', '{}', 1, now())",
         *(DEFAULT_TENANT, run_id),
     )
-    members = [told(TASK, day(0), run_id=run_id), told(TASK, day(1))]
+    members = [make_episode(TASK, day(0), run_id=run_id), make_episode(TASK, day(1))]
     ids = await remember(database.pool, *members)
     await owner.execute("UPDATE episode_state SET state = 'mature'")
     one = to_json(as_one(members, members[0]).to_row()).decode()

@@ -39,30 +39,30 @@ class Busy:
         return Snapshot(self.pool, dict(self.tenants))
 
 
-async def told(owner: asyncpg.Pool) -> list[Any]:
+async def loads(owner: asyncpg.Pool) -> list[Any]:
     return [from_json(row["pool"]) for row in await owner.fetch("SELECT pool FROM workers")]
 
 
-async def until_told(owner: asyncpg.Pool, *pools: Mapping[str, Any]) -> None:
-    await until(lambda: told(owner), lambda seen: seen == list(pools))
+async def until_loads(owner: asyncpg.Pool, *pools: Mapping[str, Any]) -> None:
+    await until(lambda: loads(owner), lambda seen: seen == list(pools))
 
 
 async def test_a_worker_is_listed_while_it_works(database: Database, owner: asyncpg.Pool) -> None:
     assert not await any_alive(database.pool)
     busy = Busy({"runs": 1}, DEFAULT_TENANT)
     async with heartbeats(database.pool, busy, SOON):
-        assert await told(owner) == [{"runs": 1}]
+        assert await loads(owner) == [{"runs": 1}]
         assert await any_alive(database.pool)
         (first,) = await owner.fetch("SELECT * FROM workers")
         busy.pool = {"runs": 2}
-        await until_told(owner, {"runs": 2})
+        await until_loads(owner, {"runs": 2})
         (then,) = await owner.fetch("SELECT * FROM workers")
         assert (then["id"], then["started_at"]) == (first["id"], first["started_at"])
         assert then["seen_at"] > first["seen_at"] > first["started_at"]
         async with database.begin(DEFAULT_TENANT) as tx:
             (row,) = await alive(tx, DEFAULT_TENANT)
         assert row["state"] == {"running": 1}
-    assert await told(owner) == []
+    assert await loads(owner) == []
     assert await owner.fetch("SELECT FROM worker_tenants") == []
     assert not await any_alive(database.pool)
 
@@ -117,14 +117,14 @@ async def test_heartbeats_continue_after_errors(database: Database, owner: async
         await until(lambda: busy.asked >= asked + 3)
         await owner.execute("ALTER TABLE away RENAME TO workers")
         await owner.execute("DELETE FROM workers")
-        await until_told(owner, {"runs": 1})
+        await until_loads(owner, {"runs": 1})
         busy.error = ValueError("a bug")
         asked = busy.asked
         await until(lambda: busy.asked >= asked + 3)
         busy.pool, busy.error = {"runs": 2}, None
-        await until_told(owner, {"runs": 2})
+        await until_loads(owner, {"runs": 2})
         assert await any_alive(database.pool)
-    assert await told(owner) == []
+    assert await loads(owner) == []
 
 
 async def test_a_worker_starts_although_its_first_heartbeat_fails(
@@ -133,7 +133,7 @@ async def test_a_worker_starts_although_its_first_heartbeat_fails(
     await owner.execute("ALTER TABLE workers RENAME TO away")
     async with heartbeats(database.pool, Busy({"runs": 1}), SOON):
         await owner.execute("ALTER TABLE away RENAME TO workers")
-        await until_told(owner, {"runs": 1})
+        await until_loads(owner, {"runs": 1})
         assert await any_alive(database.pool)
         await owner.execute("ALTER TABLE workers RENAME TO away")
 

@@ -18,7 +18,7 @@ from bottega.memory.learning import indexes, jobs
 from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance, MaintenanceStage, Nights
-from tests.memories import day, remember, told
+from tests.memories import day, make_episode, remember
 from tests.waiting import until
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
@@ -255,8 +255,8 @@ async def test_each_tick_orders_one_job_per_tenant_with_episodes(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     full, late, _ = await tenants(owner, "full", "late", "empty")
-    await remember(database.pool, told("export", day(1)), tenant=full)
-    await remember(database.pool, told("export", day(3.5)), tenant=late)
+    await remember(database.pool, make_episode("export", day(1)), tenant=full)
+    await remember(database.pool, make_episode("export", day(3.5)), tenant=late)
     now = day(3.25)
     several = [
         Maintenance(database.pool, done.stages(), nights=nights(day(0)), now=lambda: now)
@@ -278,7 +278,7 @@ async def test_a_nightly_job_waits_for_an_ordered_one(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     (tenant,) = await tenants(owner, "full")
-    await remember(database.pool, told("export", day(1)), tenant=tenant)
+    await remember(database.pool, make_episode("export", day(1)), tenant=tenant)
     maintenance = Maintenance(
         database.pool, done.stages(), nights=nights(day(0)), now=lambda: day(3.5)
     )
@@ -335,7 +335,7 @@ def care(database: Database, database_url: str) -> IndexMaintenance:
 async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
     database: Database, owner: asyncpg.Pool, care: IndexMaintenance
 ) -> None:
-    await remember(database.pool, *(told(f"export {n}", day(1)) for n in range(20)))
+    await remember(database.pool, *(make_episode(f"export {n}", day(1)) for n in range(20)))
     await owner.execute("SELECT pg_stat_reset()")
     first = await care.care()
     assert first["analysed"] >= 15

@@ -36,7 +36,7 @@ from bottega.memory.patterns.pattern import (
 )
 from bottega.memory.patterns.rows import CHANNEL, PatternFilter
 from bottega.memory.patterns.validation import Verdict
-from tests.memories import day, remember, told
+from tests.memories import day, make_episode, remember
 from tests.pattern_changes import add, deprecate, merge, update
 
 TENANT = DEFAULT_TENANT
@@ -142,7 +142,9 @@ class TestOne:
     async def test_a_new_pattern_is_read_back_as_a_candidate(
         self, database: Database, cache: PatternCache
     ) -> None:
-        episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
+        episodes = await remember(
+            database.pool, make_episode("a"), make_episode("b"), embedded=False
+        )
         new = pattern(evidence=Evidence(mined_from=tuple(sorted(episodes))), fingerprint="f")
         added = await add(cache, TENANT, new)
         assert added == new.but(id=added.id, created_at=NOW, updated_at=NOW)
@@ -170,10 +172,10 @@ class TestOne:
         added = await add(cache, TENANT, pattern(fingerprint="f"))
         await deprecate(cache, TENANT, added.key, "of no use")
         before = await remember(
-            database.pool, *(told("b", day(99)) for _ in range(9)), embedded=False
+            database.pool, *(make_episode("b", day(99)) for _ in range(9)), embedded=False
         )
         since = await remember(
-            database.pool, *(told("b", day(101)) for _ in range(5)), embedded=False
+            database.pool, *(make_episode("b", day(101)) for _ in range(5)), embedded=False
         )
         clock.now = day(110)
 
@@ -193,7 +195,7 @@ class TestOne:
         other = await add(cache, TENANT, pattern())
         await deprecate(cache, TENANT, added.key, "better", other.key)
         since = await remember(
-            database.pool, *(told("b", day(101)) for _ in range(5)), embedded=False
+            database.pool, *(make_episode("b", day(101)) for _ in range(5)), embedded=False
         )
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
         assert (await add(cache, TENANT, again)).state is DEPRECATED
@@ -257,7 +259,7 @@ class TestUpdate:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         was = await promoted(cache)
-        [episode] = await remember(database.pool, told("c"), embedded=False)
+        [episode] = await remember(database.pool, make_episode("c"), embedded=False)
         late = [replace(each, episode_id=episode) for each in applied(was, [GOOD])]
         await cache.record_application(TENANT, late)
         now = await update(cache, TENANT, was.key, 1, {"detail": "New."})
@@ -293,7 +295,10 @@ class TestApplications:
         added = await add(cache, TENANT, pattern())
         drawn = {"patterns": [{"id": str(added.key), "arm": arm}]}
         ids = await remember(
-            database.pool, told("a", metadata=drawn), told("b", metadata=drawn), embedded=False
+            database.pool,
+            make_episode("a", metadata=drawn),
+            make_episode("b", metadata=drawn),
+            embedded=False,
         )
         first, second = [replace(applied(added, [BAD], arm)[0], episode_id=each) for each in ids]
         assert await cache.record_application(TENANT, [first]) == 1
@@ -317,7 +322,7 @@ class TestApplications:
                 *(TENANT, run, before),
             )
         ids = await remember(
-            database.pool, *(told("a", run_id=each) for each in runs), embedded=False
+            database.pool, *(make_episode("a", run_id=each) for each in runs), embedded=False
         )
         tries = [replace(applied(added, [BAD])[0], episode_id=each) for each in ids]
         again = [replace(each, good=GOOD) for each in tries[1:]]
@@ -331,7 +336,9 @@ class TestApplications:
     async def test_ids_of_deleted_episodes_are_removed(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        [kept, gone] = await remember(database.pool, told("a"), told("b"), embedded=False)
+        [kept, gone] = await remember(
+            database.pool, make_episode("a"), make_episode("b"), embedded=False
+        )
         async with acting_as(database.pool, TENANT) as connection:
             await connection.execute("SELECT erase_episodes($1)", [gone])
         evidence = Evidence(mined_from=(kept, gone))
@@ -341,7 +348,7 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await add(cache, TENANT, pattern())
-        [gone] = await remember(database.pool, told("a"), embedded=False)
+        [gone] = await remember(database.pool, make_episode("a"), embedded=False)
         given = [replace(applied(added, [GOOD])[0], episode_id=gone)]
 
         async def erase() -> None:
@@ -362,7 +369,9 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
         added = await add(cache, TENANT, pattern())
-        episodes = await remember(database.pool, told("a"), told("b"), embedded=False)
+        episodes = await remember(
+            database.pool, make_episode("a"), make_episode("b"), embedded=False
+        )
         first = [
             replace(each, episode_id=episode, features={"domain": "office"})
             for each, episode in zip(applied(added, [GOOD, None]), episodes, strict=True)
@@ -384,14 +393,16 @@ class TestApplications:
     async def test_untrusted_episodes_are_no_evidence(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        source, trusted = await remember(database.pool, told("s"), told("t"), embedded=False)
+        source, trusted = await remember(
+            database.pool, make_episode("s"), make_episode("t"), embedded=False
+        )
         added = await add(cache, TENANT, pattern(evidence=Evidence(mined_from=(source,))))
         others = await remember(
             database.pool,
-            told("given by somebody", trust=1),
-            told("cancelled", outcome=Outcome.CANCELLED),
-            told("quarantined"),
-            told("forgotten"),
+            make_episode("given by somebody", trust=1),
+            make_episode("cancelled", outcome=Outcome.CANCELLED),
+            make_episode("quarantined"),
+            make_episode("forgotten"),
             embedded=False,
         )
         await owner.execute(
@@ -456,7 +467,9 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = [await add(cache, TENANT, pattern(str(n))) for n in range(3)]
-        episodes = await remember(database.pool, *(told(str(n)) for n in range(20)), embedded=False)
+        episodes = await remember(
+            database.pool, *(make_episode(str(n)) for n in range(20)), embedded=False
+        )
         batches = [
             [
                 replace(applied(each, [GOOD])[0], episode_id=episode)
@@ -652,7 +665,9 @@ class TestMerging:
     async def test_evidence_is_pooled_and_counts_once(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        ids = await remember(database.pool, *(told(str(n)) for n in range(12)), embedded=False)
+        ids = await remember(
+            database.pool, *(make_episode(str(n)) for n in range(12)), embedded=False
+        )
         one = await add(cache, TENANT, pattern("1", evidence=Evidence(mined_from=(ids[0],))))
         when = replace(one.applicability, domains=("law",), complexity=(0.5, 1.0))
         two = await add(
@@ -822,15 +837,15 @@ class TestBaselines:
         went = [Outcome.SUCCESS] * 6 + [Outcome.FAILURE] * 3 + [Outcome.PARTIAL]
         like = await remember(
             database.pool,
-            *(told("l", day(n), outcome=each) for n, each in enumerate(went)),
+            *(make_episode("l", day(n), outcome=each) for n, each in enumerate(went)),
             embedded=False,
         )
         await remember(
             database.pool,
-            told("other domain", domain="law"),
-            told("other type", task_type="story"),
-            told("given by somebody", trust=1),
-            told("cancelled", outcome=Outcome.CANCELLED),
+            make_episode("other domain", domain="law"),
+            make_episode("other type", task_type="story"),
+            make_episode("given by somebody", trust=1),
+            make_episode("cancelled", outcome=Outcome.CANCELLED),
             embedded=False,
         )
         given = [replace(applied(one, [GOOD])[0], episode_id=each) for each in like[:4]]
@@ -851,7 +866,7 @@ class TestBaselines:
         went = [Outcome.FAILURE] * 50 + [Outcome.SUCCESS] * 200
         await remember(
             database.pool,
-            *(told("l", day(n / 100), outcome=each) for n, each in enumerate(went)),
+            *(make_episode("l", day(n / 100), outcome=each) for n, each in enumerate(went)),
             embedded=False,
         )
         features = {"task_type": "report", "domain": "office"}

@@ -36,7 +36,7 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
-from tests.memories import EMBEDDER, Folder, day, remember, rows, states, told
+from tests.memories import EMBEDDER, Folder, day, make_episode, remember, rows, states
 from tests.pattern_changes import add
 from tests.waiting import until
 
@@ -97,7 +97,7 @@ def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
     ]
     fields: dict[str, Any] = {"task_type": "lookup", "domain": "shop", "trace": trace}
     fields["user_id"] = f"user {number % 4}"
-    return told(
+    return make_episode(
         f"Look up order {number}",
         day(50 + number / 100),
         id=numbered(number),
@@ -122,8 +122,8 @@ def said(name: str, action: str, domain: str, **more: Any) -> Pattern:
 async def fill(looked: Looked) -> None:
     """Give every stage something to do."""
     pool = looked.database.pool
-    alike = [told(TASK, day(1 + n / 10), id=numbered(500 + n)) for n in range(3)]
-    gone = told("Forget this", day(2), id=numbered(600))
+    alike = [make_episode(TASK, day(1 + n / 10), id=numbered(500 + n)) for n in range(3)]
+    gone = make_episode("Forget this", day(2), id=numbered(600))
     good = [tried(n, "search open", Outcome.SUCCESS) for n in range(8)]
     bad = [tried(20 + n, "search GUESS", Outcome.FAILURE) for n in range(8)]
     imported = [tried(40 + n, "pray", Outcome.SUCCESS, trust=1) for n in range(8)]

@@ -24,7 +24,7 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from tests.fake_model import FakeModel, calls, gated, http_error
-from tests.memories import remember, told
+from tests.memories import make_episode, remember
 from tests.pattern_changes import add, merge
 
 PATTERN = UUID(int=7)
@@ -77,7 +77,7 @@ async def ended(owner: asyncpg.Pool, count: int = 1, **changes: Any) -> list[Epi
             DEFAULT_TENANT,
             run_id,
         )
-        episode = told(f"task {number}", id=episode_id_of(run_id), trace=None)
+        episode = make_episode(f"task {number}", id=episode_id_of(run_id), trace=None)
         made.append(replace(episode, run_id=run_id, **changes))
     await remember(owner, *made, embedded=False)
     return made

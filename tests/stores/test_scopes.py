@@ -20,7 +20,7 @@ from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.context import TaskMemory
 from tests.examples import examples
-from tests.memories import EMBEDDER, day, embed, remember, told
+from tests.memories import EMBEDDER, day, embed, make_episode, remember
 
 TENANT = str(DEFAULT_TENANT)
 STORE = "SELECT store_episode($1, $2)"
@@ -62,7 +62,7 @@ def holds(scope: Scope, episode: Episode) -> bool:
 async def kept(database: Database) -> dict[UUID, Episode]:
     """An episode of each user, session and agent, all about the same."""
     episodes = [
-        told(
+        make_episode(
             "Pay the invoice with the card",
             day(number),
             user_id=user,
@@ -192,8 +192,8 @@ async def test_a_user_s_name_is_only_a_value(
 async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
     database: Database, owner: asyncpg.Pool, memory: EpisodicMemory
 ) -> None:
-    near = [told(f"Pay the invoice number {n}", day(1), user_id="bob") for n in range(300)]
-    far = [told(f"Water the plants {n}", day(1), user_id="alice") for n in range(7)]
+    near = [make_episode(f"Pay the invoice number {n}", day(1), user_id="bob") for n in range(300)]
+    far = [make_episode(f"Water the plants {n}", day(1), user_id="alice") for n in range(7)]
     await remember(database.pool, *near, embedded=False)
     ids = await remember(database.pool, *far, embedded=False)
     await embed(database.pool, [*(each.id for each in near if each.id), *ids])
@@ -206,8 +206,8 @@ async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
 async def test_a_user_s_episodes_are_looked_up_by_an_index(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    many = [told(f"task {n}", day(n / 100), user_id=f"u{n % 100}") for n in range(1500)]
-    few = [told(f"task {n}", day(n / 4), session_id="s") for n in range(60)]
+    many = [make_episode(f"task {n}", day(n / 100), user_id=f"u{n % 100}") for n in range(1500)]
+    few = [make_episode(f"task {n}", day(n / 4), session_id="s") for n in range(60)]
     await remember(database.pool, *many, *few, embedded=False)
     await owner.execute("ANALYZE")
     for scope, index in (
@@ -242,9 +242,9 @@ def test_only_an_operator_can_widen_a_run_s_scope_beyond_its_user(
     assert scope.reach is not Reach.EVERYTHING
     assert scope.any_user is False
     for other in ("a", "b"):
-        episode = told("x", utcnow(), user_id=other, session_id=session, agent="clerk")
+        episode = make_episode("x", utcnow(), user_id=other, session_id=session, agent="clerk")
         assert not holds(scope, episode) or other == user
-    elsewhere = told("x", utcnow(), user_id=user, session_id="elsewhere", agent="clerk")
+    elsewhere = make_episode("x", utcnow(), user_id=user, session_id="elsewhere", agent="clerk")
     if user is None and holds(scope, elsewhere):
         assert (wanted, shared) == ("tenant", True)
     if wanted == "agent":

@@ -6,7 +6,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.search import candidates, refresh_common
-from tests.memories import day, remember, told
+from tests.memories import day, make_episode, remember
 
 # Five unrelated tasks, a question about none of them that shares their small words, and a question
 # about the first.
@@ -57,7 +57,7 @@ CHINESE = (
 LANGUAGES = {"Italian": ITALIAN, "German": GERMAN, "English": ENGLISH, "Chinese": CHINESE}
 
 
-async def told_by(database: Database, query: str) -> set[str]:
+async def find_tasks(database: Database, query: str) -> set[str]:
     """Return the tasks that share a word with a query, if that word is informative."""
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         found = await candidates(
@@ -73,17 +73,17 @@ async def told_by(database: Database, query: str) -> set[str]:
 async def test_no_word_finds_unrelated_tasks(database: Database, language: str) -> None:
     tasks, unrelated, related = LANGUAGES[language]
     await remember(
-        database.pool, *(told(task, day(1), answer="") for task in tasks), embedded=False
+        database.pool, *(make_episode(task, day(1), answer="") for task in tasks), embedded=False
     )
-    assert await told_by(database, unrelated) == set()
-    (found,) = await told_by(database, related)
+    assert await find_tasks(database, unrelated) == set()
+    (found,) = await find_tasks(database, related)
     assert tasks[0] in found
 
 
 async def test_an_informative_word_finds_even_a_single_episode(database: Database) -> None:
-    await remember(database.pool, told("I am allergic to peanuts.", day(1)), embedded=False)
-    assert len(await told_by(database, "What am I allergic to?")) == 1
-    assert await told_by(database, "What am I to do?") == set()
+    await remember(database.pool, make_episode("I am allergic to peanuts.", day(1)), embedded=False)
+    assert len(await find_tasks(database, "What am I allergic to?")) == 1
+    assert await find_tasks(database, "What am I to do?") == set()
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ async def test_an_informative_word_finds_even_a_single_episode(database: Databas
     ],
 )
 async def test_a_word_is_found_in_any_spelling(database: Database, stored: str, asked: str) -> None:
-    await remember(database.pool, told(stored, day(1)), embedded=False)
-    assert len(await told_by(database, asked)) == 1
+    await remember(database.pool, make_episode(stored, day(1)), embedded=False)
+    assert len(await find_tasks(database, asked)) == 1
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 async def test_rare_words_are_informative_and_common_words_are_not(
     database: Database, sampled: bool
 ) -> None:
-    many = [told(f"invoice zone{n % 7} number{n}", day(1 + n / 1000)) for n in range(300)]
+    many = [make_episode(f"invoice zone{n % 7} number{n}", day(1 + n / 1000)) for n in range(300)]
     await remember(database.pool, *many, embedded=False)
     if sampled:
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
             await refresh_common(connection, DEFAULT_TENANT)
-    assert await told_by(database, "invoice") == set()
-    assert len(await told_by(database, "the invoice number250")) == 1
+    assert await find_tasks(database, "invoice") == set()
+    assert len(await find_tasks(database, "the invoice number250")) == 1
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         found = await candidates(
             connection, EVERYTHING, "invoice", None, embedder=None, aged_before=day(-99)
@@ -130,5 +130,5 @@ async def test_rare_words_are_informative_and_common_words_are_not(
 
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])
 async def test_any_query_is_read_as_plain_words(database: Database, query: str) -> None:
-    await remember(database.pool, told("Export the invoices", day(1)), embedded=False)
-    assert await told_by(database, query) == set()
+    await remember(database.pool, make_episode("Export the invoices", day(1)), embedded=False)
+    assert await find_tasks(database, query) == set()
