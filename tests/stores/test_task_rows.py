@@ -87,6 +87,7 @@ async def test_a_task_that_waits_again_keeps_its_start(
     [
         (["queued", "cancelled"], False),
         (["cancelled"], False),
+        (["queued", "cancelled", "cancelled"], False),
         (["running", "cancelled"], True),
         (["queued", "running", "cancelled"], True),
         (["queued", "running", "streaming", "completed"], True),

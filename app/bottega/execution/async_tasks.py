@@ -123,32 +123,32 @@ async def running_subagents(
     me = asyncio.current_task()
     assert me is not None
     journal = recorder.journal
-    memory = remember(events, run.claimed_at, journal.carried_seq)
-    taken = ResumedTasks(recorder, memory, runtime.registry)
+    replay = remember(events, run.claimed_at, journal.carried_seq)
+    resumed = ResumedTasks(recorder, replay, runtime.registry)
     began, left = monotonic(), run.remaining_s
     options = SwarmOptions(
         run_id=run.run_id,
         tenant_id=run.tenant_id,
         task_root=run.task_root,
-        listener=JournalListener(recorder, taken),
+        listener=JournalListener(recorder, resumed),
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts,
         plugins=runtime.plugins,
-        restored=memory.tasks,
-        waits=memory.waits,
+        restored=replay.tasks,
+        waits=replay.waits,
         cancelled=recorder.tasks.cancelled,
         lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
     )
     swarm = Swarm(runtime.registry, options)
-    for write in memory.writes:
+    for write in replay.writes:
         swarm.restore_file(*write)
-    for each in memory.over:
+    for each in replay.over:
         swarm.forget_files(each)
     recorder.swarm = swarm
-    recorder.repeat(memory.usage, memory.paid)
-    taken.resume()
+    recorder.repeat(replay.usage, replay.paid)
+    resumed.resume()
     try:
         yield
     except asyncio.CancelledError:
@@ -161,7 +161,7 @@ async def running_subagents(
             await swarm.close()
         finally:
             if not swarm.suspended:
-                taken.close()
+                resumed.close()
 
 
 def end_all(
@@ -171,19 +171,18 @@ def end_all(
     events: Sequence[Event],
 ) -> None:
     """End the unfinished tasks of a run that ends before it could resume."""
-    memory = remember(events, run.claimed_at)
-    taken = ResumedTasks(recorder, memory, runtime.registry)
-    taken.resume()
-    taken.close()
+    replay = remember(events, run.claimed_at)
+    resumed = ResumedTasks(recorder, replay, runtime.registry)
+    resumed.resume()
+    resumed.close()
 
 
 class JournalListener:
     """Writer of task events into the run's journal and into the task rows."""
 
-    def __init__(self, recorder: JournalRecorder, taken: ResumedTasks) -> None:
+    def __init__(self, recorder: JournalRecorder, resumed: ResumedTasks) -> None:
         self._recorder = recorder
-        self._taken = taken
-        self._journal = recorder.journal
+        self._resumed = resumed
 
     def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
@@ -192,25 +191,14 @@ class JournalListener:
         if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
             self._stopped(handle)
         kind = EventType.WARNING if event == "warning" else EventType(f"subagent.{event}")
-        fields: dict[str, Any] = {}
-        match kind:
-            case EventType.SUBAGENT_DISPATCHED:
-                data = _dispatched(handle) | data
-                fields = _first_row(handle)
-            case EventType.SUBAGENT_STATUS_CHANGED:
-                fields = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
-            case kind if kind in ENDS:
-                data, fields = self._ended(handle, data)
-            case _:
-                self._add(handle, kind, data)
-                return
-        seq = self._add(handle, kind, data)
-        if "output" in data:
-            fields["answer_seq"] = seq
-        if self._journal.is_new(seq):
-            self._row(handle, **fields)
+        if kind is EventType.SUBAGENT_DISPATCHED:
+            data = _dispatched(handle) | data
+        elif kind in ENDS:
+            data = self._ended(handle, data)
+        tasks = self._recorder.tasks
+        tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
         if kind in ENDS:
-            self._taken.ended(handle.task_id)
+            self._resumed.ended(handle.task_id)
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         call = current_call.get()
@@ -218,46 +206,19 @@ class JournalListener:
         about = {"call": call.query.model_calls, "tool_call_id": call.id}
         self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
 
-    def _ended(
-        self, handle: SubagentHandle, data: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the event data and row fields of an end.
-
-        An answer that is in ``agent.completed`` already is only referred to.
-        """
-        fields = {"duration_ms": data["duration_ms"], "error": data.get("error")}
+    def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
+        """Add the answer to an end; only refer to it if ``agent.completed`` has it already."""
         if handle.status is not SubagentStatus.COMPLETED:
-            return data, fields
+            return data
         answer = self._recorder.answered.pop(handle.task_id, None)
         if answer is not None:
-            return data | {"answer_seq": answer}, fields
-        return data | {"output": handle.final_output}, fields
+            return data | {"answer_seq": answer}
+        return data | {"output": handle.final_output}
 
     def _stopped(self, handle: SubagentHandle) -> None:
         """Write that the queries below the task were stopped; they write no end themselves."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
-
-    def _add(self, handle: SubagentHandle, kind: EventType, data: dict[str, Any]) -> int:
-        path = handle.path
-        return self._journal.add(
-            kind,
-            data,
-            task_id=handle.task_id,
-            parent_task_id=self._recorder.tasks.id_at(path[:-1]),
-            agent=handle.agent,
-            depth=len(path) - 1,
-        )
-
-    def _row(self, handle: SubagentHandle, **fields: Any) -> None:
-        self._journal.task(
-            handle.task_id,
-            parent_id=self._recorder.tasks.id_at(handle.path[:-1]),
-            agent=handle.agent,
-            depth=len(handle.path) - 1,
-            status=handle.status,
-            **fields,
-        )
 
 
 def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
@@ -276,20 +237,10 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
     }
 
 
-def _first_row(handle: SubagentHandle) -> dict[str, Any]:
-    return {
-        "mode": "async",
-        "priority": handle.priority,
-        "timeout_ms": round(handle.timeout * 1000),
-        "attempt": handle.attempt,
-        "metadata": dict(handle.metadata) or None,
-    }
-
-
 async def _look_up(
     pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
-    """Return the ``poll_subagent`` views of tasks that are no longer in memory, from their rows."""
+    """Return the ``poll_subagent`` views of tasks that are no longer in replay, from their rows."""
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)

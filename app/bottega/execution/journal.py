@@ -182,7 +182,7 @@ class Journal:
             fields: always with ``parent_id``, ``agent``, ``depth`` and ``status``.
         """
         row = self._tasks.setdefault(task_id, {"id": task_id})
-        if row.get("status") not in (None, RunStatus.QUEUED):
+        if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
             row["began"] = True  # the row keeps only the step's last status
         row.update(fields)
 

@@ -25,7 +25,7 @@ from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
 from bottega.errors import ModelError
 from bottega.events.payloads import llm_failed, warning
-from bottega.events.types import STATE, EventType, RunStatus
+from bottega.events.types import STATE, EventType
 from bottega.execution.budget import DayAccount
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
@@ -99,8 +99,7 @@ class JournalRecorder(Recorder):
 
     def query_started(self, query: Query) -> None:
         self.tasks.open[query] = None
-        seq = self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
-        self.tasks.set(query, seq, RunStatus.RUNNING)
+        self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         self.tasks.open.pop(query, None)
@@ -110,8 +109,7 @@ class JournalRecorder(Recorder):
             error = {"code": response.error_code or "agent_failed", "message": response.error}
             if query.tool_call is not None and query.depth == 1:
                 self._whys[query.tool_call.id] = (error["code"], error["message"])
-            seq = self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
-            self.tasks.set(query, seq, RunStatus.FAILED, error=error, usage=usage)
+            self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
             if published is not None:
                 self._show(query, published, None)
             return
@@ -125,7 +123,6 @@ class JournalRecorder(Recorder):
         else:
             call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
-        self.tasks.set(query, seq, RunStatus.COMPLETED, answer_seq=seq, usage=usage)
         if published is not None:
             self._show(query, published, seq if published.content == response.content else None)
 

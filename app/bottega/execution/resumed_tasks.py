@@ -1,11 +1,11 @@
 """Unfinished tasks of a run's earlier attempts, resumed by the next one."""
 
-from typing import Any
 from uuid import UUID
 
 from bottega.events.types import EventType
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay_tasks import TaskReplay
+from bottega.execution.task_rows import TaskPlace
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 
@@ -18,26 +18,25 @@ class ResumedTasks:
     """
 
     def __init__(
-        self, recorder: JournalRecorder, memory: TaskReplay, registry: SubagentRegistry
+        self, recorder: JournalRecorder, replay: TaskReplay, registry: SubagentRegistry
     ) -> None:
-        self._journal = recorder.journal
+        self._tasks = recorder.tasks
         self._registry = registry
-        self._memory = memory
-        self._left = dict.fromkeys(memory.unfinished())
+        self._replay = replay
+        self._left = dict.fromkeys(replay.unfinished())
 
     def resume(self) -> None:
         """Write that each task is queued again."""
         for task_id in self._left:
-            data = {"attempt": self._memory.tasks[task_id].attempt}
-            self._write(task_id, EventType.SUBAGENT_RESUMED, data)
-            self._row(task_id, SubagentStatus.QUEUED, **data)
+            data = {"attempt": self._replay.tasks[task_id].attempt}
+            self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
 
     def ended(self, task_id: UUID) -> None:
         """End the tasks below an ended task that were not dispatched again."""
         if task_id not in self._left:
             return
         del self._left[task_id]
-        below = [each for each in self._left if task_id in self._memory.line(each)]
+        below = [each for each in self._left if task_id in self._replay.line(each)]
         for each in below:
             if self._registry.get(each) is None:
                 self._cancel(each)
@@ -49,35 +48,19 @@ class ResumedTasks:
 
     def _cancel(self, task_id: UUID) -> None:
         del self._left[task_id]
-        past, moved = self._memory.tasks[task_id], SubagentStatus.CANCELLED
-        error = {"code": "cancelled", "message": "parent-ended"}
-        duration_ms = round(past.waited * 1000)
-        self._write(
-            task_id,
-            EventType.SUBAGENT_STATUS_CHANGED,
-            {"attempt": past.attempt, "from": SubagentStatus.QUEUED, "to": moved},
+        place, restored = self._place(task_id), self._replay.tasks[task_id]
+        moved = {"from": SubagentStatus.QUEUED, "to": SubagentStatus.CANCELLED}
+        self._tasks.write(
+            place, EventType.SUBAGENT_STATUS_CHANGED, {"attempt": restored.attempt, **moved}
         )
-        usage = past.spent.model_dump()
-        data = {"duration_ms": duration_ms, "token_usage": usage, "error": error}
-        self._write(task_id, EventType.SUBAGENT_CANCELLED, data)
-        self._row(task_id, moved, error=error, duration_ms=duration_ms)
+        end = {
+            "duration_ms": round(restored.waited * 1000),
+            "token_usage": restored.spent.model_dump(),
+            "error": {"code": "cancelled", "message": "parent-ended"},
+        }
+        self._tasks.write(place, EventType.SUBAGENT_CANCELLED, end)
 
-    def _write(self, task_id: UUID, kind: EventType, data: dict[str, Any]) -> None:
-        self._journal.add(
-            kind,
-            data,
-            task_id=task_id,
-            parent_task_id=self._memory.parents[task_id],
-            agent=self._memory.tasks[task_id].params.agent,
-            depth=len(self._memory.line(task_id)) - 1,
-        )
-
-    def _row(self, task_id: UUID, status: SubagentStatus, **fields: Any) -> None:
-        self._journal.task(
-            task_id,
-            parent_id=self._memory.parents[task_id],
-            agent=self._memory.tasks[task_id].params.agent,
-            depth=len(self._memory.line(task_id)) - 1,
-            status=status,
-            **fields,
-        )
+    def _place(self, task_id: UUID) -> TaskPlace:
+        above = self._replay.line(task_id)
+        agent = self._replay.tasks[task_id].params.agent
+        return TaskPlace(task_id, self._replay.parents[task_id], agent, len(above) - 1)

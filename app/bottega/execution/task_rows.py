@@ -1,20 +1,85 @@
-"""A run's tasks in its journal: their ids, their rows, and the ends of stopped ones."""
+"""A run's tasks in its journal: their ids, events and rows, and the ends of stopped ones."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import AgentState
+from bottega.events.payloads import (
+    AgentCompleted,
+    AgentFailed,
+    SubagentDispatched,
+    SubagentEnded,
+)
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.journal import Journal
+from bottega.execution.replay_tasks import ENDS
+from bottega.subagents.states import SubagentStatus
 
 T = TypeVar("T")
 Error = dict[str, str]
 
 CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """The place of a task in its run: the columns that its events and its row share.
+
+    Attributes:
+        task_id: ``None`` for the root, which has no row.
+        parent_id: ``None`` for the root and its tasks.
+        agent: the agent's name in the log.
+        depth: 0 for the root's tasks; ``None`` for the root.
+    """
+
+    task_id: UUID | None
+    parent_id: UUID | None
+    agent: str
+    depth: int | None
+
+
+def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    """Return the fields of a task's row that an event of the task sets; most set none. Pure.
+
+    Args:
+        seq: of the event.
+    """
+    match event_type:
+        case EventType.AGENT_STARTED:
+            return {"status": RunStatus.RUNNING, "began": True}
+        case EventType.AGENT_COMPLETED:
+            usage = AgentCompleted.of(data).usage
+            return {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": usage}
+        case EventType.AGENT_FAILED:
+            failed = AgentFailed.of(data)
+            is_cancelled = failed.error["code"] == CANCELLED["code"]
+            status = RunStatus.CANCELLED if is_cancelled else RunStatus.FAILED
+            return {"status": status, "error": failed.error, "usage": failed.usage}
+        case EventType.SUBAGENT_DISPATCHED:
+            task = SubagentDispatched.of(data)
+            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms}
+            about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
+            return {"status": SubagentStatus.QUEUED, **kept, **about}
+        case EventType.SUBAGENT_RESUMED:
+            return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"]}
+        case EventType.SUBAGENT_STATUS_CHANGED:
+            began = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
+            return {"status": data["to"], **began}
+        case EventType.SUBAGENT_COMPLETED:
+            ended = SubagentEnded.of(data)
+            answer = seq if ended.answer_seq is None else ended.answer_seq
+            end = {"answer_seq": answer, "duration_ms": ended.duration_ms}
+            return {"status": SubagentStatus.COMPLETED, **end}
+        case kind if kind in ENDS:
+            ended = SubagentEnded.of(data)
+            error, end_status = ended.error._asdict(), ENDS[EventType(kind)]
+            return {"status": end_status, "error": error, "duration_ms": ended.duration_ms}
+    return {}
 
 
 class Tasks:
@@ -46,29 +111,36 @@ class Tasks:
             self._ids[path] = task_id_at(self.id_at(path[:-1]) or self.root, path[-1:])
         return self._ids[path]
 
+    def place_at(self, path: Path, agent: str) -> TaskPlace:
+        """Return the place of the task at a path."""
+        depth = len(path) - 1 if path else None
+        return TaskPlace(self.id_at(path), self.id_at(path[:-1]), agent, depth)
+
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a query; return its ``seq``."""
-        return self.journal.add(
+        """Write an event of a query, and change its task's row; return the event's ``seq``."""
+        return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
+
+    def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
+        """Write an event of a task, and change the task's row; return the event's ``seq``."""
+        seq = self.journal.add(
             event_type,
             data,
-            task_id=self.id_of(query),
-            parent_task_id=None if query.parent is None else self.id_of(query.parent),
-            agent=name_of(query.agent),
-            depth=query.depth - 1 if query.depth else None,
+            task_id=place.task_id,
+            parent_task_id=place.parent_id,
+            agent=place.agent,
+            depth=place.depth,
         )
-
-    def set(self, query: Query, seq: int, status: RunStatus, **fields: Any) -> None:
-        """Change the row of the query's task along with the event ``seq``."""
-        task_id = self.id_of(query)
-        if task_id is not None and self.journal.is_new(seq):
+        if place.task_id is None or not self.journal.is_new(seq):
+            return seq
+        if change := row_change(event_type, data, seq):
             self.journal.task(
-                task_id,
-                parent_id=None if query.parent is None else self.id_of(query.parent),
-                agent=name_of(query.agent),
-                depth=query.depth - 1,
-                status=status,
-                **fields,
+                place.task_id,
+                parent_id=place.parent_id,
+                agent=place.agent,
+                depth=place.depth,
+                **change,
             )
+        return seq
 
     async def cancellable(
         self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
@@ -110,29 +182,8 @@ class Tasks:
     def _write_stopped(
         self, path: Path, agent: AgentState, spent: AgentUsage, error: Error
     ) -> None:
-        task_id, parent_id = self.id_at(path), self.id_at(path[:-1])
-        assert task_id is not None
-        usage = spent.model_dump()
-        name = name_of(agent)
-        seq = self.journal.add(
-            EventType.AGENT_FAILED,
-            {"error": error, "usage": usage},
-            task_id=task_id,
-            parent_task_id=parent_id,
-            agent=name,
-            depth=len(path) - 1,
-        )
-        if not self.journal.is_new(seq):
-            return
-        self.journal.task(
-            task_id,
-            parent_id=parent_id,
-            agent=name,
-            depth=len(path) - 1,
-            status=RunStatus.CANCELLED if error is CANCELLED else RunStatus.FAILED,
-            error=error,
-            usage=usage,
-        )
+        data = {"error": error, "usage": spent.model_dump()}
+        self.write(self.place_at(path, name_of(agent)), EventType.AGENT_FAILED, data)
 
 
 def name_of(agent: AgentState) -> str:

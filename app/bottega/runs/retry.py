@@ -14,14 +14,10 @@ from bottega.db.tables import runs
 from bottega.errors import ConflictError
 from bottega.events import log
 from bottega.events.payloads import (
-    AgentCompleted,
-    AgentFailed,
     ContextReceived,
     EventError,
     LlmCompleted,
     MemoryPublished,
-    SubagentDispatched,
-    SubagentEnded,
     call_of,
     is_repeated,
     tool_call_of,
@@ -31,10 +27,9 @@ from bottega.events.types import Event, EventType, RunStatus
 from bottega.execution.journal import EPISODE_NOT_STORED
 from bottega.execution.replay import answer_of
 from bottega.execution.replay_tasks import ENDS
-from bottega.execution.task_rows import CANCELLED
+from bottega.execution.task_rows import CANCELLED, row_change
 from bottega.runs import read
 from bottega.runs.submit import Carried, accept, stricter
-from bottega.subagents.states import SubagentStatus
 
 Parents = Mapping[UUID | None, UUID | None]
 """The parent of each task; ``None`` is the root."""
@@ -335,44 +330,11 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
                 "status": RunStatus.RUNNING,
             },
         )
-        task |= _changed(event, seq, row["data"])
+        change = row_change(event.type, row["data"], seq)
+        if event.type == EventType.AGENT_STARTED:
+            del change["status"]  # without an end, it is as it was before: queued if asynchronous
+        task |= change
     return list(tasks.values())
-
-
-def _changed(event: Event, seq: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    match event.type:
-        case EventType.AGENT_STARTED:
-            return {"began": True}
-        case EventType.AGENT_COMPLETED:
-            return {
-                "status": RunStatus.COMPLETED,
-                "answer_seq": seq,
-                "usage": AgentCompleted.of(data).usage,
-            }
-        case EventType.AGENT_FAILED:
-            status = RunStatus.CANCELLED if _was_cancelled(event) else RunStatus.FAILED
-            return {"status": status, **AgentFailed.of(data)._asdict()}
-        case EventType.SUBAGENT_DISPATCHED:
-            task = SubagentDispatched.of(data)
-            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms}
-            about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
-            return {"status": SubagentStatus.QUEUED, **kept, **about}
-        case EventType.SUBAGENT_RESUMED:
-            return {"attempt": data["attempt"]}
-        case EventType.SUBAGENT_COMPLETED:
-            ended = SubagentEnded.of(data)
-            answer = seq if ended.answer_seq is None else ended.answer_seq
-            end = {"answer_seq": answer, "duration_ms": ended.duration_ms}
-            return {"status": SubagentStatus.COMPLETED, **end}
-        case kind if kind in ENDS:
-            ended = SubagentEnded.of(data)
-            error = ended.error._asdict()
-            return {
-                "status": ENDS[EventType(kind)],
-                "error": error,
-                "duration_ms": ended.duration_ms,
-            }
-    return {}
 
 
 def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
