@@ -161,8 +161,10 @@ class Executor:
             return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
         learns = run.memory == "full"
-        telling = EpisodeRecorder(facts_of(run), self.known.text) if learns else None
-        journal = Journal(self.pool, run, telling=telling, wake=self.wake, known=self.known)
+        episode_recorder = EpisodeRecorder(facts_of(run), self.known.text) if learns else None
+        journal = Journal(
+            self.pool, run, episode_recorder=episode_recorder, wake=self.wake, known=self.known
+        )
         entry.recorder = JournalRecorder(
             journal,
             run,
@@ -219,10 +221,10 @@ class Executor:
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
         unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
-        if unended or recorder.journal.untold:
-            past = await self._past(recorder.journal)
+        if unended or recorder.journal.lacks_earlier_steps:
+            events = await self._earlier_events(recorder.journal)
             if self.runtime is not None and unended:
-                end_all(self.runtime, recorder, run, past)
+                end_all(self.runtime, recorder, run, events)
 
     async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
@@ -253,12 +255,12 @@ class Executor:
             )
 
         try:
-            past = await self._past(journal)
-            journal.folded = fold(past, journal.carried_seq)
+            events = await self._earlier_events(journal)
+            journal.replay = fold(events, journal.carried_seq)
             async with limit:
                 if self.runtime is not None and run.uses_subagents:
                     async with running_subagents(
-                        self.runtime, recorder, run, past, self.pool, suspended
+                        self.runtime, recorder, run, events, self.pool, suspended
                     ):
                         end = await self._work(recorder, run)
                 else:
@@ -292,12 +294,12 @@ class Executor:
         response = await agent.execute_query_async(question, recorder=recorder)
         return end_of(response, recorder.answer_seq)
 
-    async def _past(self, journal: Journal) -> list[Event]:
+    async def _earlier_events(self, journal: Journal) -> list[Event]:
         """Return the events of earlier attempts, and add them to the episode."""
-        if not journal.has_past:
+        if not journal.has_earlier_steps:
             return []
         events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
-        journal.tell_past(events)
+        journal.add_earlier_steps(events)
         return events
 
 

@@ -68,12 +68,12 @@ class Journal:
     """The open end of a run's log, held by the one worker that may write to it.
 
     Args:
-        telling: builds the run's episode at its end; ``None``: no episode is stored.
+        episode_recorder: builds the run's episode at its end; ``None``: no episode is stored.
         wake: called after each commit.
         known: redacts secrets before they are stored.
 
     Attributes:
-        folded: the record of earlier attempts; set before the run resumes.
+        replay: the record of earlier attempts; set before the run resumes.
         tokens: paid for by the run, in all its attempts.
         broken: names and errors of asynchronous tasks that failed and were not yet handled.
         finishing: whether the run's end is being stored, or is stored.
@@ -84,13 +84,13 @@ class Journal:
         pool: asyncpg.Pool,
         run: ClaimedRun,
         *,
-        telling: EpisodeRecorder | None = None,
+        episode_recorder: EpisodeRecorder | None = None,
         wake: Callable[[UUID], None],
         known: Redactor = Redactor(()),
     ) -> None:
         self.run_id = run.run_id
         self.attempt = run.attempt
-        self.folded = Replay()
+        self.replay = Replay()
         self.tokens = 0
         self.broken: list[tuple[str, str]] = []
         self._pool = pool
@@ -98,8 +98,8 @@ class Journal:
         self._wake = wake
         self._known = known
         self._began = monotonic() - run.elapsed_s
-        self.telling = telling
-        self._heard_past = False
+        self.episode_recorder = episode_recorder
+        self._heard_earlier_steps = False
         self._claimed = run.last_seq
         self.carried_seq = run.carried_seq
         self._stored = run.last_seq
@@ -128,7 +128,7 @@ class Journal:
         depth: int | None = None,
     ) -> int:
         """Add an event to the current step; return its ``seq``, old or new."""
-        if known := self.folded.seen.get(key_of(event_type, task_id, data)):
+        if known := self.replay.seen.get(key_of(event_type, task_id, data)):
             return known
         if event_type not in _STARTS:
             self._binding = True
@@ -144,28 +144,32 @@ class Journal:
         )
         if event_type in _FAILED_BESIDE:
             self.broken.append((agent or "", EventError.of(data).message or ""))
-        if self.telling is not None:
-            self.telling.hear(event_type, task_id, agent, data)
+        if self.episode_recorder is not None:
+            self.episode_recorder.hear(event_type, task_id, agent, data)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
         return self._stored + self._in_flight + len(self._events)
 
     @property
-    def has_past(self) -> bool:
+    def has_earlier_steps(self) -> bool:
         """True if the log holds steps from before this attempt."""
         return self.attempt > 1 or self.carried_seq > 0
 
     @property
-    def untold(self) -> bool:
+    def lacks_earlier_steps(self) -> bool:
         """True if the run's episode still lacks the steps of earlier attempts."""
-        return self.telling is not None and self.has_past and not self._heard_past
+        return (
+            self.episode_recorder is not None
+            and self.has_earlier_steps
+            and not self._heard_earlier_steps
+        )
 
-    def tell_past(self, events: Iterable[Event]) -> None:
+    def add_earlier_steps(self, events: Iterable[Event]) -> None:
         """Add the steps of earlier attempts to the run's episode, once."""
-        if self.telling is not None and self.untold:
-            self._heard_past = True
+        if self.episode_recorder is not None and self.lacks_earlier_steps:
+            self._heard_earlier_steps = True
             for event in events:
-                self.telling.hear(event.type, event.task_id, event.agent, event.data)
+                self.episode_recorder.hear(event.type, event.task_id, event.agent, event.data)
 
     def is_new(self, seq: int) -> bool:
         """Return true if the state changes of an event are still to be made."""
@@ -296,10 +300,10 @@ class Journal:
 
     def _episode(self, end: End) -> dict[str, Any] | None:
         """Return the run's episode. A bug in it must not keep the run from ending."""
-        if self.telling is None:
+        if self.episode_recorder is None:
             return None
         try:
-            return self.telling.episode(
+            return self.episode_recorder.episode(
                 end.status,
                 output=end.output,
                 stop_reason=end.stop_reason,

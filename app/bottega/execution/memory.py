@@ -85,15 +85,15 @@ async def use_memory(
     lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
     tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
     agent.memory = RunMemory(working, limit=limit, tools=tools)
-    if recorder.journal.telling is not None:
-        recorder.journal.telling.goals = goals
+    if recorder.journal.episode_recorder is not None:
+        recorder.journal.episode_recorder.goals = goals
     if len(goals.goals) > 1 or goals.constraints or goals.criteria:
         working.load_task_context(
             goals=goals.goals, constraints=goals.constraints, criteria=goals.criteria
         )
-    folded = recorder.journal.folded
-    given: Sequence[Mapping[str, Any]] = folded.recalled
-    if not given and not folded.asked:
+    replay = recorder.journal.replay
+    given: Sequence[Mapping[str, Any]] = replay.recalled
+    if not given and not replay.asked:
         given = await lessons.found()
         for data in given:
             recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
@@ -109,10 +109,10 @@ async def _goals(about: RunFacts, journal: Journal, sources: MemorySources | Non
         task_type=about.task_type,
         capabilities=about.capabilities,
     )
-    folded = journal.folded
-    if folded.analysis is not None:
-        return refined(goals, from_json(folded.analysis))
-    if sources is None or sources.analyst is None or folded.asked:
+    replay = journal.replay
+    if replay.analysis is not None:
+        return refined(goals, from_json(replay.analysis))
+    if sources is None or sources.analyst is None or replay.asked:
         return goals
     try:
         async with asyncio.timeout(_ANALYSIS_S):
@@ -146,7 +146,7 @@ class MemoryRetriever:
         self._features = goals.features
         self._working = working
         self._patterns: set[UUID] = set()
-        self._helps = sum(map(len, journal.folded.helped.values()))
+        self._helps = sum(map(len, journal.replay.helped.values()))
         self._replayed = 0
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
@@ -231,7 +231,7 @@ class MemoryRetriever:
         """Restore the memory recalled in a replayed step, if a later model call followed it."""
         if call != self._replayed:
             self._replayed = call
-            for group in self._journal.folded.helped.get(call, {}).values():
+            for group in self._journal.replay.helped.get(call, {}).values():
                 self.take(group)
 
     async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
@@ -240,7 +240,7 @@ class MemoryRetriever:
         Args:
             failures: of the call, and of asynchronous tasks.
         """
-        helped = self._journal.folded.helped.get(call, {})
+        helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
         if not given and failures and self._sources is not None and self._helps < _HELPS:
             self._helps += 1

@@ -154,12 +154,12 @@ class JournalRecorder(Recorder):
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         call = query.model_calls
         key = (self.tasks.id_of(query), call)
-        if recorded := self.journal.folded.answers.get(key):
-            if key not in self.journal.folded.carried:  # otherwise another run paid
+        if recorded := self.journal.replay.answers.get(key):
+            if key not in self.journal.replay.carried:  # otherwise another run paid
                 self._pay(recorded.usage.total_tokens)
             self.spent += usage_of(recorded)
             return recorded
-        if failure := self.journal.folded.failures.get(key):
+        if failure := self.journal.replay.failures.get(key):
             raise failure
         async with self._admission(query) as most:
             return await self._ask(query, partial(invoke, most))
@@ -283,7 +283,7 @@ class JournalRecorder(Recorder):
             "name": tool_call.name,
         }
         key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
-        recorded = self.journal.folded.results.get(key)
+        recorded = self.journal.replay.results.get(key)
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
             if tool is not None:
                 tool.replayed(tool_call)
@@ -297,7 +297,7 @@ class JournalRecorder(Recorder):
             path = (*query.path, (query.model_calls, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"])
-        elif key in self.journal.folded.begun and not (tool is None or tool.idempotent):
+        elif key in self.journal.replay.begun and not (tool is None or tool.idempotent):
             text = "interrupted by a restart; whether it took effect is unknown"
             result = error_result(tool_call, text)
         else:
@@ -323,7 +323,7 @@ class JournalRecorder(Recorder):
         """Give the root memory about failures."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return
-        if query.model_calls < self.journal.folded.asked:
+        if query.model_calls < self.journal.replay.asked:
             self.lessons.replay(query.model_calls)
             return
         broken, self.journal.broken = dict(self.journal.broken), []
@@ -365,14 +365,14 @@ class JournalRecorder(Recorder):
         return {"content": item.content}
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        return self.journal.folded.sources.get(self.tasks.id_of(query))
+        return self.journal.replay.sources.get(self.tasks.id_of(query))
 
     def published_at(self, query: Query) -> datetime | None:
-        return self.journal.folded.published_at.get(self.tasks.id_of(query))
+        return self.journal.replay.published_at.get(self.tasks.id_of(query))
 
     def version_of(self, query: Query) -> int | None:
         """Return the version of an earlier attempt, since queries may end in another order now."""
-        known = self.journal.folded.versions.get(name_of(query.agent))
+        known = self.journal.replay.versions.get(name_of(query.agent))
         if known is None or (graph := query.agent.memory_graph) is None:
             return None
         last = graph.publication(name_of(query.agent))
