@@ -25,7 +25,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         self.events.append((handle.prompt, event, data))
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:

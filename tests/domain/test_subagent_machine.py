@@ -101,7 +101,7 @@ class Watched(Heard):
         self.last: dict[UUID, str] = {}
         self.ends: Counter[UUID] = Counter()
 
-    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "dequeued":
             now = asyncio.get_running_loop().time()
             for other in self.tasks.values():

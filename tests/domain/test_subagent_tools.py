@@ -133,7 +133,7 @@ class TestPolling:
             async with registry() as where:
                 handle = put(where, by_hand(where))
                 for _ in range(3):
-                    handle.hear("x" * 4_000 + "y")
+                    handle.add_text("x" * 4_000 + "y")
                 assert len(handle.partial_output) == 10_000
                 assert handle.partial_output.endswith("xy")
 

@@ -46,7 +46,7 @@ async def add(
         stored = await rows.insert(connection, tenant, new, NOW)
         assert stored is not None
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
-        await rows.tell(connection, tenant)
+        await rows.notify_change(connection, tenant)
     return stored
 
 
@@ -85,7 +85,7 @@ async def test_a_change_by_another_process_is_noticed(
         await until_found(matchers, [first])
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET state = 'IN_REVIEW'")
-            await rows.tell(connection, DEFAULT_TENANT)
+            await rows.notify_change(connection, DEFAULT_TENANT)
         await until_found(matchers, [])
 
 
@@ -164,7 +164,7 @@ async def test_a_pattern_is_cached_until_it_changes(database: Database, database
         assert len(reads) == 2
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET name = 'another'")
-            await rows.tell(connection, DEFAULT_TENANT)
+            await rows.notify_change(connection, DEFAULT_TENANT)
         await until(
             lambda: matchers.pattern(DEFAULT_TENANT, added, one),
             lambda found: found.name == "another",

@@ -184,7 +184,7 @@ class JournalListener:
         self._recorder = recorder
         self._resumed = resumed
 
-    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
             return  # shown as llm.delta
         final = handle.status.is_final

@@ -137,7 +137,7 @@ class BreakerSet:
             "retry_after_ms": round(self._options.reset_timeout * 1000),
         }
         self._telemetry.count("subagent.circuit_breaker.open")
-        handle.parent.listener.happened(handle, "circuit_opened", data)
+        handle.parent.listener.on_event(handle, "circuit_opened", data)
         self._agents[key] = handle.agent
         for other in self._counts.queued_of_kind((handle.tenant_id, handle.kind)):
             if key in other.breakers and not self.breakers.admit(key, other, _now()):

@@ -90,7 +90,7 @@ class RestoredTask:
 class Listener(Protocol):
     """Receiver of the tasks' events. Must neither block nor raise."""
 
-    def happened(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
+    def on_event(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
         """Receive an event; ``event`` is its type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ class SubagentHandle:
             return self.fixed_duration_ms
         return max(0, round((now - self.created_at) * 1000))
 
-    def hear(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Append to ``partial_output``; keep its last ``MAX_PARTIAL_OUTPUT`` characters."""
         self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
 

@@ -113,7 +113,7 @@ class SubagentRegistry:
         self.telemetry.count("subagent.dispatch.count")
         self.scheduler.enqueue(handle)
         handle.queue_position = position = self.scheduler.position(handle)
-        handle.parent.listener.happened(handle, "dispatched", {"queue_position": position})
+        handle.parent.listener.on_event(handle, "dispatched", {"queue_position": position})
         return handle
 
     def restore(
@@ -229,7 +229,7 @@ class SubagentRegistry:
             self._take_over(handle, outcome or SubagentOutcome(status))
         self._set(handle, status)
         data = {"attempt": handle.attempt, "from": old, "to": status}
-        handle.parent.listener.happened(handle, "status_changed", data)
+        handle.parent.listener.on_event(handle, "status_changed", data)
         if status.is_final:
             self._ended(handle)
 
@@ -266,7 +266,7 @@ class SubagentRegistry:
             data["stop_reason"] = handle.stop_reason
         else:
             data["error"] = {"code": handle.error_code, "message": handle.error}
-        handle.parent.listener.happened(handle, str(handle.status), data)
+        handle.parent.listener.on_event(handle, str(handle.status), data)
         self.scheduler.ended(handle)
         for waiter in list(handle.waiters or ()):
             waiter.one_more()

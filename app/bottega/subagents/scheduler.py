@@ -144,7 +144,7 @@ class SubagentScheduler:
                 "message": f"'{handle.agent}' starts without the answer of '{by.agent}', whose "
                 f"task is {by.status}",
             }
-            handle.parent.listener.happened(handle, "warning", data)
+            handle.parent.listener.on_event(handle, "warning", data)
         self.push(handle)
 
     def ended(self, handle: SubagentHandle) -> None:
@@ -248,7 +248,7 @@ class SubagentScheduler:
             "waited_ms": round((now - handle.created_at) * 1000),
             "timeout_ms": max(0, round((handle.deadline - now) * 1000)),
         }
-        handle.parent.listener.happened(handle, "dequeued", data)
+        handle.parent.listener.on_event(handle, "dequeued", data)
         self._registry.transition(handle, SubagentStatus.RUNNING)
         handle.timer = loop.call_at(handle.deadline, self._time_out, handle)
         handle.running = loop.create_task(self._run(handle), context=handle.context)

@@ -43,7 +43,7 @@ below the asking task are missing.
 class NoListener:
     """Listener that ignores everything."""
 
-    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None: ...
 
@@ -200,8 +200,8 @@ class _PluginCaller:
         self._swarm = swarm
         self._listener = listener
 
-    def happened(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
-        self._listener.happened(handle, event, data)
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        self._listener.on_event(handle, event, data)
         if handle.status.is_final and event == handle.status and self._swarm.options.plugins:
             self._swarm.call_plugins(handle)
 
@@ -242,8 +242,8 @@ class TaskOfQuery:
             return
         if handle.status is SubagentStatus.RUNNING:
             self.swarm.registry.transition(handle, SubagentStatus.STREAMING)
-        handle.hear(text)
-        handle.parent.listener.happened(handle, "output_chunk", {"text": text})
+        handle.add_text(text)
+        handle.parent.listener.on_event(handle, "output_chunk", {"text": text})
 
 
 class DispatchingTool(ToolBase):

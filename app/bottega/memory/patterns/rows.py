@@ -25,7 +25,7 @@ from bottega.memory.patterns.pattern import (
 CHANNEL = "bottega_patterns"
 """Channel that receives a tenant's id when a change affects the assignment of patterns."""
 
-_TELL = f"SELECT pg_notify('{CHANNEL}', $1)"
+_NOTIFY = f"SELECT pg_notify('{CHANNEL}', $1)"
 _KEPT_EPISODES = 20
 
 COLUMNS = """
@@ -100,9 +100,9 @@ class PatternFilter:
 EVERY_PATTERN = PatternFilter()
 
 
-async def tell(connection: asyncpg.Connection, tenant_id: UUID) -> None:
+async def notify_change(connection: asyncpg.Connection, tenant_id: UUID) -> None:
     """Notify all processes, on commit, that the tenant's patterns changed."""
-    await connection.execute(_TELL, str(tenant_id))
+    await connection.execute(_NOTIFY, str(tenant_id))
 
 
 async def load(

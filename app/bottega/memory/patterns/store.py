@@ -54,7 +54,7 @@ async def add(
         )
     stored = await rows.insert(connection, tenant_id, pattern, now)
     if stored is not None:
-        await rows.tell(connection, tenant_id)
+        await rows.notify_change(connection, tenant_id)
         return await _read(connection, tenant_id, stored)
     assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
     stored = await rows.same(connection, tenant_id, pattern.fingerprint)
@@ -194,7 +194,7 @@ async def merge(
         given_up = _given_up(each, f"merged into {stored}", stored)
         await rows.write(connection, tenant_id, given_up, now)
     await validate.judge(connection, tenant_id, [stored], options, now)
-    await rows.tell(connection, tenant_id)
+    await rows.notify_change(connection, tenant_id)
     return await _read(connection, tenant_id, stored)
 
 
@@ -238,7 +238,7 @@ async def _write(
     connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, now: datetime
 ) -> None:
     await rows.write(connection, tenant_id, changed, now)
-    await rows.tell(connection, tenant_id)
+    await rows.notify_change(connection, tenant_id)
 
 
 def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:

@@ -69,7 +69,7 @@ async def judge(
             await pattern_rows.write(connection, tenant_id, after, now)
             changed = True
     if changed:
-        await pattern_rows.tell(connection, tenant_id)
+        await pattern_rows.notify_change(connection, tenant_id)
     return found
 
 
@@ -96,7 +96,7 @@ async def let_fall(
             await pattern_rows.write(connection, tenant_id, each.but(lifecycle=life), now)
             fallen = True
     if fallen:
-        await pattern_rows.tell(connection, tenant_id)
+        await pattern_rows.notify_change(connection, tenant_id)
 
 
 async def kept_by_rate(
