@@ -116,7 +116,7 @@ async def open_service(
             yield service
 
 
-def _workshop(
+def _agent_dependencies(
     settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
 ) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
@@ -146,7 +146,7 @@ def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -
     return ModelAnalyst(provider, settings.memory_model)
 
 
-def _bench(settings: Settings) -> "SubagentRuntime":
+def _subagent_runtime(settings: Settings) -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.plugins import subagent_plugins
@@ -177,13 +177,13 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     known = redactor(settings)
     notifier = Notifier(database.connect)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
-    runtime = _bench(settings)
+    runtime = _subagent_runtime(settings)
     async with _models(settings) as providers, aclosing(egress):
         analyst = _analyst(settings, providers)
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(
             pool=database.pool,
-            dependencies=_workshop(settings, providers, ToolDeps(egress, known=known)),
+            dependencies=_agent_dependencies(settings, providers, ToolDeps(egress, known=known)),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,

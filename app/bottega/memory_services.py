@@ -52,7 +52,7 @@ class MemoryServices:
     matchers: MatcherCache
     embedders: Embedders
     objects: Objects
-    hot: EpisodeCache
+    cache: EpisodeCache
 
 
 @asynccontextmanager
@@ -88,14 +88,14 @@ async def open_memory_services(
                 hint="only this machine can read this folder: with processes on several machines, "
                 "set BOTTEGA_OBJECTS_URL to a shared store",
             )
-        hot = EpisodeCache(_redis(settings))
-        stack.push_async_callback(hot.aclose)
+        cache = EpisodeCache(_redis(settings))
+        stack.push_async_callback(cache.aclose)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
             database.pool,
             embedders=embedders,
             objects=objects,
-            hot=hot,
+            cache=cache,
             options=settings.memory_options,
             clock=utcnow,
         )
@@ -103,7 +103,7 @@ async def open_memory_services(
         patterns = PatternCache(
             database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
         )
-        yield MemoryServices(memory, patterns, matchers, embedders, objects, hot)
+        yield MemoryServices(memory, patterns, matchers, embedders, objects, cache)
 
 
 @asynccontextmanager
@@ -127,10 +127,10 @@ async def keeping(
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
     vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
-    tending = _tending(settings, database, parts)
-    upkeep = EpisodeUpkeep(database.pool, parts.objects, tending)
+    episode_maintenance = _episode_maintenance(settings, database, parts)
+    upkeep = EpisodeUpkeep(database.pool, parts.objects, episode_maintenance)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
-    maintenance = _maintenance(settings, database, parts, tending)
+    maintenance = _maintenance(settings, database, parts, episode_maintenance)
     stored = [
         WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S)
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
@@ -158,7 +158,9 @@ async def keeping(
         yield executing
 
 
-def _tending(settings: Settings, database: Database, parts: MemoryServices) -> "EpisodeMaintenance":
+def _episode_maintenance(
+    settings: Settings, database: Database, parts: MemoryServices
+) -> "EpisodeMaintenance":
     from bottega.memory.episodes.consolidation import Closeness
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
 
@@ -173,7 +175,10 @@ def _tending(settings: Settings, database: Database, parts: MemoryServices) -> "
 
 
 def _maintenance(
-    settings: Settings, database: Database, parts: MemoryServices, tending: "EpisodeMaintenance"
+    settings: Settings,
+    database: Database,
+    parts: MemoryServices,
+    episode_maintenance: "EpisodeMaintenance",
 ) -> "Maintenance":
     from bottega.background.cron import next_tick, previous_tick
     from bottega.memory.learning import indexes
@@ -187,11 +192,11 @@ def _maintenance(
     pipeline = Pipeline(
         database.pool,
         parts.memory,
-        tending,
+        episode_maintenance,
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
         indexes.IndexMaintenance(as_maintenance),
-        Reports(database.pool, parts.hot),
+        Reports(database.pool, parts.cache),
     )
     nights = Nights(
         previous=lambda until: previous_tick(cron, until),

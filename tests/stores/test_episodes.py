@@ -358,7 +358,7 @@ async def test_a_cached_episode_is_unchanged_but_its_state_is_current(
     database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool
 ) -> None:
     hot = Counted()
-    memory = over(database, embedder, hot=hot)
+    memory = over(database, embedder, cache=hot)
     known = await memory.store(DEFAULT_TENANT, FULL)
     first = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     await memory.touch(DEFAULT_TENANT, [known])
@@ -374,7 +374,7 @@ async def test_an_episode_forgotten_elsewhere_is_not_read_from_the_cache(
     database: Database, embedder: BuiltinEmbedder, stranger: UUID
 ) -> None:
     hot = Counted()
-    memory, another = over(database, embedder, hot=hot), over(database, embedder)
+    memory, another = over(database, embedder, cache=hot), over(database, embedder)
     known = await memory.store(DEFAULT_TENANT, FULL)
     await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     with pytest.raises(NotFoundError):

@@ -60,7 +60,7 @@ class Looked:
             pool,
             embedders=Embedders(pool, lambda: EMBEDDER, lambda _: EMBEDDER),
             objects=self.store,
-            hot=self.hot,
+            cache=self.hot,
             clock=lambda: NOW,
         )
         matchers = MatcherCache(pool, database.connect)

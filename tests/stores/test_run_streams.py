@@ -115,7 +115,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
         assert [frame.seq for frame in frames] == list(range(1, run.seq + 1))
         following = asyncio.ensure_future(subscriber.next())
         await asyncio.sleep(0)
-        tail.news.notify()
+        tail.subscription.notify()
         assert await following is None
 
 

@@ -81,7 +81,7 @@ async def kept(database: Database) -> dict[UUID, Episode]:
 def memory(database: Database) -> EpisodicMemory:
     embedders = Embedders(database.pool, lambda: EMBEDDER, lambda name: EMBEDDER)
     return EpisodicMemory(
-        database.pool, embedders=embedders, hot=EpisodeCache(), clock=lambda: day(20)
+        database.pool, embedders=embedders, cache=EpisodeCache(), clock=lambda: day(20)
     )
 
 

@@ -57,7 +57,7 @@ class RunStream:
         gone: whether the run was deleted.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new event, at every change here.
-        news: notices about the log and about text added here.
+        subscription: notices about the log and about text added here.
         speeches: live text of the model calls under way, in step with the events here.
     """
 
@@ -70,7 +70,7 @@ class RunStream:
         self.over = cursor.over and self.last == cursor.last_seq
         self.gone = False
         self.changed = asyncio.Event()
-        self.news = Subscription()
+        self.subscription = Subscription()
         self.watchers = 0
         self.speeches = PartialCompletions(cursor.run_id)
         self._has_calls = self.last == 0
@@ -144,7 +144,7 @@ class RunStream:
                     return
                 if text:
                     await self._take_text(text)
-                channels = await self.news.wait(poll_s) or {EVENTS}
+                channels = await self.subscription.wait(poll_s) or {EVENTS}
         except Exception as error:
             self._failure, self._failed_at = error, error.__traceback__  # raised for subscribers
         finally:
@@ -173,7 +173,7 @@ class RunStream:
         """Add live text rows of the run, in order; they are used at the next notice."""
         self._text += rows
         self.text_id = rows[-1]["id"]
-        self.news.notify(TEXT)
+        self.subscription.notify(TEXT)
 
     async def _take_text(self, text: list[Any]) -> None:
         if not (self._has_calls or self.speeches.covers(text)):
@@ -343,7 +343,7 @@ class RunStreams:
                 keeping.cancel()
 
     async def _keep(self, tail: RunStream, run_id: UUID) -> None:
-        with self._wakeups.watching(run_id, tail.news):
+        with self._wakeups.watching(run_id, tail.subscription):
             self._wakeups.speak(run_id)  # fetch text from before the first subscriber
             await tail.keep_up(self._poll_s)
 

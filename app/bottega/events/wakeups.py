@@ -38,13 +38,13 @@ class Notifier:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._pending: dict[tuple[str, UUID], None] = {}
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self._sent = asyncio.Event()
 
     def wake(self, run_id: UUID, channel: str = EVENTS) -> None:
         """Notify every process that this run has news."""
         self._pending[channel, run_id] = None
-        self._news.set()
+        self._notified.set()
 
     async def sent(self) -> None:
         """Wait until nothing is pending."""
@@ -59,8 +59,8 @@ class Notifier:
     async def _send(self, connection: ListenSession) -> None:
         within_s = connection.trust.silence.answer_s
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._notified.wait()
+            self._notified.clear()
             while self._pending:
                 channel, _ = next(iter(self._pending))
                 of_channel = (key for key in self._pending if key[0] == channel)
@@ -73,7 +73,7 @@ class Notifier:
                     await connection.execute(notify, channel, ids, timeout=within_s)
                 except Exception:
                     self._pending.update(dict.fromkeys(batch))
-                    self._news.set()
+                    self._notified.set()
                     raise
             self._sent.set()
             await asyncio.sleep(_PAUSE_S)
@@ -112,14 +112,16 @@ class WakeupFeed:
         self._text = asyncio.Event()
 
     @contextmanager
-    def watching(self, run_id: UUID, news: Subscription | None = None) -> Iterator[Subscription]:
-        """Notify ``news`` whenever the run's log may have grown. Start by reading the log."""
-        news = news or Subscription()
-        self._watchers[run_id].add(news)
+    def watching(
+        self, run_id: UUID, subscription: Subscription | None = None
+    ) -> Iterator[Subscription]:
+        """Notify ``subscription`` whenever the run's log may have grown. Start by reading the log."""
+        subscription = subscription or Subscription()
+        self._watchers[run_id].add(subscription)
         try:
-            yield news
+            yield subscription
         finally:
-            self._watchers[run_id].discard(news)
+            self._watchers[run_id].discard(subscription)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
 
@@ -171,8 +173,8 @@ class WakeupFeed:
                     self._notify_subscribers(run_id)
 
     def _notify_subscribers(self, run_id: UUID) -> None:
-        for news in self._watchers[run_id]:
-            news.notify()
+        for subscription in self._watchers[run_id]:
+            subscription.notify()
 
     def _wake_all(self) -> None:
         for run_id in self._watchers:

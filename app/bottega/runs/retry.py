@@ -186,7 +186,7 @@ class _Log:
         self._events = events
         self._parents = parents
         self._answered: dict[UUID | None, int] = {}
-        self._told: dict[UUID, list[tuple[UUID | None, int]]] = {}
+        self._reported: dict[UUID, list[tuple[UUID | None, int]]] = {}
         self.beside: set[UUID | None] = set()
         self.ended: dict[UUID | None, int] = {}
         for index, event in enumerate(events):
@@ -197,8 +197,8 @@ class _Log:
             elif event.type in ENDS or event.type in _ENDS[:2]:
                 self.ended[event.task_id] = index
             elif event.type in _TOOL_ENDS and _is_look(event):
-                for task in _ends_told(event):
-                    self._told.setdefault(task, []).append((event.task_id, index))
+                for task in _ends_reported(event):
+                    self._reported.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
         """Check if a task's model made no step after an index."""
@@ -222,7 +222,7 @@ class _Log:
         while task is not None:
             index = max(index, self.ended.get(task, index))
             parent = self._parents[task]
-            known = self._told.get(task, []) if task in self.beside else [(parent, index)]
+            known = self._reported.get(task, []) if task in self.beside else [(parent, index)]
             if any(not self.is_last(agent, since) for agent, since in known):
                 return True
             if parent not in self.ended:
@@ -233,12 +233,12 @@ class _Log:
         return False
 
 
-def _ends_told(look: Event) -> Iterator[UUID]:
+def _ends_reported(look: Event) -> Iterator[UUID]:
     """Yield the tasks that a ``poll_subagent`` or ``await_subagent`` result reports as ended."""
     result = look.data["result"]
-    for told in result.get("tasks", ()) if isinstance(result, Mapping) else ():
-        if told["status"] in ENDS.values():
-            yield UUID(told["task_id"])
+    for task in result.get("tasks", ()) if isinstance(result, Mapping) else ():
+        if task["status"] in ENDS.values():
+            yield UUID(task["task_id"])
 
 
 def _is_failure(event: Event) -> bool:

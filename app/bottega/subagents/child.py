@@ -118,9 +118,9 @@ def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
     agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
     if params.instructions:
         own = agent.system_message
-        told = own.model_copy(update={"content": f"{own.content}\n\n{params.instructions}"})
-        agent.system_message = told
-        agent.conversation_history[:1] = [told]
+        message = own.model_copy(update={"content": f"{own.content}\n\n{params.instructions}"})
+        agent.system_message = message
+        agent.conversation_history[:1] = [message]
     return agent
 
 

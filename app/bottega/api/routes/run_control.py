@@ -66,12 +66,12 @@ async def cancel_task(
     task_id: Annotated[UUID, Path(description="The task's id.")],
     response: Response,
 ) -> Any:
-    with service.wakeups.watching(run_id) as news:
+    with service.wakeups.watching(run_id) as subscription:
         before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
         stopping = {task for task, was_over in before.items() if not was_over}
         until = monotonic() + _CONFIRMED_WITHIN_S
         while stopping := stopping - await _over(service, tenant, run_id, stopping):
-            if not await news.wait(until - monotonic()):
+            if not await subscription.wait(until - monotonic()):
                 response.status_code = 202
                 break
     return {

@@ -41,11 +41,11 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
         UnauthenticatedError: the caller's key is no longer valid.
     """
     lost = asyncio.Event()
-    with service.wakeups.watching(run_id) as news:
+    with service.wakeups.watching(run_id) as subscription:
 
         def lose() -> None:
             lost.set()
-            news.notify()
+            subscription.notify()
 
         with service.keys.watching(principal.identity, lose):
             while not service.wakeups.closed.is_set():
@@ -57,7 +57,7 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
                     )
                 if (await service.streams.cursor_of(principal.tenant_id, run_id)).over:
                     return
-                await news.wait(SLOW_POLL_S)
+                await subscription.wait(SLOW_POLL_S)
 
 
 class EventQuery(PageQuery, WatchQuery):

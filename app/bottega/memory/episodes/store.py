@@ -79,7 +79,7 @@ class EpisodicMemory:
         *,
         embedders: Embedders,
         objects: Objects | None = None,
-        hot: EpisodeCache | None = None,
+        cache: EpisodeCache | None = None,
         options: MemoryOptions | None = None,
         clock: Clock,
     ) -> None:
@@ -87,7 +87,7 @@ class EpisodicMemory:
         self._pool = pool
         self._embedders = embedders
         self._objects = objects
-        self._hot = hot
+        self._cache = cache
         self._options = options or MemoryOptions()
         self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
         self.clock = clock
@@ -133,11 +133,11 @@ class EpisodicMemory:
         return warmed
 
     async def _read(self, tenant_id: UUID, scope: Scope, episode_id: UUID, bodies: bool) -> Episode:
-        found = await self._hot.get(tenant_id, episode_id) if self._hot is not None else None
+        found = await self._cache.get(tenant_id, episode_id) if self._cache is not None else None
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
         async with acting_as(self._pool, tenant_id) as connection:
-            was_hot = found is not None
+            was_cached = found is not None
             if found is not None:  # only the state changes: read that alone
                 state = (await rows.states(connection, scope, [episode_id])).get(episode_id)
                 found = None if state is None else replace(found, state=state)
@@ -146,15 +146,15 @@ class EpisodicMemory:
                 if found is not None and bodies:
                     parts, keys = await rows.contents(connection, scope, episode_id)
         if found is None:
-            if self._hot is not None:
-                await self._hot.drop(tenant_id, episode_id)
+            if self._cache is not None:
+                await self._cache.drop(tenant_id, episode_id)
             raise NotFoundError(f"there is no episode {episode_id}")
         if not bodies:
             return rows.with_bodies(found, dict.fromkeys(_PARTS))
-        if not was_hot:
+        if not was_cached:
             found = rows.with_bodies(found, parts | await self._fetched(keys))
-            if self._hot is not None:
-                await self._hot.put(tenant_id, found)
+            if self._cache is not None:
+                await self._cache.put(tenant_id, found)
         return found
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
@@ -310,8 +310,8 @@ class EpisodicMemory:
             marked = await rows.mark_deleted(connection, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
-        if self._hot is not None:
-            await self._hot.drop(tenant_id, episode_id)
+        if self._cache is not None:
+            await self._cache.drop(tenant_id, episode_id)
         return marked
 
     @asynccontextmanager

@@ -332,7 +332,7 @@ class EpisodeRecorder:
         return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
 
     def _metadata(self) -> dict[str, Any]:
-        patterns = self._following.told()
+        patterns = self._following.to_json()
         metadata: dict[str, Any] = {
             "tools_used": sorted(self._tools),
             "strategies_applied": [p["id"] for p in patterns if p["arm"] in APPLIED],

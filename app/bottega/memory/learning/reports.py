@@ -60,11 +60,11 @@ class Reports:
     """Writes reports.
 
     Attributes:
-        hot: the cache of this process, for its hit rates.
+        cache: the cache of this process, for its hit rates.
     """
 
     pool: asyncpg.Pool
-    hot: EpisodeCache | None = None
+    cache: EpisodeCache | None = None
     now: Clock = utcnow
 
     async def of(self, job: Job) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Reports:
             "at": now,
             **await self._counted(job.tenant_id, now),
             "validations": await self._validations(job),
-            "cache": {} if self.hot is None else _rates(self.hot.counts),
+            "cache": {} if self.cache is None else _rates(self.cache.counts),
             "stages": dict(job.progress),
         }
 

@@ -37,7 +37,7 @@ class _Shown:
     good: bool | None = None
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "id": str(self.id),
             "version": self.version,
@@ -122,12 +122,12 @@ class Adherence:
             else:
                 self._end(task_id, agent, well=False)
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """Return the run's patterns in the order in which they were shown.
 
         Each has ``id``, ``version``, ``arm``, ``category``, ``baseline``, ``followed`` (``None``:
         not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
-        return [shown.told for shown in self._shown.values()]
+        return [shown.to_json for shown in self._shown.values()]
 
     def recalled(self, data: Data) -> None:
         """Process ``context.recalled``."""

@@ -135,9 +135,9 @@ class PatternCache:
             category: ``None``: those about failures if the features name one, else the others.
             failure_signature: of the failure; it becomes a feature.
         """
-        told, categories = _asked(features, category, failure_signature)
+        features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        return matcher.find(told, now=self.clock(), k=k, categories=categories)
+        return matcher.find(features_of_task, now=self.clock(), k=k, categories=categories)
 
     async def candidates(
         self,
@@ -156,9 +156,11 @@ class PatternCache:
             category, failure_signature: as of :meth:`find_applicable`.
             draw: a random number from 0 to 1 per pattern; the smallest comes first.
         """
-        told, categories = _asked(features, category, failure_signature)
+        features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        found = matcher.candidates(told, now=self.clock(), categories=categories, most=_TRIED)
+        found = matcher.candidates(
+            features_of_task, now=self.clock(), categories=categories, most=_TRIED
+        )
         if len(found) < 2:
             return found
         async with acting_as(self._pool, tenant_id) as connection:
@@ -297,10 +299,10 @@ class PatternCache:
 def _asked(
     features: Features, category: Category | None, failure_signature: str | None
 ) -> tuple[Features, frozenset[Category]]:
-    told = dict(features)
+    features_of_task = dict(features)
     if failure_signature is not None:
-        told["failure_signature"] = failure_signature
+        features_of_task["failure_signature"] = failure_signature
     if category is not None:
-        return told, frozenset((category,))
-    failed = "failure_signature" in told or "error_type" in told
-    return told, ON_FAILURE if failed else frozenset(Category) - ON_FAILURE
+        return features_of_task, frozenset((category,))
+    failed = "failure_signature" in features_of_task or "error_type" in features_of_task
+    return features_of_task, ON_FAILURE if failed else frozenset(Category) - ON_FAILURE

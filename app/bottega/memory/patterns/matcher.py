@@ -77,9 +77,9 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 def applies(pattern: Pattern, features: Features) -> bool:
     """Return true if a pattern applies to a task. Its state does not matter."""
-    told = pattern.applicability
-    return all(holds(each, features) for each in needed(told)) and not any(
-        holds(each, features) for each in told.anti_conditions
+    applicability = pattern.applicability
+    return all(holds(each, features) for each in needed(applicability)) and not any(
+        holds(each, features) for each in applicability.anti_conditions
     )
 
 
@@ -258,8 +258,8 @@ class _Group:
 
     @cached_property
     def _circuit(self) -> ConditionCircuit:
-        told = [each.applicability for each in self.patterns]
-        return ConditionCircuit((needed(each), each.anti_conditions) for each in told)
+        applicability = [each.applicability for each in self.patterns]
+        return ConditionCircuit((needed(each), each.anti_conditions) for each in applicability)
 
     def warm(self) -> None:
         _ = self._circuit
