@@ -115,7 +115,7 @@ class WakeupFeed:
     def watching(
         self, run_id: UUID, subscription: Subscription | None = None
     ) -> Iterator[Subscription]:
-        """Notify ``subscription`` whenever the run's log may have grown. Start by reading the log."""
+        """Notify ``subscription`` when the log of the run may have grown. Start by reading it."""
         subscription = subscription or Subscription()
         self._watchers[run_id].add(subscription)
         try:
