@@ -447,7 +447,7 @@ async def _raw_server(greeting: bytes) -> AsyncIterator[str]:
 async def test_proxy_of_the_environment_gets_requests_to_other_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with _heads(b"HTTP/1.1 503 Down\r\ncontent-length: 0\r\n\r\n") as (port, heads):
+    async with server_of_heads(b"HTTP/1.1 503 Down\r\ncontent-length: 0\r\n\r\n") as (port, heads):
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("NO_PROXY", "direct.invalid")
         for host in ("model.invalid", "direct.invalid"):
@@ -462,10 +462,10 @@ async def test_proxy_of_the_environment_gets_requests_to_other_machines(
 
 async def test_redirect_to_another_server_does_not_get_the_key() -> None:
     done = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-    async with _heads(done) as (other, followed):
+    async with server_of_heads(done) as (other, followed):
         to = f"location: http://127.0.0.1:{other}/v1/chat/completions".encode()
         moved = b"HTTP/1.1 307 Moved\r\ncontent-length: 0\r\n" + to + b"\r\n\r\n"
-        async with _heads(moved) as (port, asked):
+        async with server_of_heads(moved) as (port, asked):
             provider = OpenAIProvider("m", api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1")
             with pytest.raises(ModelError):
                 await provider.invoke([HumanMessage(content="hi")])
@@ -475,7 +475,7 @@ async def test_redirect_to_another_server_does_not_get_the_key() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _heads(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+async def server_of_heads(answer: bytes | bytearray) -> AsyncIterator[tuple[int, list[bytes]]]:
     """Serve one answer to every request; yield the port and the heads of the requests."""
     heads: list[bytes] = []
 

@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator
 from functools import cache
+from ipaddress import ip_address, ip_network
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
@@ -81,7 +82,13 @@ class ModelClient:
         if url is None:
             raw_path = self._base.raw_path + path.lstrip("/").encode()
             url = self._urls[path] = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
-        return await self._session().post(url, data=body, proxy=self._proxy)
+        try:
+            # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
+            return await self._session().post(
+                url, data=body, headers=self._headers, proxy=self._proxy
+            )
+        except ValueError as error:  # a header, or a host of a redirect, that cannot be used
+            raise aiohttp.ClientError("the request cannot be sent") from error
 
     async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
         """Make the error of a response whose status is not a success, from the body's start."""
@@ -108,7 +115,6 @@ class ModelClient:
                 connector=aiohttp.TCPConnector(
                     limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=_certificates()
                 ),
-                headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
             )
@@ -150,10 +156,24 @@ def _headers(sdk: AsyncOpenAI) -> dict[str, str]:
 
 def _proxy(url: httpx2.URL) -> str | None:
     """Return the environment's proxy for a server; none for this machine."""
-    if url.host in _LOOPBACK or proxy_bypass(url.host):
-        return None
     proxies = getproxies()
-    return proxies.get(url.scheme) or proxies.get("all")
+    direct = (name.strip() for name in proxies.get("no", "").split(","))
+    if url.host in _LOOPBACK or any(_is_named(url, name) for name in direct):
+        return None
+    if proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
+        return None
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _is_named(url: httpx2.URL, name: str) -> bool:
+    """Return true if a part of ``NO_PROXY`` is the server's URL, or a network that it is in."""
+    if name == f"{url.scheme}://{url.host}":
+        return True
+    try:
+        return ip_address(url.host) in ip_network(name.strip("[]"), strict=False)
+    except ValueError:
+        return False
 
 
 def _decoded(body: bytes | bytearray) -> object:

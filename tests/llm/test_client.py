@@ -1,0 +1,91 @@
+"""Requests on their way: through a proxy, after a redirect, with headers that cannot be sent."""
+
+import pytest
+from httpx2 import URL
+
+from bottega.agents.messages import HumanMessage
+from bottega.errors import ModelError
+from bottega.llm.client import _proxy
+from bottega.llm.openai_provider import OpenAIProvider
+from tests.llm.conftest import KEY
+from tests.llm.test_errors import server_of_heads
+
+REFUSED = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"
+
+
+async def _failure(base_url: str) -> ModelError:
+    provider = OpenAIProvider("m", api_key=KEY, base_url=base_url, patience_s=0)
+    try:
+        with pytest.raises(ModelError) as caught:
+            await provider.invoke([HumanMessage(content="hi")])
+    finally:
+        await provider.aclose()
+    return caught.value
+
+
+@pytest.mark.parametrize("login", ["", "user:word@"])
+async def test_proxy_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch, login: str) -> None:
+    async with server_of_heads(REFUSED) as (port, heads):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{login}127.0.0.1:{port}")
+        monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
+        await _failure("https://model.invalid/v1")
+    assert heads[0].startswith(b"CONNECT model.invalid:443 ")
+    assert KEY.encode() not in heads[0]
+    assert b"org-secret" not in heads[0]
+    assert (b"Proxy-Authorization: Basic " in heads[0]) is bool(login)
+
+
+async def test_plain_request_names_the_key_once_before_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with server_of_heads(REFUSED) as (port, heads):
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
+        await _failure("http://model.invalid/v1")
+    assert heads[0].count(KEY.encode()) == 1
+    assert b"Proxy-Authorization" not in heads[0]
+
+
+async def test_proxy_without_a_scheme_is_an_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_of_heads(REFUSED) as (port, heads):
+        monkeypatch.setenv("HTTP_PROXY", f"127.0.0.1:{port}")
+        error = await _failure("http://model.invalid/v1")
+    assert heads[0].startswith(b"POST http://model.invalid/v1/chat/completions ")
+    assert error.code == "model_forbidden"
+
+
+@pytest.mark.parametrize(
+    ("direct", "server"),
+    [
+        ("model.invalid:81", "http://model.invalid:81"),
+        ("10.0.0.0/8", "http://10.255.255.1:9"),
+        ("a.invalid, http://model.invalid", "http://model.invalid"),
+        ("[::2]", "http://[::2]:9"),
+    ],
+)
+async def test_no_proxy_names_hosts_ports_and_networks(
+    monkeypatch: pytest.MonkeyPatch, direct: str, server: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert _proxy(URL(server)) == "http://127.0.0.1:9"
+    monkeypatch.setenv("NO_PROXY", direct)
+    assert _proxy(URL(server)) is None
+    assert _proxy(URL("http://other.invalid:82")) is not None
+
+
+@pytest.mark.parametrize("to", ["http://a..b/v1", "http://user:word@127.0.0.1:{port}/v1"])
+async def test_redirect_that_cannot_be_followed_is_an_error_of_the_model(to: str) -> None:
+    moved = bytearray()
+    async with server_of_heads(moved) as (port, _):
+        location = to.format(port=port).encode()
+        moved += b"HTTP/1.1 307 Moved\r\ncontent-length: 0\r\nlocation: " + location + b"\r\n\r\n"
+        error = await _failure(f"http://127.0.0.1:{port}/v1")
+    assert error.code == "model_unavailable"
+
+
+async def test_header_with_a_line_break_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_of_heads(REFUSED) as (port, heads):
+        monkeypatch.setenv("OPENAI_ORG_ID", "org\r\nX-Other: 1")
+        error = await _failure(f"http://127.0.0.1:{port}/v1")
+    assert error.code == "model_unavailable"
+    assert KEY not in error.detail
+    assert not heads
