@@ -240,7 +240,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
 async def _look_up(
     pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
-    """Return the ``poll_subagent`` views of tasks that are no longer in replay, from their rows."""
+    """Return the ``poll_subagent`` views of tasks that are no longer in memory, from their rows."""
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
