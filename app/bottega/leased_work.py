@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -163,6 +163,7 @@ class LeasedWork:
     tenants_at_once: int = 1
     longest_rest_s: float = 0.0
     clock: Callable[[], float] = monotonic
+    _failed_at: dict[UUID, float] = field(default_factory=dict, init=False)
 
     async def do_due(self) -> float:
         """Claim some due rows and do them; return the seconds until more are due."""
@@ -173,6 +174,8 @@ class LeasedWork:
         if not rows:
             return await seconds_until_due(self.pool, self.next_s)
         error = await self._do_all(rows)
+        if error is None:
+            self._failed_at.clear()
         if self.outage is not None:
             if error is not None:
                 return self.outage.pause(error)
@@ -180,20 +183,32 @@ class LeasedWork:
         return min(self.longest_rest_s, self.clock() - began)
 
     async def _do_all(self, rows: Sequence[asyncpg.Record]) -> Exception | None:
-        """Do the rows of several tenants; return the first error of a tenant without success."""
+        """Do the rows of several tenants; return the first error of a tenant without success.
+
+        If the service fails for all tenants that are tried at once, it is down for the others. They
+        go first the next time.
+        """
         of_tenant: dict[UUID, list[asyncpg.Record]] = defaultdict(list)
         for row in rows:
             of_tenant[row["tenant_id"]].append(row)
-        tenants = list(of_tenant.items())
+        tenants = sorted(of_tenant, key=lambda each: self._failed_at.get(each, float("-inf")))
         failed: Exception | None = None
+        down: Exception | None = None
         for start in range(0, len(tenants), self.tenants_at_once):
             some = tenants[start : start + self.tenants_at_once]
-            if failed is not None and self.blame(failed) is Blame.SERVICE:
-                for tenant_id, its_rows in some:
-                    await self._put_off(tenant_id, its_rows, failed)
+            if down is not None:
+                for each in some:
+                    await self._put_off(each, of_tenant[each], down)
                 continue
-            errors = await asyncio.gather(*(self._do_or_put_off(*each) for each in some))
-            failed = failed or next(filter(None, errors), None)
+            errors = await asyncio.gather(
+                *(self._do_or_put_off(each, of_tenant[each]) for each in some)
+            )
+            for each, error in zip(some, errors, strict=True):
+                if error is not None:
+                    self._failed_at[each] = self.clock()
+                    failed = failed or error
+            if all(error and self.blame(error) is Blame.SERVICE for error in errors):
+                down = errors[0]
         return failed
 
     async def _do_or_put_off(
