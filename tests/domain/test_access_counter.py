@@ -1,0 +1,41 @@
+"""Counting of accesses to episodes while the database is down."""
+
+import asyncio
+from contextlib import suppress
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from bottega.clock import utcnow
+from bottega.errors import UnavailableError
+from bottega.memory.episodes import access_counter
+from bottega.memory.episodes.access_counter import AccessCounter
+from tests.waiting import until
+
+
+class DownPool(asyncpg.Pool):  # type: ignore[misc]
+    """A pool whose connections fail as those of ``bottega.db.engine`` do."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def acquire(self, *, timeout: float | None = None) -> None:
+        self.tries += 1
+        raise UnavailableError("the database cannot be reached")
+
+
+async def test_counting_goes_on_after_the_database_was_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(access_counter, "EVERY_S", 0.0)
+    pool = DownPool()
+    counter = AccessCounter(pool, utcnow)
+    running = asyncio.ensure_future(counter.run())
+    for number in (1, 2):
+        counter.count(UUID(int=1), [UUID(int=2)])
+        await until(lambda: pool.tries + 9 * running.done(), number.__le__)
+    assert not running.done()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
