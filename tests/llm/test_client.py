@@ -1,5 +1,7 @@
 """Requests on their way: through a proxy, after a redirect, with headers that cannot be sent."""
 
+import asyncio
+
 import pytest
 from httpx2 import URL
 
@@ -70,6 +72,24 @@ async def test_no_proxy_names_hosts_ports_and_networks(
     monkeypatch.setenv("NO_PROXY", direct)
     assert _proxy(URL(server)) is None
     assert _proxy(URL("http://other.invalid:82")) is not None
+
+
+async def test_error_whose_body_does_not_end_is_known_by_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bottega.llm.client._LONGEST_ERROR_S", 0.2, raising=False)
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\n\r\nno")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    async with server, asyncio.timeout(5):
+        error = await _failure(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    assert error.code == "model_unauthorized"
+    assert "It said: no" in error.detail
 
 
 @pytest.mark.parametrize("to", ["http://a..b/v1", "http://user:word@127.0.0.1:{port}/v1"])

@@ -33,6 +33,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
 _LONGEST_ERROR = 65_536
+_LONGEST_ERROR_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -94,10 +95,11 @@ class ModelClient:
         """Make the error of a response whose status is not a success, from the body's start."""
         body = bytearray()
         try:
-            async for piece in pieces_of(response):
-                body += piece
-                if len(body) >= _LONGEST_ERROR:
-                    break
+            async with asyncio.timeout(_LONGEST_ERROR_S):
+                async for piece in pieces_of(response):
+                    body += piece
+                    if len(body) >= _LONGEST_ERROR:
+                        break
         except NETWORK_ERRORS:
             pass  # the status is known
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
