@@ -187,8 +187,8 @@ def pattern_text(pattern: Pattern) -> str:
     parts = [f"[{head}]", " ".join(pattern.name[:_LONGEST_NAME].split())]
     said = pattern.summary or pattern.description
     parts += [said, _steps(pattern), "" if pattern.guide.how in said else pattern.guide.how]
-    render_episode = "\n".join(part for part in parts if part)
-    return "\n  ".join(summary_of(render_episode, _PATTERN_TOKENS).splitlines())
+    text = "\n".join(part for part in parts if part)
+    return "\n  ".join(summary_of(text, _PATTERN_TOKENS).splitlines())
 
 
 def _steps(pattern: Pattern) -> str:
