@@ -159,6 +159,27 @@ async def test_a_database_of_another_baseline_is_refused_and_left_alone(
     assert await catalogue(database_url) == now
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        # To replace a function leaves its owner, and only its owner may.
+        ("-- owner: migrator, execute: bottega_app\n", False),
+        ("", False),
+        ("-- owner: bottega_system, execute: bottega_maintenance\n", True),
+    ],
+)
+def test_the_owner_of_a_function_belongs_to_the_revision(
+    monkeypatch: pytest.MonkeyPatch, changed: str, same: bool
+) -> None:
+    revision = migrate.head()
+    texts = dict(sql_files.texts())
+    line = "-- owner: bottega_system, execute: bottega_app\n"
+    assert line in texts["schedules.sql"]
+    texts["schedules.sql"] = texts["schedules.sql"].replace(line, changed)
+    monkeypatch.setattr(sql_files, "texts", lambda: texts)
+    assert (migrate.head.__wrapped__() == revision) == same
+
+
 async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
     rows = await owner.fetch("""
         SELECT p.oid, l.lanvalidator::regproc::text AS validator

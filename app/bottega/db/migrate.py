@@ -49,8 +49,9 @@ def migrations_folder() -> Path:
 def head() -> str:
     """Return the revision that this version needs: a hash of the baseline.
 
-    The functions' signatures are a part of it, since PostgreSQL cannot replace a function by one
-    with another signature. Their bodies are not: ``sql_files`` has hashes of those.
+    The functions' signatures and owners are a part of it, since PostgreSQL cannot replace a
+    function by one with another signature or owner. Their bodies are not: ``sql_files`` has hashes
+    of those.
     """
     baseline = migrations_folder() / "versions" / "0001_baseline.sql"
     parts = [baseline.read_text(encoding="utf-8"), *sorted(sql_files.signatures())]

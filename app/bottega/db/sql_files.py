@@ -20,7 +20,11 @@ _CLOSED_FUNCTION = re.compile(
     r"(?P<create>CREATE OR REPLACE FUNCTION (?P<name>\w+).*?\$\$;)$",
     re.MULTILINE | re.DOTALL,
 )
-_SIGNATURE = re.compile(r"^CREATE OR REPLACE FUNCTION (.*?)\$\$", re.MULTILINE | re.DOTALL)
+_SIGNATURE = re.compile(
+    r"^(?:-- owner: (?P<owner>\w+), execute: [^\n]*\n)?"
+    r"CREATE OR REPLACE FUNCTION (?P<head>.*?)\$\$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @cache
@@ -37,8 +41,12 @@ def hashes() -> Mapping[str, str]:
 
 
 def signatures() -> list[str]:
-    """Return each function's head: its name, arguments, result and options, without its body."""
-    return [match[1] for text in texts().values() for match in _SIGNATURE.finditer(text)]
+    """Return each function's owner, name, arguments, result and options, without its body."""
+    return [
+        f"{match['owner'] or 'migrator'} {match['head']}"
+        for text in texts().values()
+        for match in _SIGNATURE.finditer(text)
+    ]
 
 
 def script(names: Iterable[str]) -> str:
