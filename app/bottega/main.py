@@ -104,7 +104,8 @@ def create_app(service: Service) -> FastAPI:
         patterns,
         pattern_lifecycle,
     ):
-        app.include_router(routes.router)
+        # `include_router` would build each route again, and match each request twice.
+        app.router.routes.extend(routes.router.routes)
     app.add_api_websocket_route("/{path:path}", websocket.nowhere)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app
