@@ -7,8 +7,10 @@ agent from the factory, so that agents of the service can have hooks in Python; 
 (:mod:`bottega.subagents.plugins`).
 """
 
+import functools
+import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import structlog
@@ -82,7 +84,7 @@ def subagent_plugins() -> tuple[SubagentPlugin, ...]:
 def _defining(*names: str) -> list[tuple[str, Any]]:
     """Return (entry point name, plugin) of the plugins that define one of ``names``."""
     found = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in _registered(tuple(sys.path)):
         try:
             plugin = entry.load()
         except Exception as error:
@@ -94,3 +96,9 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
             log.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
             found.append((entry.name, plugin))
     return found
+
+
+@functools.cache
+def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the plugins on an import path; it reads a file of each installed distribution."""
+    return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
