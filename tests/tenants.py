@@ -8,7 +8,7 @@ import httpx2
 
 from bottega.tenants import operator
 from bottega.tenants.keys import Scope
-from tests.service import Running
+from tests.service import Running, client_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class Holder:
 
     def client(self, server: Running) -> httpx2.AsyncClient:
         """Create its client of a server; the caller closes it."""
-        base_url = f"http://127.0.0.1:{server.port}"
-        return httpx2.AsyncClient(base_url=base_url, headers=self.headers, timeout=30)
+        return client_of(server.port, headers=self.headers)
 
 
 async def holder(

@@ -10,9 +10,9 @@ from pydantic_core import from_json
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.fake_responses import FakeResponses
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.processes import command
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.team import systems
 
 PLUGIN = """

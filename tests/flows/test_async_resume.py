@@ -11,9 +11,9 @@ import pytest
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated_within, http_error, text
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.processes import command
-from tests.service import running, watch
+from tests.service import client_of, running, watch
 from tests.waiting import until
 
 BEFORE = {

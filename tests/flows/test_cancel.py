@@ -11,9 +11,9 @@ from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named, says
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.processes import command
-from tests.service import Running, running, watch
+from tests.service import Running, client_of, running, watch
 from tests.team import define, define_graph, start
 
 

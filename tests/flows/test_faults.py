@@ -23,9 +23,9 @@ from bottega.db.engine import open_database
 from bottega.errors import UnavailableError
 from bottega.events.log import is_transient
 from tests.fake_model import FakeModel, Reply, gated
-from tests.flows.test_processes import client_of, environment, gate_call
+from tests.flows.test_processes import environment, gate_call
 from tests.processes import Command, command
-from tests.service import Running, watch
+from tests.service import Running, client_of, watch
 from tests.team import CALLS, asked_of, define, start
 from tests.waiting import until
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import httpx2
 import pytest
 
 from bottega import main
@@ -15,6 +14,7 @@ from bottega.errors import InvalidInputError
 from bottega.settings import Settings
 from tests import forks
 from tests.processes import command
+from tests.service import client_of
 from tests.tenants import holder
 from tests.waiting import until
 
@@ -51,9 +51,8 @@ def create(bottega: Any, *more: str, tenant: str = "acme", scope: str = "run") -
 
 
 async def status(port: int | None, key: str, path: str = "/v1/runs") -> int:
-    async with httpx2.AsyncClient() as client:
-        url = f"http://127.0.0.1:{port}{path}"
-        answer = await client.get(url, headers={"authorization": f"Bearer {key}"})
+    async with client_of(port) as client:
+        answer = await client.get(path, headers={"authorization": f"Bearer {key}"})
         return answer.status_code
 
 

@@ -14,7 +14,7 @@ from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
 from tests.fake_model import FakeModel
 from tests.processes import command
-from tests.service import Running
+from tests.service import Running, client_of
 from tests.team import define, start
 
 SMALL = {"list_sessions", "list_keys", "list_audit_log", "list_memory_reports"}
@@ -192,25 +192,26 @@ async def _messages(client: httpx2.AsyncClient, path: str, **query: str) -> Any:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 async def test_lists_of_large_items_take_little_memory(database_url: str) -> None:
     """Bound the memory: without it four lists of 200 schedules of 1 MB take 1.8 GB."""
-    async with command("serve", "--port", "0", DATABASE_URL=database_url) as server:
-        base = f"http://127.0.0.1:{server.port}"
-        async with httpx2.AsyncClient(base_url=base, timeout=120) as client:
-            run = {"agent": "a", "input": "x"}
-            new = {"name": "s", "cron": "0 5 * * 1", "run": run}
-            assert (await client.post("/v1/schedules", json=new)).status_code == 201
-            owner = await asyncpg.connect(database_url)
-            await owner.execute(
-                """INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
-                   SELECT tenant_id, 's' || n, cron, timezone,
-                          run || jsonb_build_object('input', repeat('x', 1000000)), next_at
-                   FROM schedules, generate_series(1, 200) n"""
-            )
-            await owner.close()
-            before = peak(server.process.pid)
-            asked = [
-                client.get("/v1/schedules", params={"limit": 200, "view": view})
-                for view in ("full", "summary") * 4
-            ]
-            answers = await asyncio.gather(*asked)
-            assert [len(each.json()["items"]) for each in answers] == [2, 200] * 4
-            assert peak(server.process.pid) - before < 100_000_000
+    async with (
+        command("serve", "--port", "0", DATABASE_URL=database_url) as server,
+        client_of(server.port, timeout=120) as client,
+    ):
+        run = {"agent": "a", "input": "x"}
+        new = {"name": "s", "cron": "0 5 * * 1", "run": run}
+        assert (await client.post("/v1/schedules", json=new)).status_code == 201
+        owner = await asyncpg.connect(database_url)
+        await owner.execute(
+            """INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
+               SELECT tenant_id, 's' || n, cron, timezone,
+                      run || jsonb_build_object('input', repeat('x', 1000000)), next_at
+               FROM schedules, generate_series(1, 200) n"""
+        )
+        await owner.close()
+        before = peak(server.process.pid)
+        asked = [
+            client.get("/v1/schedules", params={"limit": 200, "view": view})
+            for view in ("full", "summary") * 4
+        ]
+        answers = await asyncio.gather(*asked)
+        assert [len(each.json()["items"]) for each in answers] == [2, 200] * 4
+        assert peak(server.process.pid) - before < 100_000_000

@@ -5,12 +5,11 @@ import signal
 from collections import Counter
 
 import asyncpg
-import httpx2
 
 from bottega.events.types import FINAL_EVENT_TYPES
 from tests.fake_model import FakeModel, gated
 from tests.processes import cold_command, command
-from tests.service import watch
+from tests.service import client_of, watch
 from tests.team import CALLS, asked_of, define, start
 
 TAKEOVER_S = "2"
@@ -24,10 +23,6 @@ def environment(database_url: str, model: FakeModel, **more: str) -> dict[str, s
         "BOTTEGA_TAKEOVER_S": TAKEOVER_S,
         **more,
     }
-
-
-def client_of(port: int | None) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
 
 
 async def test_two_apis_and_two_workers_share_the_work(database_url: str, model: FakeModel) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from benchmarks.chaos.proxy import Proxy
 from bottega.settings import Settings
 from tests.growing import Growing, growing
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.tenants import Holder, holder
 from tests.waiting import until
 
@@ -118,9 +118,8 @@ async def test_a_key_that_was_revoked_at_one_server_is_refused_at_another(
 async def watched(server: Running, run: Growing, over: str, headers: Any) -> AsyncIterator[Any]:
     """Yield a wait for the end of the run's stream, and the stream."""
     if over == "sse":
-        client = httpx2.AsyncClient(timeout=30, headers={**headers, "accept": "text/event-stream"})
-        url = f"http://127.0.0.1:{server.port}{run.path}/events"
-        async with client, client.stream("GET", url) as response:
+        client = client_of(server.port, headers={**headers, "accept": "text/event-stream"})
+        async with client, client.stream("GET", f"{run.path}/events") as response:
             lines = response.aiter_lines()
             while "run.started" not in await anext(lines):
                 pass
@@ -279,7 +278,7 @@ async def test_a_flood_of_unknown_keys_does_not_lock_out_a_valid_one(closed: Run
 
     async def flood(number: int) -> set[int]:
         seen, count = set(), 0
-        async with httpx2.AsyncClient(base_url=closed.client.base_url, timeout=30) as client:
+        async with client_of(closed.port) as client:
             while not over.is_set():
                 count += 1
                 key = f"btg_{number:08}_{count:043}"

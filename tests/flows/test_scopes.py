@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import asyncpg
-import httpx2
 import pytest
 import websockets
 from pydantic_core import from_json
 
 from bottega.settings import Settings
 from tests.growing import Growing, growing
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.tenants import Holder, holder
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
@@ -96,7 +95,7 @@ async def test_an_event_stream_without_a_valid_key_is_refused(
 ) -> None:
     foreign = await holder(database_url, "umbrella")
     for headers, status in (({}, 401), (foreign.headers, 404)):
-        async with httpx2.AsyncClient(base_url=closed.client.base_url) as client:
+        async with client_of(closed.port) as client:
             accept = {"accept": "text/event-stream"}
             answer = await client.get(f"{run.path}/events", headers={**headers, **accept})
         assert answer.status_code == status
@@ -153,10 +152,9 @@ async def test_a_ticket_opens_nothing_but_a_run_s_websocket(
     for path in ("/nothing", "/v1/runs/nonsense/ws", f"{run.path}/ws/more"):
         good = await ticket(runner, closed)
         assert await refusal(closed, path, good) == (401, "bad_ticket")
-    url = f"http://127.0.0.1:{closed.port}/v1/runs"
     headers = {"sec-websocket-protocol": await ticket(runner, closed)}
-    async with httpx2.AsyncClient() as client:
-        assert (await client.get(url, headers=headers)).status_code == 401
+    async with client_of(closed.port) as client:
+        assert (await client.get("/v1/runs", headers=headers)).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 
 from bottega.tenants import operator
 from tests.fake_model import FakeModel, calls, http_error, text
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.processes import command
-from tests.service import watch
+from tests.service import client_of, watch
 from tests.tools.raw_server import RawServer, answer
 from tests.waiting import until
 

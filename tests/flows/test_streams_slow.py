@@ -6,7 +6,6 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import psutil
 import pytest
 import websockets
@@ -16,7 +15,7 @@ from bottega.db.engine import open_database
 from bottega.settings import Settings
 from tests.growing import Growing, growing, growing_on
 from tests.processes import command
-from tests.service import Running, frames, running
+from tests.service import Running, client_of, frames, running
 from tests.team import define, start
 from tests.waiting import until
 
@@ -137,7 +136,7 @@ async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url:
     }
     async with (
         command("serve", "--no-worker", "--port", "0", **environment) as server,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client,
+        client_of(server.port) as client,
         open_database(database_url) as database,
     ):
         await define(client)

@@ -11,11 +11,11 @@ from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import Reply, gated
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulModel
 from tests.llm.vendors.strict import StrictModel
 from tests.processes import command
-from tests.service import Running, running, watch
+from tests.service import Running, client_of, running, watch
 from tests.team import CALLS, asked_of, define, start, systems
 
 TOOLS = [{"type": "builtin", "name": name} for name in ("calculator", "current_time")]

@@ -14,7 +14,7 @@ from bottega.tenants import erase, operator
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_command_line import bottega as command_line
 from tests.flows.test_erasure import closing_with, every_row
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.team import define_graph
 from tests.waiting import until
 
@@ -34,7 +34,7 @@ async def client_for(server: Running, url: str, tenant: str) -> httpx2.AsyncClie
     """Create a tenant; return a client with an admin key of it."""
     _, key = await operator.create_key(url, tenant, name="test", scope="admin")
     headers = {"authorization": f"Bearer {key}"}
-    return httpx2.AsyncClient(base_url=server.client.base_url, headers=headers, timeout=30)
+    return client_of(server.port, headers=headers)
 
 
 async def tenant_tables(owner: asyncpg.Connection) -> list[str]:

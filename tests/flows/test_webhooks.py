@@ -18,9 +18,9 @@ from bottega.leased_work import wake_on_notify
 from bottega.settings import Settings
 from bottega.tools.egress import Egress
 from tests.fake_model import FakeModel, http_error, text
-from tests.flows.test_processes import client_of, environment
+from tests.flows.test_processes import environment
 from tests.processes import command
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.team import define, start
 from tests.tools.raw_server import RawServer, answer
 from tests.waiting import until
