@@ -159,8 +159,8 @@ class _Server(uvicorn.Server):
             self._on_listening(sockets[0].getsockname()[1])
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """Bind the port before anything else starts.
+def listen(settings: Settings) -> socket.socket:
+    """Bind the port; do it before anything else starts.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -182,11 +182,13 @@ async def serve(
     *,
     worker: bool = True,
     on_listening: Callable[[int], None] = lambda port: None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
 
     Args:
         url: of a migrated database.
+        listener: a socket that listens already, perhaps in several processes.
         on_listening: called with the port once the API answers.
 
     Raises:
@@ -194,8 +196,8 @@ async def serve(
     """
     if not settings.on_loopback:
         await require_keys(settings, url)
-    with _listen(settings) as listener:
-        await _serve_on(listener, settings, url, worker, on_listening)
+    with listener or listen(settings) as listening:
+        await _serve_on(listening, settings, url, worker, on_listening)
 
 
 async def require_keys(settings: Settings, url: str) -> None:

@@ -1,5 +1,6 @@
 """The ``bottega`` command."""
 
+import socket
 import sys
 from dataclasses import replace
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.text import Text
 from bottega import __version__
 from bottega.cli.admin import keys, tenants
 from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
+from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.settings import Settings, redactor
@@ -50,35 +52,86 @@ def _announce_model(settings: Settings) -> None:
         )
 
 
+_Descriptor = Annotated[int | None, typer.Option(hidden=True)]
+
+
 @cli.command()
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
     no_worker: Annotated[bool, typer.Option(help="Serve the API only.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, max=256, help="Worker processes; also starts --api.")
+    ] = None,
+    api: Annotated[
+        int | None, typer.Option(min=1, max=256, help="API processes; also starts --workers.")
+    ] = None,
+    listener: _Descriptor = None,
+    parent: _Descriptor = None,
 ) -> None:
-    """Serve the API and execute runs, in one process."""
+    """Serve the API and execute runs, in one process.
+
+    With --workers or --api: in processes of their own, on one port, which are restarted when they
+    die. Each defaults to 1.
+    """
     settings = start(host=host, port=port)
     from bottega import main as web
 
+    if workers is not None or api is not None:
+        if no_worker and workers:
+            raise InvalidInputError("--no-worker and --workers contradict: leave one out")
+        count = 0 if no_worker else 1 if workers is None else workers
+        sys.exit(_serve_in_processes(settings, workers=count, apis=api or 1))
+    link = ParentLink(parent)
+
     def listening(number: int) -> None:
-        display = f"[{settings.host}]" if ":" in settings.host else settings.host
-        console.print(f"Bottega listens on http://{display}:{number} (docs at /docs)")
+        link.is_ready()
+        if parent is None:
+            _announce_address(settings, number)
 
     with database(settings) as url:
         if not no_worker:
             _announce_model(settings)
-        run(web.serve(settings, url, worker=not no_worker, on_listening=listening))
+        ours = None if listener is None else socket.socket(fileno=listener)
+        run(web.serve(settings, url, worker=not no_worker, on_listening=listening, listener=ours))
+
+
+def _serve_in_processes(settings: Settings, *, workers: int, apis: int) -> int:
+    """Serve in several processes; return the exit status."""
+    from bottega import main as web
+
+    with web.listen(settings) as listener, database(settings) as url:
+        if workers:
+            _announce_model(settings)
+        shared = listener.fileno()
+        on_it = ("serve", "--no-worker", "--host", settings.host, "--listener", str(shared))
+        children = [Child(f"API {number}", on_it, (shared,)) for number in range(1, apis + 1)]
+        children += [Child(f"worker {number}", ("worker",)) for number in range(1, workers + 1)]
+        ready = lambda: _announce_address(settings, listener.getsockname()[1])  # noqa: E731
+        return run(Supervisor({"DATABASE_URL": url}).run(children, ready))
+
+
+def _announce_address(settings: Settings, port: int) -> None:
+    display = f"[{settings.host}]" if ":" in settings.host else settings.host
+    console.print(f"Bottega listens on http://{display}:{port} (docs at /docs)")
 
 
 @cli.command()
-def worker() -> None:
+def worker(parent: _Descriptor = None) -> None:
     """Execute runs. Start any number of workers, on machines that reach the database."""
     settings = start()
     from bottega import worker as process
 
+    link = ParentLink(parent)
+
+    def ready() -> None:
+        link.is_ready()
+        if parent is None:
+            console.print("Bottega's worker is ready")
+
     with database(settings) as url:
-        _announce_model(settings)
-        ready = lambda: console.print("Bottega's worker is ready")  # noqa: E731
+        if parent is None:
+            _announce_model(settings)
         run(process.work(settings, url, ready))
 
 

@@ -1,0 +1,87 @@
+"""``bottega serve --workers N --api M``: processes below one parent, some of them killed."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests import forks
+from tests.fake_model import FakeModel, gated
+from tests.processes import Command, command
+from tests.service import watch
+from tests.team import define, start
+from tests.waiting import until
+
+
+def children(parent: Command, word: str) -> set[int]:
+    """Return the pids of the parent's running children with a word in their command line."""
+    found = psutil.Process(parent.process.pid).children()
+    return {child.pid for child in found if word in child.cmdline() and child.is_running()}
+
+
+def with_model(database_url: str, model: FakeModel) -> dict[str, str]:
+    return {
+        "DATABASE_URL": database_url,
+        "OPENAI_API_KEY": "test-key",
+        "OPENAI_BASE_URL": model.base_url,
+        "BOTTEGA_TAKEOVER_S": "2",
+    }
+
+
+async def test_dead_processes_are_replaced_and_runs_go_on(
+    database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    hold_answers(model, gate)
+    options = ("--workers", "1", "--api", "1", "--port", "0")
+    async with command("serve", *options, **with_model(database_url, model)) as parent:
+        workers, apis = children(parent, "worker"), children(parent, "serve")
+        assert len(workers) == len(apis) == 1
+        base_url = f"http://127.0.0.1:{parent.port}"
+        async with httpx2.AsyncClient(base_url=base_url, timeout=30) as client:
+            await define(client)
+            run_id = await start(client)
+            await model.received(1)
+            for pid in workers | apis:
+                os.kill(pid, signal.SIGKILL)
+            gate.set()
+            await until(lambda: children(parent, "worker") - workers)
+            await until(lambda: children(parent, "serve") - apis)
+        frames = await watch(parent.port, run_id)
+        assert frames[-1]["type"] == "run.completed"
+        assert any("process.restarted" in line for line in parent.log)
+        left = children(parent, "worker") | children(parent, "serve")
+        parent.process.send_signal(signal.SIGTERM)
+        assert await parent.process.wait() == 0
+        assert not any(map(psutil.pid_exists, left))
+
+
+@pytest.mark.deep
+async def test_children_end_with_a_killed_parent(database_url: str, model: FakeModel) -> None:
+    options = ("--workers", "2", "--api", "2", "--port", "0")
+    async with command("serve", *options, **with_model(database_url, model)) as parent:
+        left = children(parent, "worker") | children(parent, "serve")
+        assert len(left) == 4
+        parent.kill()
+        await until(lambda: not any(map(psutil.pid_exists, left)))
+
+
+def test_a_child_that_cannot_start_ends_the_command() -> None:
+    nowhere = {**os.environ, "DATABASE_URL": "postgresql://127.0.0.1:1/none", "COLUMNS": "300"}
+    ended = forks.run(["serve", "--workers", "1", "--port", "0"], nowhere)
+    assert ended.returncode == 1
+    assert "cannot reach PostgreSQL" in ended.stderr
+
+
+def hold_answers(model: FakeModel, gate: asyncio.Event) -> None:
+    """Let the fake model hold back its answers until ``gate`` is set."""
+    decide = model.decide
+
+    def held(request: dict[str, Any]) -> Any:
+        return gated(gate, decide(request))
+
+    model.decide = held
