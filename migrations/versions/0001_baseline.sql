@@ -230,7 +230,7 @@ CREATE TABLE runs (
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
     CONSTRAINT ck_runs_status
         CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout', 'cancelled'))
-) WITH (fillfactor=70);  -- each step updates the row: leave room beside it
+) WITH (fillfactor=70);  -- claim and end update the row: leave room beside it
 CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
     WHERE metadata <> '{}';
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
@@ -238,6 +238,16 @@ CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT 
 CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
     WHERE ended_at IS NULL AND slot IS NULL;
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot) WHERE ended_at IS NULL;
+
+CREATE TABLE run_heads (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    last_seq bigint NOT NULL,
+    worker_id uuid,
+    claimed_at timestamptz NOT NULL,
+    CONSTRAINT pk_run_heads PRIMARY KEY (tenant_id, run_id)
+) WITH (fillfactor=10);  -- every step updates the row: leave room beside it
 
 CREATE TABLE waiting_runs (
     tenant_id uuid NOT NULL,
@@ -269,8 +279,6 @@ CREATE TABLE tasks (
     metadata jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_tasks PRIMARY KEY (tenant_id, run_id, id),
-    CONSTRAINT fk_tasks_tenant_id_run_id_runs
-        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_tasks_mode CHECK (mode IN ('sync', 'async')),
     CONSTRAINT ck_tasks_status
         CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout',
@@ -302,9 +310,7 @@ CREATE TABLE graph_snapshots (
     answer_seq bigint,
     content text,
     published_at timestamptz NOT NULL,
-    CONSTRAINT pk_graph_snapshots PRIMARY KEY (tenant_id, run_id, agent),
-    CONSTRAINT fk_graph_snapshots_tenant_id_run_id_runs
-        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE
+    CONSTRAINT pk_graph_snapshots PRIMARY KEY (tenant_id, run_id, agent)
 );
 
 CREATE UNLOGGED TABLE live_text (

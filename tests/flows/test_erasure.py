@@ -294,8 +294,9 @@ async def test_a_worker_without_notices_writes_nothing(
         async with owner.transaction():
             # A step that is stored just now comes before or after, not between.
             await owner.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", UUID(run_id))
-            for table, column in (("run_events", "run_id"), ("tasks", "run_id"), ("runs", "id")):
-                await owner.execute(f"DELETE FROM {table} WHERE {column} = $1", UUID(run_id))
+            for table in ("run_heads", "run_events", "tasks"):
+                await owner.execute(f"DELETE FROM {table} WHERE run_id = $1", UUID(run_id))
+            await owner.execute("DELETE FROM runs WHERE id = $1", UUID(run_id))
             await owner.execute("DELETE FROM pgqueuer.pgqueuer")
         await owner.close()
         gate.set()

@@ -41,7 +41,7 @@ async def test_step_of_an_older_attempt_is_refused_though_the_newer_stored_its_e
 ) -> None:
     """Both attempts write a warning after the same event, as a replay does."""
     run = (database.pool, DEFAULT_TENANT, lost)
-    after = await owner.fetchval("SELECT last_seq FROM runs")
+    after = await owner.fetchval("SELECT last_seq FROM run_heads")
     await log.append_step(*run, attempt=2, after=after, events=[WARNING])
     await log.append_step(*run, attempt=2, after=after, events=[WARNING])
     for seq in (after, after + 1):
@@ -85,3 +85,25 @@ async def test_run_that_began_and_waits_again_ends_by_its_deadline(
     row = await owner.fetchrow("SELECT status, error ->> 'code' AS code FROM runs")
     over = passed == "deadline"
     assert tuple(row) == (("timeout", "timeout") if over else ("queued", None))
+
+
+async def test_head_exists_while_the_run_is_running(
+    database: Database, owner: asyncpg.Pool, lost: UUID
+) -> None:
+    """Check that a claim goes on from the head after a crash, else from the run's row."""
+    head = "SELECT attempt, last_seq FROM run_heads"
+    last = "SELECT max(seq) FROM run_events"
+    assert tuple(await owner.fetchrow(head)) == (2, await owner.fetchval(last))
+    await log.append_step(database.pool, DEFAULT_TENANT, lost, attempt=2, after=3, events=[WARNING])
+    await database.pool.execute("SELECT hand_back($1, $2, 2)", DEFAULT_TENANT, lost)
+    assert await owner.fetchrow(head) is None
+    assert await owner.fetchval("SELECT last_seq FROM runs") == 4
+    with pytest.raises(FencedError):
+        await log.append_step(
+            database.pool, DEFAULT_TENANT, lost, attempt=2, after=4, events=[WARNING]
+        )
+    await database.pool.execute(CLAIM, DEFAULT_TENANT, lost)
+    assert tuple(await owner.fetchrow(head)) == (3, 5)
+    await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, lost)
+    assert await owner.fetchrow(head) is None
+    assert await owner.fetchval("SELECT last_seq FROM runs") == await owner.fetchval(last)

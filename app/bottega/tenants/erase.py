@@ -37,6 +37,7 @@ from bottega.db.tables import (
     audit_log,
     episodes,
     idempotency_keys,
+    run_heads,
     runs,
     schedules,
     session_memory,
@@ -63,7 +64,7 @@ _TABLES = list(reversed(metadata.sorted_tables))  # referring tables first
 _OF_RUNS = [
     table
     for table in _TABLES
-    if "run_id" in table.c and table is not episodes and table is not session_memory
+    if "run_id" in table.c and table not in (run_heads, episodes, session_memory)
 ]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
 # The count of waiting runs follows the runs: it is removed with the tenant's own row.
@@ -216,6 +217,9 @@ async def _erase_runs(
     if not ids:
         return removed, 0
     named = [str(run_id) for run_id in ids]
+    # Without its head a run's worker stores no more rows.
+    heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
+    await _delete(tx, run_heads, heads, removed)
     spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
     await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
     for table in _OF_RUNS:

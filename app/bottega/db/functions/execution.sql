@@ -19,6 +19,8 @@ BEGIN
         WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
         RETURN NULL;
     ELSIF r.status = 'running' AND r.claimed_by = p_claim THEN
+        SELECT last_seq INTO r.last_seq FROM run_heads
+        WHERE tenant_id = p_tenant AND run_id = p_run;
         RETURN claimed_run(r);
     END IF;
     v_now := clock_timestamp();
@@ -58,10 +60,15 @@ BEGIN
                 'details', m.details, 'published_at', m.published_at)), '[]')
             FROM session_memory m
             WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
-        deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s)),
-        last_seq = last_seq + 1
+        deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s))
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING * INTO r;
+    -- After a crash the old attempt's head is still there, and knows the newest event.
+    INSERT INTO run_heads AS h (tenant_id, run_id, attempt, last_seq, claimed_at)
+    VALUES (p_tenant, p_run, r.attempt, r.last_seq + 1, v_now)
+    ON CONFLICT (tenant_id, run_id) DO UPDATE SET
+        attempt = excluded.attempt, last_seq = h.last_seq + 1, claimed_at = v_now
+    RETURNING h.last_seq INTO r.last_seq;
     INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
         p_tenant, p_run, r.last_seq, r.attempt,
         CASE WHEN v_cause = 'start' THEN 'run.started' ELSE 'run.resumed' END,
@@ -118,27 +125,20 @@ CREATE OR REPLACE FUNCTION append_step(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_count integer := cardinality(p_types);
-    v_session text;
     v_slot integer;
     v_now timestamptz;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     v_now := clock_timestamp();
     IF p_outcome IS NULL THEN
-        UPDATE runs SET last_seq = p_after + v_count
-        WHERE tenant_id = p_tenant AND id = p_run
-          AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
-        RETURNING session_id INTO v_session;
+        UPDATE run_heads SET last_seq = p_after + v_count
+        WHERE tenant_id = p_tenant AND run_id = p_run
+          AND attempt = p_attempt AND last_seq = p_after;
     ELSE
-        UPDATE runs SET
-            last_seq = p_after + v_count,
-            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
-            stop_reason = p_outcome ->> 'stop_reason',
-            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
-            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
-        WHERE tenant_id = p_tenant AND id = p_run
-          AND attempt = p_attempt AND last_seq = p_after AND status = 'running'
-        RETURNING session_id, slot INTO v_session, v_slot;
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+        DELETE FROM run_heads
+        WHERE tenant_id = p_tenant AND run_id = p_run
+          AND attempt = p_attempt AND last_seq = p_after;
     END IF;
     IF NOT FOUND THEN
         PERFORM FROM run_events WHERE tenant_id = p_tenant AND run_id = p_run
@@ -155,6 +155,16 @@ BEGIN
            e.depth, v_now, e.data
     FROM unnest(p_types, p_task_ids, p_parents, p_agents, p_depths, p_data)
         WITH ORDINALITY AS e(type, task_id, parent, agent, depth, data, position);
+    IF p_outcome IS NOT NULL THEN
+        UPDATE runs SET
+            last_seq = p_after + v_count,
+            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+            stop_reason = p_outcome ->> 'stop_reason',
+            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
+        WHERE tenant_id = p_tenant AND id = p_run
+        RETURNING slot INTO v_slot;
+    END IF;
     IF p_outcome IS NOT NULL AND p_outcome -> 'episode' <> 'null' THEN
         BEGIN
             PERFORM store_episode(
@@ -196,9 +206,9 @@ BEGIN
         ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
             version = excluded.version, task_id = excluded.task_id, content = excluded.content,
             answer_seq = excluded.answer_seq, published_at = excluded.published_at;
-        IF v_session IS NOT NULL THEN
-            PERFORM publish_to_session(p_tenant, p_run, v_session, p_publications, v_now);
-        END IF;
+        PERFORM publish_to_session(p_tenant, p_run, r.session_id, p_publications, v_now)
+        FROM runs r
+        WHERE r.tenant_id = p_tenant AND r.id = p_run AND r.session_id IS NOT NULL;
     END IF;
     IF p_outcome IS NOT NULL THEN
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
@@ -295,16 +305,24 @@ END $$;
 CREATE OR REPLACE FUNCTION hand_back(p_tenant uuid, p_run uuid, p_attempt integer)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_last bigint;
     v_unwanted boolean;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    UPDATE runs SET status = 'queued', leased_until = NULL,
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    DELETE FROM run_heads
+    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt
+    RETURNING last_seq INTO v_last;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    UPDATE runs SET status = 'queued', leased_until = NULL, last_seq = v_last,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(clock_timestamp()))
-    WHERE tenant_id = p_tenant AND id = p_run AND attempt = p_attempt AND status = 'running'
+    WHERE tenant_id = p_tenant AND id = p_run
     RETURNING cancel_requested_at IS NOT NULL INTO v_unwanted;
     IF v_unwanted THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
-    ELSIF FOUND THEN
+    ELSE
         UPDATE pgqueuer.pgqueuer
         SET status = 'queued', priority = 1, queue_manager_id = NULL, execute_after = now()
         WHERE dedupe_key = p_run::text AND status = 'picked';

@@ -49,6 +49,7 @@ CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
 RETURNS TABLE (last_seq bigint, over boolean) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY SELECT r.last_seq, r.ended_at IS NOT NULL FROM runs r
+    RETURN QUERY SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL FROM runs r
+    LEFT JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
     WHERE r.tenant_id = p_tenant AND r.id = p_run;
 END $$;

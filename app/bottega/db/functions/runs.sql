@@ -163,14 +163,16 @@ BEGIN
     RETURN 'cancelled';
 END $$;
 
--- Called by cancel_run, claim_run, hand_back and expire_queued. End a run that no worker executes:
--- its tasks, its episode, its final event and its queue row; then give its slot to the next run.
+-- Called by cancel_run, hand_back and expire_queued, which hold the run's row. End a run that no
+-- worker executes: its tasks, its episode, its final event and its queue row; then give its slot to
+-- the next run.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
     v_count integer;
+    v_last bigint;
     v_type text;
     v_told jsonb;
     v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
@@ -178,7 +180,10 @@ DECLARE
     v_data jsonb := jsonb_build_object(
         'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
 BEGIN
-    UPDATE runs SET status = p_status, ended_at = v_now, last_seq = last_seq + 1, error = p_error,
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
+    RETURNING last_seq INTO v_last;
+    UPDATE runs SET status = p_status, ended_at = v_now, error = p_error,
+        last_seq = coalesce(v_last, last_seq) + 1,
         stop_reason = v_data ->> 'stop_reason',
         attempts = CASE status WHEN 'running'
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END

@@ -61,11 +61,12 @@ runs = Table(
     Column("memory", Text, nullable=False, server_default="off"),
     # Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     Column("principal", Text),
-    # The fence: every claim increases it, and the log refuses events of an older attempt.
+    # Number of claims: each increases it.
     Column("attempt", Integer, nullable=False, server_default="0"),
     # The claim of this attempt, so that a repeated claim succeeds.
     Column("claimed_by", Uuid),
     Column("attempts", JSONB, nullable=False, server_default="[]"),
+    # Of the newest event; while the run is running, its head has it.
     Column("last_seq", BigInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("cancel_requested_at", DateTime(timezone=True)),
@@ -123,6 +124,24 @@ Index(
     postgresql_where=text("metadata <> '{}'::jsonb"),
 )
 
+run_heads = Table(
+    "run_heads",
+    metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("run_id", Uuid, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    # The process that claimed it.
+    Column("worker_id", Uuid),
+    Column("claimed_at", DateTime(timezone=True), nullable=False),
+)
+"""The head of each running run's log: the fence.
+
+A claim writes the row; the end and the hand-back delete it. A step of a run changes it only where
+attempt and last_seq are as the worker knows them. A statement that also needs the run's row locks
+that row first.
+"""
+
 # A tenant's number of runs that wait for a slot: the sum over parts. Kept by triggers.
 waiting_runs = Table(
     "waiting_runs",
@@ -161,7 +180,6 @@ tasks = Table(
     Column("started_at", DateTime(timezone=True)),
     Column("cancel_requested_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
-    ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
     CheckConstraint(f"status IN ({_STATUSES}, 'streaming')", name="status"),
     CheckConstraint("mode IN ('sync', 'async')", name="mode"),
 )
@@ -191,8 +209,8 @@ run_events = Table(
 )
 """The event log of runs.
 
-No foreign key: append_step reads the run anyway, and a check per event is expensive. Code that
-deletes a run also deletes its events.
+No foreign key, as for all that steps write: the head proves that the run exists. Code that deletes
+a run deletes its head first, and then these rows.
 """
 
 graph_snapshots = Table(
@@ -207,7 +225,6 @@ graph_snapshots = Table(
     Column("answer_seq", BigInteger),
     Column("content", Text),
     Column("published_at", DateTime(timezone=True), nullable=False),
-    ForeignKeyConstraint(*_RUN, ondelete="CASCADE"),
 )
 
 # Text of unfinished answers, for live streams; deleted when the answer is stored.
