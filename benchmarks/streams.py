@@ -203,7 +203,7 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
     async with open_database(url) as database:
         claimed = await claim_run(database.pool, DEFAULT_TENANT, UUID(run_id), 600.0)
         assert claimed is not None
-        notifier = Notifier(database.connect)
+        notifier = Notifier(database.pool)
         path = f"/v1/runs/{run_id}/ws"
         async with background(notifier.run):
             reader = await connect(port, path)

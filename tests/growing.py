@@ -75,6 +75,6 @@ async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
     """Claim a queued run for the test."""
     run = await claim_run(database.pool, DEFAULT_TENANT, UUID(run_id), 600.0)
     assert run is not None
-    notifier = Notifier(database.connect)
+    notifier = Notifier(database.pool)
     async with background(notifier.run):
         yield Growing(database, notifier, run.run_id, run.attempt, run.last_seq)

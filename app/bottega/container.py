@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
+from bottega.events.listener import NotifyListener
 from bottega.events.stream import RunStreams
 from bottega.events.wakeups import TEXT, Notifier, WakeupFeed, background
 from bottega.execution import queue
@@ -40,6 +41,7 @@ class Service:
     """Dependencies of the API.
 
     Attributes:
+        listener: this process's listening connection.
         streams: the runs that are watched through this process.
         keys: authentication.
         memory: episodes of earlier runs.
@@ -50,6 +52,7 @@ class Service:
 
     settings: Settings
     database: Database
+    listener: NotifyListener
     wakeups: WakeupFeed
     streams: RunStreams
     keys: KeyCache
@@ -78,24 +81,26 @@ async def open_service(
     descriptors.note(settings.max_connections)
     async with open_database(url, limits=settings.run_limits) as database:
         await require_current(database.pool)
-        wakeups = WakeupFeed(database.connect)
-        key_cache = KeyCache(database.pool, database.connect, local=settings.on_loopback)
+        listener = NotifyListener(database.connect)
+        wakeups = WakeupFeed(listener)
+        key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
         streams = RunStreams(database.pool, wakeups)
         # In every process: waiting runs must time out even if no worker is up.
         sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
         async with (
-            open_memory_services(settings, database) as memory_services,
+            open_memory_services(settings, database, listener) as memory_services,
             background(
                 lambda: sweeping,
                 lambda: warn_when_exhausted(descriptors),
                 memory_services.memory.accesses.run,
-                memory_services.matchers.run,
+                listener.run,
             ),
             contextlib.AsyncExitStack() as stack,
         ):
             service = Service(
                 settings,
                 database,
+                listener,
                 wakeups,
                 streams,
                 key_cache,
@@ -106,7 +111,7 @@ async def open_service(
             )
             if api:
                 await key_cache.is_open()
-                watching = background(wakeups.run, streams.run, key_cache.run)
+                watching = background(streams.run, key_cache.run)
                 await stack.enter_async_context(watching)
                 stack.callback(service.wakeups.close)
             if worker:
@@ -175,7 +180,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     settings, database = service.settings, service.database
     egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
     known = redactor(settings)
-    notifier = Notifier(database.connect)
+    notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     runtime = _subagent_runtime(settings)
     async with _models(settings) as providers, aclosing(egress):
@@ -195,7 +200,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             stopping=service.stop_working,
             day_budgets=day_budgets,
         )
-        watch = CancelWatch(database.connect, executor.under_way, executor.cancel)
+        watch = CancelWatch(database.pool, service.listener, executor.under_way, executor.cancel)
         async with (
             heartbeats(database.pool, lambda: runtime.snapshot(len(executor.under_way()))),
             leases(database.connect, executor.held, executor.lose, settings.takeover_s),
@@ -205,7 +210,9 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             ),
             runtime.registry,
             _by_the_clock(service, egress),
-            keeping(settings, database, memory_services, executor.execute, analyst) as execute,
+            keeping(
+                settings, database, service.listener, memory_services, executor.execute, analyst
+            ) as execute,
         ):
             try:
                 async with _taking_runs(service, execute):
@@ -262,10 +269,8 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
     workers = (Ticker(database, limits), Webhooks(database.pool, egress, secret))
-    loops = [worker.loop for worker in workers]
-    async with background(
-        lambda: wake_on_notify(database.connect, *loops), *(worker.run for worker in workers)
-    ):
+    wake_on_notify(service.listener, *(worker.loop for worker in workers))
+    async with background(*(worker.run for worker in workers)):
         yield
 
 

@@ -27,9 +27,8 @@ import asyncpg
 import structlog
 
 from bottega.clock import monotonic
-from bottega.db.sessions import ListenSession
+from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
-from bottega.events.wakeups import Connect, keep_connected
 
 _AGAIN_S = 1.0
 _LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
@@ -59,6 +58,10 @@ class WorkLoop:
     def wake(self) -> None:
         self._awake.set()
 
+    def on_notice(self, payload: str | None) -> None:
+        """Wake at a notification; its payload does not matter."""
+        self.wake()
+
     async def run(self) -> None:
         """Run until cancelled. Errors of ``act`` are logged."""
         while True:
@@ -74,16 +77,10 @@ class WorkLoop:
                     await self._awake.wait()
 
 
-async def wake_on_notify(connect: Connect, *loops: WorkLoop) -> None:
-    """Wake each loop at notifications on its channel, until cancelled; reconnects by itself."""
-
-    async def listen(connection: ListenSession) -> None:
-        for loop in loops:
-            await connection.add_listener(loop.channel, lambda *_, wake=loop.wake: wake())
-            loop.wake()  # notifications may have been missed
-        await connection.until_lost()
-
-    await keep_connected(connect, listen)
+def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
+    """Wake each loop at notifications on its channel."""
+    for loop in loops:
+        listener.subscribe(loop.channel, loop.on_notice)
 
 
 async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:

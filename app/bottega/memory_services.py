@@ -18,6 +18,7 @@ import structlog
 from bottega.clock import utcnow
 from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
+from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.execution.queue import Execute
 from bottega.memory.episodes.cache import EpisodeCache
@@ -57,7 +58,7 @@ class MemoryServices:
 
 @asynccontextmanager
 async def open_memory_services(
-    settings: Settings, database: Database
+    settings: Settings, database: Database, listener: NotifyListener
 ) -> AsyncIterator[MemoryServices]:
     """Open the services of memory besides the database; connect to nothing yet.
 
@@ -99,7 +100,7 @@ async def open_memory_services(
             options=settings.memory_options,
             clock=utcnow,
         )
-        matchers = MatcherCache(database.pool, database.connect)
+        matchers = MatcherCache(database.pool, listener)
         patterns = PatternCache(
             database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
         )
@@ -110,6 +111,7 @@ async def open_memory_services(
 async def keeping(
     settings: Settings,
     database: Database,
+    listener: NotifyListener,
     parts: MemoryServices,
     execute: Execute,
     analyst: "Analyst | None" = None,
@@ -151,10 +153,8 @@ async def keeping(
             for loop in stored:
                 loop.wake()
 
-    async with background(
-        lambda: wake_on_notify(database.connect, *stored, ordered),
-        *(loop.run for loop in (*stored, ordered, *by_the_clock)),
-    ):
+    wake_on_notify(listener, *stored, ordered)
+    async with background(*(loop.run for loop in (*stored, ordered, *by_the_clock))):
         yield executing
 
 

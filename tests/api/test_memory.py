@@ -11,6 +11,7 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
+from bottega.events.listener import NotifyListener
 from bottega.memory.learning.context import ReportedOutcome, TaskMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
@@ -167,7 +168,9 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         acting_as(pool, DEFAULT_TENANT) as only,
         asyncio.timeout(10),
     ):
-        patterns = PatternCache(pool, matchers=MatcherCache(pool, database.connect), clock=utcnow)
+        patterns = PatternCache(
+            pool, matchers=MatcherCache(pool, NotifyListener(database.connect)), clock=utcnow
+        )
         learned = await TaskMemory(pool, server_.service.memory, patterns).learn_from_episode(
             DEFAULT_TENANT,
             stored,

@@ -93,7 +93,7 @@ class Work:
 
 
 class Watched(Heard):
-    """Listener that checks at each first slot that no old task was passed over."""
+    """NotifyListener that checks at each first slot that no old task was passed over."""
 
     def __init__(self, tasks: dict[UUID, SubagentHandle]) -> None:
         super().__init__()

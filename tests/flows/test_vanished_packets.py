@@ -11,6 +11,7 @@ from benchmarks.chaos.proxy import Proxy
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
 from bottega.db.sessions import Silence
+from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
@@ -75,8 +76,9 @@ async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None
         quick(database_url) as (proxy, database),
         open_database(database_url) as direct,
     ):
-        feed, notifier = WakeupFeed(database.connect), Notifier(direct.connect)
-        async with background(feed.run, notifier.run):
+        listener, notifier = NotifyListener(database.connect), Notifier(direct.pool)
+        feed = WakeupFeed(listener)
+        async with background(listener.run, notifier.run):
             run_id = DEFAULT_TENANT
             with feed.watching(run_id) as news:
                 await news.wait(5)  # told once it listens

@@ -87,9 +87,8 @@ async def api(signing: Settings, database_url: str) -> AsyncIterator[Running]:
 async def delivering(service: Service, **options: Any) -> AsyncIterator[Webhooks]:
     async with aclosing(Egress(["127.0.0.1"])) as egress:
         webhooks = Webhooks(service.database.pool, egress, SECRET, jitter=lambda: 1.0, **options)
-        async with background(
-            lambda: wake_on_notify(service.database.connect, webhooks.loop), webhooks.run
-        ):
+        wake_on_notify(service.listener, webhooks.loop)
+        async with background(webhooks.run):
             yield webhooks
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bottega.db.engine import Database
 from bottega.errors import UnavailableError
+from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.tenants import key_cache
 from bottega.tenants.key_cache import BELIEVED_S, KeyCache
@@ -47,7 +48,7 @@ def time() -> Time:
 @pytest.fixture
 def ring(database: Database, time: Time) -> KeyCache:
     """A key ring without a background task: it asks only when called."""
-    return KeyCache(database.pool, database.connect, local=True, ticks=time)
+    return KeyCache(database.pool, NotifyListener(database.connect), local=True, ticks=time)
 
 
 @pytest.fixture
@@ -91,7 +92,9 @@ async def test_a_partial_key_is_invalid(ring: KeyCache, held: Holder) -> None:
 async def test_a_used_key_is_refreshed_in_the_background(
     database: Database, time: Time, held: Holder, owner: asyncpg.Pool
 ) -> None:
-    ring = KeyCache(database.pool, database.connect, local=True, ticks=time, refresh_s=0.01)
+    ring = KeyCache(
+        database.pool, NotifyListener(database.connect), local=True, ticks=time, refresh_s=0.01
+    )
     async with background(ring.run):
         assert await ring.find(held.key) is not None
         await owner.execute("UPDATE api_keys SET scope = 'read' WHERE id = $1", held.key_id)
@@ -106,7 +109,7 @@ async def test_a_used_key_is_refreshed_in_the_background(
 async def test_watchers_of_a_key_are_notified(
     database: Database, held: Holder, owner: asyncpg.Pool
 ) -> None:
-    ring = KeyCache(database.pool, database.connect, local=False, refresh_s=0.01)
+    ring = KeyCache(database.pool, NotifyListener(database.connect), local=False, refresh_s=0.01)
     other = await holder(str(database.url), "umbrella")
     told: asyncio.Queue[str] = asyncio.Queue()
     async with background(ring.run):
@@ -141,7 +144,7 @@ async def test_a_server_is_open_only_until_the_first_key(
 async def test_clients_admitted_during_closing_are_notified(
     database: Database, database_url: str
 ) -> None:
-    ring = KeyCache(database.pool, database.connect, local=True, refresh_s=0.01)
+    ring = KeyCache(database.pool, NotifyListener(database.connect), local=True, refresh_s=0.01)
     told = asyncio.Event()
     async with background(ring.run):
         assert await ring.is_open()
@@ -152,15 +155,15 @@ async def test_clients_admitted_during_closing_are_notified(
 
 
 async def test_a_server_that_others_can_reach_is_never_open(database: Database) -> None:
-    ring = KeyCache(database.pool, database.connect, local=False)
+    ring = KeyCache(database.pool, NotifyListener(database.connect), local=False)
     assert not await ring.is_open()
 
 
 async def test_without_the_database_every_key_is_refused(
     database: Database, time: Time, held: Holder, database_url: str
 ) -> None:
-    opened = KeyCache(database.pool, database.connect, local=True, ticks=time)
-    ring = KeyCache(database.pool, database.connect, local=False, ticks=time)
+    opened = KeyCache(database.pool, NotifyListener(database.connect), local=True, ticks=time)
+    ring = KeyCache(database.pool, NotifyListener(database.connect), local=False, ticks=time)
     assert await ring.find(held.key) is not None
     opened._open_seen_at = time.now  # as if there were no key yet
     await database.pool.close()

@@ -13,6 +13,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.memory.patterns import rows
 from bottega.memory.patterns.matcher_cache import BELIEVED_S, CACHED_PATTERNS, MatcherCache
@@ -26,8 +27,9 @@ WITHIN_S = 20
 @asynccontextmanager
 async def hearing(database: Database, **more: Any) -> AsyncIterator[MatcherCache]:
     """Yield matchers that listen for changes."""
-    matchers = MatcherCache(database.pool, database.connect, **more)
-    async with background(matchers.run):
+    listener = NotifyListener(database.connect)
+    matchers = MatcherCache(database.pool, listener, **more)
+    async with background(listener.run):
         await until_listening(matchers)
         yield matchers
 
@@ -117,7 +119,7 @@ async def test_nothing_is_cached_while_the_listener_is_disconnected(
 
 
 async def test_a_process_that_does_not_listen_reads_each_time(database: Database) -> None:
-    matchers = MatcherCache(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, NotifyListener(database.connect))
     assert await found(matchers) == []
     added = await add(database)
     assert await found(matchers) == [added]

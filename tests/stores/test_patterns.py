@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import store
@@ -68,7 +69,7 @@ def cache(database: Database, clock: Hands) -> PatternCache:
 
 def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
     """Return a cache that gets no notices, so it reads everything again."""
-    matchers = MatcherCache(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, NotifyListener(database.connect))
     return PatternCache(
         database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
     )

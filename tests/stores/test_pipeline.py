@@ -12,6 +12,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, connect, open_database
+from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome
@@ -63,7 +64,7 @@ class Looked:
             cache=self.hot,
             clock=lambda: NOW,
         )
-        matchers = MatcherCache(pool, database.connect)
+        matchers = MatcherCache(pool, NotifyListener(database.connect))
         self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
         pipeline = Pipeline(
             pool,

@@ -13,6 +13,7 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.events.listener import NotifyListener
 from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
@@ -40,7 +41,7 @@ class Cache(PatternCache):
 
 @pytest.fixture
 async def cache(database: Database) -> Cache:
-    matchers = MatcherCache(database.pool, database.connect)
+    matchers = MatcherCache(database.pool, NotifyListener(database.connect))
     cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)

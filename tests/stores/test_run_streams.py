@@ -10,6 +10,7 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, Database
 from bottega.events.frames import Filter, Frame
+from bottega.events.listener import NotifyListener
 from bottega.events.stream import RING_EVENTS, RunStreams, Subscriber
 from bottega.events.wakeups import WakeupFeed, background
 from bottega.settings import Settings
@@ -43,8 +44,9 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
     pool = asyncpg.create_pool(
         database.url, min_size=1, max_size=2, init=count, server_settings=role
     )
-    wakeups = WakeupFeed(database.connect)
-    async with pool, background(wakeups.run):
+    listener = NotifyListener(database.connect)
+    wakeups = WakeupFeed(listener)
+    async with pool, background(listener.run):
         streams = RunStreams(pool, wakeups, poll_s=60)
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
@@ -63,8 +65,9 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
 
 async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
     database = run.database
-    wakeups = WakeupFeed(database.connect)
-    async with background(wakeups.run):
+    listener = NotifyListener(database.connect)
+    wakeups = WakeupFeed(listener)
+    async with background(listener.run):
         streams = RunStreams(database.pool, wakeups)
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
@@ -80,7 +83,7 @@ async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
 
 async def test_subscribers_at_the_same_position_share_one_read(run: Growing) -> None:
     await run.warn(20)
-    streams = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
+    streams = RunStreams(run.database.pool, WakeupFeed(NotifyListener(run.database.connect)))
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         first, second = await asyncio.gather(tail.page(2), tail.page(2))
         assert first is second
@@ -89,7 +92,7 @@ async def test_subscribers_at_the_same_position_share_one_read(run: Growing) -> 
 
 async def test_a_page_of_big_events_is_short(run: Growing) -> None:
     await run.warn(20, size=100_000, step=20)
-    wakeups = WakeupFeed(run.database.connect)
+    wakeups = WakeupFeed(NotifyListener(run.database.connect))
     streams = RunStreams(run.database.pool, wakeups)
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         frames = await tail.page(2)
@@ -102,7 +105,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
 ) -> None:
     call = {"agent": "coordinator", "data": {"call": 1, "attempt": 1}}
     await run.append({"type": "llm.started", **call})
-    wakeups = WakeupFeed(run.database.connect)  # does not listen: the tail gets no notices
+    wakeups = WakeupFeed(NotifyListener(run.database.connect))  # never run: no notices
     streams = RunStreams(run.database.pool, wakeups, poll_s=60)
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
@@ -123,7 +126,7 @@ async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
     run: Growing, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("ALTER TABLE run_events RENAME TO elsewhere")
-    streams = RunStreams(run.database.pool, WakeupFeed(run.database.connect))
+    streams = RunStreams(run.database.pool, WakeupFeed(NotifyListener(run.database.connect)))
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), 0) as tail:
         depths = []
         for _ in range(10):

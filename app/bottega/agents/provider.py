@@ -10,7 +10,7 @@ from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.errors import ModelError, NoProviderError
 
 OnDelta = Callable[[str], Awaitable[None] | None]
-"""Listener for text deltas of a model."""
+"""NotifyListener for text deltas of a model."""
 
 
 @dataclass(frozen=True, slots=True)

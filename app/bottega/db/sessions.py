@@ -104,21 +104,6 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         """
         await self.execute("SELECT 1", timeout=self.trust.silence.answer_s)
 
-    async def until_lost(self) -> None:
-        """Return when the connection is closed; probe it meanwhile.
-
-        Raises:
-            TimeoutError: the server is silent.
-        """
-        gone = asyncio.Event()
-        self.add_termination_listener(lambda _: gone.set())
-        while not (gone.is_set() or self.is_closed()):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.trust.silence.probe_every_s):
-                    await gone.wait()
-                    return
-            await self.probe()
-
     async def close(self, *, timeout: float | None = None) -> None:
         """Close, or terminate if the server does not answer."""
         with contextlib.suppress(TimeoutError):

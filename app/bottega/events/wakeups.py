@@ -1,21 +1,21 @@
 """Wake-ups between processes: "run X has news". They are only hints; the log has the facts.
 
 NOTIFY takes a lock for the whole database at commit. So a process sends its wake-ups afterwards,
-from one connection, for many runs at a time, and never inside a step's transaction.
+for many runs at a time, and never inside a step's transaction.
 """
 
 import asyncio
 import contextlib
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from uuid import UUID
 
+import asyncpg
 import structlog
 
-from bottega.db.sessions import ListenSession
+from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
 
 EVENTS = "bottega_events"
@@ -23,20 +23,19 @@ EVENTS = "bottega_events"
 TEXT = "bottega_text"
 """Channel for runs with new live text."""
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
-_RECONNECT_MAX_S = 5.0
+_RETRY_S = 0.2
+_PATIENCE_S = 3.0
 _PAUSE_S = 0.01
 """Pause after a notice, to batch wake-ups, since each makes every listening process read."""
 
 log = structlog.get_logger(__name__)
 
-Connect = Callable[[], Awaitable[ListenSession]]
-
 
 class Notifier:
     """Sender of wake-ups. New ones during a send go with the next."""
 
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
         self._pending: dict[tuple[str, UUID], None] = {}
         self._notified = asyncio.Event()
         self._sent = asyncio.Event()
@@ -53,30 +52,33 @@ class Notifier:
             self._sent.clear()
 
     async def run(self) -> None:
-        """Send until cancelled; reconnects by itself."""
-        await keep_connected(self._connect, self._send)
-
-    async def _send(self, connection: ListenSession) -> None:
-        within_s = connection.trust.silence.answer_s
+        """Send until cancelled; a failed notice goes with the next."""
         while True:
             await self._notified.wait()
             self._notified.clear()
-            while self._pending:
-                channel, _ = next(iter(self._pending))
-                of_channel = (key for key in self._pending if key[0] == channel)
-                batch = list(islice(of_channel, _RUNS_PER_NOTICE))
-                for key in batch:
-                    del self._pending[key]
-                try:
-                    ids = ",".join(str(run_id) for _, run_id in batch)
-                    notify = "SELECT pg_notify($1, $2)"
-                    await connection.execute(notify, channel, ids, timeout=within_s)
-                except Exception:
-                    self._pending.update(dict.fromkeys(batch))
-                    self._notified.set()
-                    raise
-            self._sent.set()
+            try:
+                while self._pending:
+                    await self._send()
+                self._sent.set()
+            except Exception as error:
+                self._notified.set()
+                if not is_transient(error):
+                    log.exception("events.not_notified")
+                await asyncio.sleep(_RETRY_S)
             await asyncio.sleep(_PAUSE_S)
+
+    async def _send(self) -> None:
+        channel, _ = next(iter(self._pending))
+        of_channel = (key for key in self._pending if key[0] == channel)
+        batch = list(islice(of_channel, _RUNS_PER_NOTICE))
+        for key in batch:
+            del self._pending[key]
+        try:
+            ids = ",".join(str(run_id) for _, run_id in batch)
+            await self._pool.execute("SELECT pg_notify($1, $2)", channel, ids, timeout=_PATIENCE_S)
+        except Exception:
+            self._pending.update(dict.fromkeys(batch))
+            raise
 
 
 class Subscription:
@@ -104,12 +106,13 @@ class Subscription:
 class WakeupFeed:
     """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
 
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+    def __init__(self, listener: NotifyListener) -> None:
         self._watchers: defaultdict[UUID, set[Subscription]] = defaultdict(set)
         self._closed = asyncio.Event()
         self._spoken: set[UUID] = set()
         self._text = asyncio.Event()
+        listener.subscribe(EVENTS, self._on_events)
+        listener.subscribe(TEXT, self._on_text)
 
     @contextmanager
     def watching(
@@ -139,16 +142,6 @@ class WakeupFeed:
         self._closed.set()
         self._wake_all()
 
-    async def run(self) -> None:
-        """Listen until cancelled; reconnects by itself, then wakes all watchers."""
-        await keep_connected(self._connect, self._listen)
-
-    async def _listen(self, connection: ListenSession) -> None:
-        await connection.add_listener(EVENTS, self._receive)
-        await connection.add_listener(TEXT, self._receive)
-        self._wake_all()
-        await connection.until_lost()
-
     def speak(self, run_id: UUID) -> None:
         """Note that there may be new live text of a run."""
         self._spoken.add(run_id)
@@ -161,16 +154,24 @@ class WakeupFeed:
         runs, self._spoken = self._spoken, set()
         return runs
 
-    def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        for text in str(payload).split(",") if self._watchers else ():
+    def _on_events(self, payload: str | None) -> None:
+        for run_id in self._named(payload):
+            self._notify_subscribers(run_id)
+
+    def _on_text(self, payload: str | None) -> None:
+        for run_id in self._named(payload):
+            self.speak(run_id)
+
+    def _named(self, payload: str | None) -> list[UUID]:
+        """Return the watched runs that a notice names; it may have been any of them."""
+        if payload is None:
+            return list(self._watchers)
+        named = []
+        for text in payload.split(",") if self._watchers else ():
             with contextlib.suppress(ValueError):
-                run_id = UUID(text)
-                if run_id not in self._watchers:
-                    continue
-                if channel == TEXT:
-                    self.speak(run_id)
-                else:
-                    self._notify_subscribers(run_id)
+                if (run_id := UUID(text)) in self._watchers:
+                    named.append(run_id)
+        return named
 
     def _notify_subscribers(self, run_id: UUID) -> None:
         for subscription in self._watchers[run_id]:
@@ -180,33 +181,6 @@ class WakeupFeed:
         for run_id in self._watchers:
             self._notify_subscribers(run_id)
             self.speak(run_id)
-
-
-async def keep_connected(
-    connect: Connect,
-    use: Callable[[ListenSession], Awaitable[None]],
-    longest_s: float = _RECONNECT_MAX_S,
-) -> None:
-    """Call ``use`` with a connection, and again with a new one when it is lost.
-
-    Args:
-        longest_s: longest pause between two tries, give or take half of it.
-    """
-    delay = 0.05
-    while True:
-        try:
-            connection = await connect()
-            delay = 0.05
-            try:
-                await use(connection)
-            finally:
-                await asyncio.shield(connection.close())
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            log.warning("events.reconnect", error=str(error) or repr(error))
-        await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
-        delay = min(delay * 2, longest_s)
 
 
 @asynccontextmanager

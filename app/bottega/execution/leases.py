@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from bottega.db.sessions import ListenSession
-from bottega.events.wakeups import Connect, keep_connected
+from bottega.events.listener import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
 

@@ -24,8 +24,9 @@ from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
 from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pydantic_core import from_json
 
+from bottega.events.listener import Connect
 from bottega.events.log import is_transient
-from bottega.events.wakeups import Connect, background
+from bottega.events.wakeups import background
 
 ENGINE = DBSettings(db_schema="pgqueuer", durability=Durability.balanced)
 ENTRYPOINT = "run"

@@ -1,20 +1,20 @@
 """Cancellation of runs and tasks: a stored request, and a notification to the run's worker."""
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
+import asyncpg
 from sqlalchemy import text
 
 from bottega.db.engine import Database
-from bottega.db.sessions import ListenSession
 from bottega.errors import NotFoundError
-from bottega.events.wakeups import Connect, keep_connected
+from bottega.events.listener import NotifyListener
+from bottega.leased_work import WorkLoop, wake_on_notify
 from bottega.tenants import audit
 
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
+_PATIENCE_S = 3.0
 _WISHES = "SELECT run_id, task_id FROM cancel_wishes($1, $2)"
 
 
@@ -66,29 +66,21 @@ class CancelWatch:
 
     def __init__(
         self,
-        connect: Connect,
+        pool: asyncpg.Pool,
+        listener: NotifyListener,
         under_way: Callable[[], Sequence[tuple[UUID, UUID]]],
         cancel: Callable[[UUID, UUID | None], None],
     ) -> None:
-        self._connect = connect
+        self._pool = pool
         self._under_way = under_way
         self._cancel = cancel
-        self._nudge = asyncio.Event()
+        loop = WorkLoop(CHANNEL, self._cancel_wished, poll_s=_SLOW_POLL_S)
+        wake_on_notify(listener, loop)
+        self.run = loop.run
 
-    async def run(self) -> None:
-        """Watch until cancelled; reconnects by itself."""
-        await keep_connected(self._connect, self._watch)
-
-    async def _watch(self, connection: ListenSession) -> None:
-        within_s = connection.trust.silence.answer_s
-        connection.add_termination_listener(lambda _: self._nudge.set())
-        await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
-        while not connection.is_closed():
-            self._nudge.clear()
-            if runs := self._under_way():
-                tenants, ids = zip(*runs, strict=True)
-                for row in await connection.fetch(_WISHES, tenants, ids, timeout=within_s):
-                    self._cancel(row["run_id"], row["task_id"])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SLOW_POLL_S):
-                    await self._nudge.wait()
+    async def _cancel_wished(self) -> float:
+        if runs := self._under_way():
+            tenants, ids = zip(*runs, strict=True)
+            for row in await self._pool.fetch(_WISHES, tenants, ids, timeout=_PATIENCE_S):
+                self._cancel(row["run_id"], row["task_id"])
+        return _SLOW_POLL_S

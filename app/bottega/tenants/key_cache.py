@@ -20,10 +20,9 @@ import asyncpg
 import structlog
 
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.sessions import ListenSession
 from bottega.errors import UnavailableError
+from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
-from bottega.events.wakeups import Connect, keep_connected
 from bottega.tenants.keys import Key, hashed
 
 CHANNEL = "bottega_keys"
@@ -33,6 +32,7 @@ REFRESH_S = 1.5
 _PAUSE_S = 0.02
 """Pause after each check: many keys that change at once cause few checks."""
 _PATIENCE_S = 2.0
+_RETRY_S = 0.2
 _NOTE_EVERY_S = 60.0
 _MOST_KEYS = 10_000
 _REFUSED_S = 2.0
@@ -77,7 +77,7 @@ class KeyCache:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        connect: Connect,
+        listener: NotifyListener,
         *,
         local: bool,
         believed_s: float = BELIEVED_S,
@@ -86,7 +86,6 @@ class KeyCache:
         ticks: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
-        self._connect = connect
         self._believed_s = believed_s
         self._refresh_s = refresh_s
         self._clock = clock
@@ -100,6 +99,7 @@ class KeyCache:
         self._strangers_waiting = 0
         self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
         self._nudge = asyncio.Event()
+        listener.subscribe(CHANNEL, lambda _: self._nudge.set())
 
     # Open access
 
@@ -233,29 +233,20 @@ class KeyCache:
                 del self._watchers[identity]
 
     async def run(self) -> None:
-        """Watch keys until cancelled; reconnects by itself."""
-
-        async def connect() -> ListenSession:
-            async with asyncio.timeout(_PATIENCE_S):
-                return await self._connect()
-
-        await keep_connected(connect, self._watch, longest_s=1.0)
-
-    async def _watch(self, connection: ListenSession) -> None:
-        connection.add_termination_listener(lambda _: self._nudge.set())
-        await connection.add_listener(CHANNEL, lambda *_: self._nudge.set())
-        while not connection.is_closed():
+        """Watch keys until cancelled."""
+        while True:
             self._nudge.clear()
+            pause_s = self._refresh_s
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                     await self._refresh(connection)
             except Exception as error:
-                if is_transient(error):
-                    raise
-                log.exception("keys.refresh_failed")
+                pause_s = min(pause_s, _RETRY_S)
+                if not is_transient(error):
+                    log.exception("keys.refresh_failed")
             await asyncio.sleep(_PAUSE_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s):
+                async with asyncio.timeout(pause_s):
                     await self._nudge.wait()
 
     async def _refresh(self, connection: asyncpg.Connection) -> None:

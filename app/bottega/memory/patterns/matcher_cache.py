@@ -16,8 +16,7 @@ from theine_core import TlfuCore, spread
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.db.sessions import ListenSession
-from bottega.events.wakeups import Connect, keep_connected
+from bottega.events.listener import NotifyListener
 from bottega.memory.patterns import rows as pattern_rows
 from bottega.memory.patterns.pattern import Pattern
 
@@ -46,28 +45,32 @@ class MatcherCache:
     """Matchers and most read patterns of a process.
 
     Args:
-        connect: opens the listening connection.
+        listener: receives the notifications.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool, connect: Connect, *, clock: Callable[[], float] = monotonic
+        self,
+        pool: asyncpg.Pool,
+        listener: NotifyListener,
+        *,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
-        self._connect = connect
+        self._listener = listener
         self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
         self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
         self._recent = _RecentPatterns(clock)
-        self._is_listening = False
         self._changes = 0
+        listener.subscribe(pattern_rows.CHANNEL, self._on_change)
 
     @property
     def is_listening(self) -> bool:
         """True while notifications arrive."""
-        return self._is_listening
+        return self._listener.hears(pattern_rows.CHANNEL)
 
     async def of(self, tenant_id: UUID) -> "Matcher":
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
-        if not self._is_listening:
+        if not self.is_listening:
             return await self._load(tenant_id)
         if (kept := self._kept.get(tenant_id)) is not None:
             self._kept.move_to_end(tenant_id)
@@ -82,11 +85,11 @@ class MatcherCache:
         self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
     ) -> Pattern:
         """Return a cached pattern, or read it and offer it to the cache."""
-        if self._is_listening and (found := self._recent.get(tenant_id, pattern_id)) is not None:
+        if self.is_listening and (found := self._recent.get(tenant_id, pattern_id)) is not None:
             return found
         before = self._changes
         found = await read()
-        if self._is_listening and before == self._changes:
+        if self.is_listening and before == self._changes:
             self._recent.put(tenant_id, found)
         return found
 
@@ -103,26 +106,12 @@ class MatcherCache:
             self.forget(tenant_id)
         self._changes += 1
 
-    async def run(self) -> None:
-        """Listen until cancelled; reconnect after failures."""
-        await keep_connected(self._connect, self._listen)
-
-    async def _listen(self, connection: ListenSession) -> None:
-        def lost(_: object) -> None:
-            self._is_listening = False
-
-        connection.add_termination_listener(lost)
-        try:
-            await connection.add_listener(pattern_rows.CHANNEL, self._on_change)
+    def _on_change(self, payload: str | None) -> None:
+        if payload is None:
             self.forget_all()
-            self._is_listening = not connection.is_closed()
-            await connection.until_lost()
-        finally:
-            self._is_listening = False
-
-    def _on_change(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        with contextlib.suppress(ValueError):
-            self.forget(UUID(str(payload)))
+        else:
+            with contextlib.suppress(ValueError):
+                self.forget(UUID(payload))
 
     async def _load(self, tenant_id: UUID) -> "Matcher":
         async with acting_as(self._pool, tenant_id) as connection:
@@ -137,7 +126,7 @@ class MatcherCache:
         if self._loading.get(tenant_id) is not loaded:
             return
         del self._loading[tenant_id]
-        if failed or not self._is_listening:
+        if failed or not self.is_listening:
             return
         self._kept[tenant_id] = loaded.result()
         held = sum(len(each) for each in self._kept.values())

@@ -11,7 +11,7 @@ GISTS = 12
 """Archived results that show a summary, the newest; older ones show only their reference."""
 MEMORY_LIMIT = "memory_limit"
 
-Listener = Callable[[str, str], None]
+NotifyListener = Callable[[str, str], None]
 """Receiver of warnings: a code and a text."""
 
 
@@ -25,7 +25,7 @@ class Archive:
         others: number of ``v`` references.
     """
 
-    def __init__(self, count: TokenCounter, listener: Listener | None) -> None:
+    def __init__(self, count: TokenCounter, listener: NotifyListener | None) -> None:
         self.texts: dict[str, str] = {}
         self.referred: set[str] = set()
         self.turn = 0

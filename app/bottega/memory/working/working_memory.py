@@ -11,7 +11,7 @@ from typing import Any
 
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.text.summaries import TokenCounter, summary_of
-from bottega.memory.working.archive import Archive, Listener
+from bottega.memory.working.archive import Archive, NotifyListener
 from bottega.memory.working.sections import Budgets, Entry, Key, Kind, Part, Section, label_of
 from bottega.memory.working.variables import (
     KIND_IN,
@@ -70,7 +70,7 @@ class WorkingMemory:
         budgets: Budgets | None = None,
         *,
         count: TokenCounter = estimated_tokens,
-        listener: Listener | None = None,
+        listener: NotifyListener | None = None,
     ) -> None:
         self.budgets = budgets or Budgets()
         self.revision = 0
