@@ -26,6 +26,10 @@ GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
 with hardly any cycles, and collections took a third of the CPU."""
 
+_POOL_SIZE = 10
+_WORKER_POOL_SIZE = 4
+"""Connections of a worker's pool, so that many workers fit into one database."""
+
 if TYPE_CHECKING:
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.build_agents import AgentDependencies
@@ -79,7 +83,8 @@ async def open_service(
     """
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
-    async with open_database(url, limits=settings.run_limits) as database:
+    size = _POOL_SIZE if api else _WORKER_POOL_SIZE
+    async with open_database(url, pool_size=size, limits=settings.run_limits) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
         wakeups = WakeupFeed(listener)
@@ -242,7 +247,8 @@ async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterato
     settings = service.settings
     working = asyncio.ensure_future(
         queue.work(
-            service.database.connect,
+            service.database.pool,
+            service.listener,
             execute,
             concurrency=settings.worker_concurrency,
             takeover_s=settings.takeover_s,

@@ -19,6 +19,7 @@ import asyncpg
 from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from bottega.db.driver import session_of
 from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
@@ -27,6 +28,7 @@ from bottega.errors import InvalidInputError, UnavailableError
 _CONNECT_S = 10.0
 _LONGEST_STATEMENT_S = 30.0
 """Time limit of a statement of the engine: all are short, so a longer one hangs."""
+_IDLE_S = 30.0
 
 APP_ROLE = "bottega_app"
 """Role without tables of its own; sees the rows of the tenant that a transaction names."""
@@ -303,6 +305,7 @@ async def open_database(
     url: str,
     *,
     pool_size: int = 10,
+    idle_s: float = _IDLE_S,
     patience_s: float = 10.0,
     limits: Mapping[str, int | None] | None = None,
     silence: Silence = Silence(),
@@ -312,6 +315,8 @@ async def open_database(
     All connections act as the role that the policies bind, even if the login may do more.
 
     Args:
+        pool_size: most connections of each.
+        idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
     Raises:
@@ -330,12 +335,15 @@ async def open_database(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=patience_s,
+        pool_use_lifo=True,
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    closing = asyncio.ensure_future(_close_idle(engine, idle_s))
     try:
         async with asyncpg.create_pool(
             min_size=1,
             max_size=pool_size,
+            max_inactive_connection_lifetime=idle_s,
             reset=_keep_state,
             connect=lambda *_, **__: connected(silence.step_s),
             connection_class=ListenSession,
@@ -344,4 +352,26 @@ async def open_database(
             each = max(1, pool_size // 2)
             yield Database(url, limits, engine, pool, each, patience_s, trust)
     finally:
+        closing.cancel()
         await engine.dispose()
+
+
+async def _close_idle(engine: AsyncEngine, every_s: float) -> None:
+    """Close the engine's idle connections when it needed fewer for a while; until cancelled."""
+    most = 0
+
+    def pool() -> QueuePool:
+        current = engine.sync_engine.pool  # a new one after each dispose()
+        assert isinstance(current, QueuePool)
+        return current
+
+    def count(*_: object) -> None:
+        nonlocal most
+        most = max(most, pool().checkedout())
+
+    event.listen(engine.sync_engine, "checkout", count)
+    while True:
+        most = pool().checkedout()
+        await asyncio.sleep(every_s)
+        if pool().checkedin() and pool().checkedin() + pool().checkedout() > most:
+            await engine.dispose()

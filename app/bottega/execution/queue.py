@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import structlog
-from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
+from pgqueuer.adapters.drivers.asyncpg import AsyncpgPoolDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment, QueryQueueBuilder
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.domain.models import Job
@@ -24,7 +24,7 @@ from pgqueuer.domain.types import QueueEntrypoint, QueueManagerId
 from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pydantic_core import from_json
 
-from bottega.events.listener import Connect
+from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
 from bottega.events.wakeups import background
 
@@ -41,9 +41,9 @@ Execute = Callable[[UUID, UUID], Awaitable[None]]
 """A function that executes one run, given its tenant and its id."""
 
 
-def _queries(connection: asyncpg.Connection) -> Queries:
+def _queries(pool: asyncpg.Pool) -> Queries:
     return Queries(
-        AsyncpgDriver(connection), QueryBuilderEnvironment(ENGINE), QueryQueueBuilder(ENGINE)
+        AsyncpgPoolDriver(pool), QueryBuilderEnvironment(ENGINE), QueryQueueBuilder(ENGINE)
     )
 
 
@@ -71,7 +71,8 @@ async def sweep_regularly(pool: asyncpg.Pool, every_s: float) -> None:
 
 
 async def work(
-    connect: Connect,
+    pool: asyncpg.Pool,
+    listener: NotifyListener,
     execute: Execute,
     *,
     concurrency: int,
@@ -82,24 +83,21 @@ async def work(
     """Take runs from the queue and execute them until ``stop`` is set.
 
     Then running ones have ``grace_s`` seconds to end. After that they are cancelled, which hands
-    them back. If the connection is lost, running ones go on, and a new connection takes more: the
-    fence of each run decides who may write.
+    them back. While the database is away, running ones go on: the fence of each run decides who may
+    write.
 
     Args:
         execute: its errors are logged; the run's row goes stale and is taken again.
         takeover_s: approximate time until a dead worker's runs are taken over.
     """
-    taker = _Taker(execute, concurrency, takeover_s, stop)
+    taker = _Taker(pool, execute, concurrency, takeover_s, stop)
+    listener.subscribe(ENGINE.channel, taker.wake)
     async with background(taker.stop_waiting):
         while not stop.is_set():
             try:
-                connection = await connect()
-                try:
-                    await taker.take(connection)
-                finally:
-                    await connection.close()
+                await taker.take()
             except Exception as error:
-                log.warning("queue.reconnect", error=str(error), kind=type(error).__name__)
+                log.warning("queue.take_failed", error=str(error), kind=type(error).__name__)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await stop.wait()
@@ -115,8 +113,14 @@ class _Taker:
     """The loop that takes runs from the queue while there is room for them."""
 
     def __init__(
-        self, execute: Execute, concurrency: int, takeover_s: float, stop: asyncio.Event
+        self,
+        pool: asyncpg.Pool,
+        execute: Execute,
+        concurrency: int,
+        takeover_s: float,
+        stop: asyncio.Event,
     ) -> None:
+        self._queries = _queries(pool)
         self.executing: dict[UUID, asyncio.Task[None]] = {}
         self._execute = execute
         self._concurrency = concurrency
@@ -133,17 +137,18 @@ class _Taker:
         await self._stop.wait()
         self._wake.set()
 
-    async def take(self, connection: asyncpg.Connection) -> None:
-        """Take runs until the connection is lost or ``stop`` is set."""
-        connection.add_termination_listener(lambda _: self._wake.set())
-        await connection.add_listener(ENGINE.channel, lambda *_: self._wake.set())
-        queries = _queries(connection)
-        while not (self._stop.is_set() or connection.is_closed()):
+    def wake(self, payload: str | None) -> None:
+        """Look for runs, because of a notification."""
+        self._wake.set()
+
+    async def take(self) -> None:
+        """Take runs until ``stop`` is set."""
+        while not self._stop.is_set():
             self._wake.clear()
             wanted = min(self._batch, self._concurrency - len(self.executing))
             if wanted > 0:
                 async with asyncio.timeout(_DEQUEUE_S):
-                    jobs = await queries.dequeue(
+                    jobs = await self._queries.dequeue(
                         wanted, _ENTRYPOINTS, self._me, None, self._stale_after
                     )
                 for job in jobs:
