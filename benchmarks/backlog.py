@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 from pydantic_core import from_json
 
-from benchmarks.__main__ import temporary_database
+from benchmarks.harness import temporary_database
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
 

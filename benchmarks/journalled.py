@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.__main__ import cpu_s, process, temporary_database, writing
+from benchmarks.harness import cpu_s, process, temporary_database, written
 from bottega.llm.demo_process import demo_model
 
 CHILDREN, CALLS = 20, 5
@@ -57,19 +57,19 @@ async def _measure(url: str, postmaster: int) -> None:
 async def _line(
     client: httpx2.AsyncClient, url: str, runs: int, worker: int, postmaster: int
 ) -> None:
-    before, written = [cpu_s(worker), cpu_s(postmaster)], await writing(url)
+    before, then = [cpu_s(worker), cpu_s(postmaster)], await written(url)
     began = time.perf_counter()
     await asyncio.gather(*(_one(client) for _ in range(runs)))
     wall = time.perf_counter() - began
     spent = [cpu_s(worker) - before[0], cpu_s(postmaster) - before[1]]
-    now = await writing(url)
+    now = await written(url)
     children = runs * CHILDREN
     ideal = children / (CALLS * LATENCY_S)
     print(
         f"{runs:12} {children / wall:12.1f} {children / wall / ideal:12.0%} {spent[0] / wall:12.0%}"
         f" {spent[0] * 1000 / children:12.2f} {spent[1] * 1000 / children:12.2f}"
-        f" {(now[0] - written[0]) / children:12.2f}"
-        f" {(now[1] - written[1]) / children / 1024:12.1f}"
+        f" {(now.writing - then.writing) / children:12.2f}"
+        f" {(now.log_bytes - then.log_bytes) / children / 1024:12.1f}"
     )
 
 

@@ -27,7 +27,7 @@ import httpx2
 import psutil
 from pydantic_core import from_json
 
-from benchmarks.__main__ import cpu_s, define, percentile, process, temporary_database
+from benchmarks.harness import cpu_s, define, percentile, process, temporary_database
 from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.__main__ import cpu_s
+from benchmarks.harness import cpu_s
 from benchmarks.memory import loading, stage
 from benchmarks.memory.clusters import Clusters, Floats, cosines, nearest
 from benchmarks.memory.corpus import Corpus, corpus

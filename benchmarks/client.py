@@ -1,0 +1,165 @@
+"""A client that costs next to nothing: posts runs, and watches each over a WebSocket to its end."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic_core import from_json, to_json
+
+_FINAL = (b"run.completed", b"run.failed", b"run.timeout", b"run.cancelled")
+_HANDSHAKE = (
+    b"GET /v1/runs/%b/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\n"
+    b"connection: upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"sec-websocket-version: 13\r\n\r\n"
+)
+
+
+@dataclass(slots=True)
+class Watched:
+    """Times of a run at its client, in seconds.
+
+    Attributes:
+        took_s: from the request to the last event here.
+        started_s: from the request to ``run.started`` here.
+        queued_s: from queued to started, by the events' times.
+    """
+
+    took_s: float
+    started_s: float
+    queued_s: float
+
+
+@dataclass(slots=True)
+class Client:
+    """Requests to one API, on connections that are used again.
+
+    Attributes:
+        port: of the API on this machine.
+        run: body of the request that starts a run.
+    """
+
+    port: int
+    run: bytes
+    _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+
+    async def post(self) -> bytes:
+        """Start a run; return its id."""
+        link = self._idle.pop() if self._idle else await self._connect()
+        reader, writer = link
+        writer.write(
+            b"POST /v1/runs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(self.run), self.run)
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        body = await reader.readexactly(length)
+        self._idle.append(link)
+        if b" 202 " not in head[:20]:
+            raise SystemExit(f"POST /v1/runs: {body.decode()}")
+        return str(from_json(body)["id"]).encode()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def one_run(self) -> Watched:
+        """Start a run, and watch it to its end."""
+        began = time.perf_counter()
+        run_id = await self.post()
+        loop = asyncio.get_running_loop()
+        transport, socket = await loop.create_connection(
+            lambda: _Socket(run_id), "127.0.0.1", self.port
+        )
+        try:
+            last = await socket.ended
+        finally:
+            transport.close()
+        if b"run.completed" not in last[:400]:
+            raise SystemExit(f"run {run_id.decode()} did not complete: {last.decode()}")
+        ended = time.perf_counter()
+        return Watched(ended - began, socket.started_at - began, socket.queued_s())
+
+    async def many(self, runs: int, concurrency: int) -> list[Watched]:
+        """Watch ``runs`` runs, ``concurrency`` at a time."""
+        slots = asyncio.Semaphore(concurrency)
+
+        async def slot() -> Watched:
+            async with slots:
+                return await self.one_run()
+
+        return await asyncio.gather(*(slot() for _ in range(runs)))
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+class _Socket(asyncio.Protocol):
+    """A WebSocket that only reads."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self._run_id = run_id
+        self._read = bytearray()
+        self._is_open = False
+        self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.started_at = 0.0
+        self._queued = self._started = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_HANDSHAKE % self._run_id)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(b"the connection was closed: " + bytes(self._read))
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        if not self._is_open:
+            end = self._read.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            if b" 101 " not in self._read[:20]:
+                self.ended.set_result(bytes(self._read))
+                return
+            del self._read[: end + 4]
+            self._is_open = True
+        position = 0
+        while (place := _frame(self._read, position)) is not None:
+            first, position = place
+            self._see(bytes(self._read[first:position]))
+        del self._read[:position]
+
+    def _see(self, event: bytes) -> None:
+        head = event[:400]
+        if b'"run.' not in head:
+            return
+        if b'"run.started"' in head:
+            self.started_at, self._started = time.perf_counter(), event
+        elif b'"run.queued"' in head:
+            self._queued = event
+        elif any(kind in head for kind in _FINAL) and not self.ended.done():
+            self.ended.set_result(event)
+
+    def queued_s(self) -> float:
+        """Return the seconds from queued to started."""
+        times = (from_json(event)["at"] for event in (self._queued, self._started))
+        queued, started = map(datetime.fromisoformat, times)
+        return (started - queued).total_seconds()
+
+
+def _frame(data: bytearray, position: int) -> tuple[int, int] | None:
+    """Return the first and the last place of a frame's content, if it is complete."""
+    if len(data) < position + 2:
+        return None
+    length, first = data[position + 1] & 127, position + 2
+    if length >= 126:
+        size = 2 if length == 126 else 8
+        if len(data) < first + size:
+            return None
+        length, first = int.from_bytes(data[first : first + size]), first + size
+    return (first, first + length) if len(data) >= first + length else None
+
+
+def body_of(run: object) -> bytes:
+    return to_json(run)

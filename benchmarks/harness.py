@@ -1,0 +1,173 @@
+"""Parts that benchmarks share: processes, their CPU time, a temporary database, the floor."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+import openai
+import psutil
+
+from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.db import embedded, migrate
+
+CALLS = 7
+"""Model calls of a run of the demo's team."""
+
+
+@asynccontextmanager
+async def process(
+    *arguments: str, ready: str, **environment: str
+) -> AsyncIterator[tuple[Any, str]]:
+    """Run our command as a process; yield it and the line that reports readiness."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "bottega.cli.commands",
+        *arguments,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stderr is not None
+    while ready not in (line := (await child.stderr.readline()).decode()):
+        if not line:
+            raise SystemExit(f"`bottega {' '.join(arguments)}` did not start")
+    drained = asyncio.ensure_future(_drain(child.stderr))
+    try:
+        yield child, line
+    finally:
+        child.terminate()
+        await child.wait()
+        await drained
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, with its children unless it is this one."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for member in [root, *(root.children(recursive=True) if pid != os.getpid() else ())]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = member.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+async def define(client: httpx2.AsyncClient) -> None:
+    """Create the demo's agents and graph, unless an earlier measurement did."""
+    wanted = [("/v1/agents", agent) for agent in SOFTWARE.agents]
+    for path, body in [*wanted, ("/v1/graphs", SOFTWARE.graph)]:
+        answer = await client.post(path, json=body)
+        if answer.status_code != httpx2.codes.CONFLICT:
+            answer.raise_for_status()
+
+
+async def floor(base_url: str, rounds: int, concurrency: int) -> tuple[float, float]:
+    """Measure seven bare calls in sequence: rounds per second, CPU milliseconds per round."""
+    slots = asyncio.Semaphore(concurrency)
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": agent["name"],
+                "description": agent["description"],
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string"}},
+                    "required": ["query"],
+                },
+            },
+        }
+        for agent in SOFTWARE.agents[:3]
+    ]
+
+    async with openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as client:
+
+        async def round_() -> None:
+            async with slots:
+                history: Any = [
+                    {"role": "system", "content": SOFTWARE.agents[-1]["system_message"]},
+                    {"role": "user", "content": "Build a todo app."},
+                ]
+                for call in range(CALLS):
+                    stream = await client.chat.completions.create(
+                        model="demo",
+                        messages=history,
+                        tools=tools if call % 2 == 0 else openai.omit,
+                        stream=True,
+                        stream_options={"include_usage": True},
+                    )
+                    async for _ in stream:
+                        pass
+
+        await round_()
+        began, spent = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(round_() for _ in range(rounds)))
+        wall, cpu = time.perf_counter() - began, time.process_time() - spent
+    return rounds / wall, cpu * 1000 / rounds
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+@contextmanager
+def temporary_database() -> Iterator[tuple[str, int]]:
+    """Yield the URL of a fresh, migrated server, and the pid of its postmaster."""
+    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
+    with folder as name, embedded.running(Path(name)) as url:
+        migrate.upgrade(url)
+        pid_file = Path(name) / "postgres" / "postmaster.pid"
+        yield url, int(pid_file.read_text().splitlines()[0])
+
+
+async def embedded_all(url: str, patience_s: float = 60) -> None:
+    """Wait for the vectors of all episodes, to include their cost."""
+    connection = await asyncpg.connect(url)
+    ends = time.monotonic() + patience_s
+    while await connection.fetchval("SELECT EXISTS (SELECT FROM episode_work)"):
+        if time.monotonic() > ends:
+            print(f"  (after {patience_s:.0f} s there still are episodes without vectors)")
+            break
+        await asyncio.sleep(0.1)
+    await connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Counts of the database since its start.
+
+    Attributes:
+        transactions: committed, reading ones too.
+        writing: transactions that wrote.
+        log_bytes: of the write-ahead log.
+    """
+
+    transactions: int
+    writing: int
+    log_bytes: int
+
+
+async def written(url: str) -> Written:
+    """Return the database's counts so far."""
+    connection = await asyncpg.connect(url)
+    row = await connection.fetchrow(
+        "SELECT (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) "
+        "AS transactions, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS writing, "
+        "(pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint AS log_bytes"
+    )
+    await connection.close()
+    return Written(**row)

@@ -1,0 +1,160 @@
+"""A model that costs next to nothing, so that a benchmark measures the service and not the model.
+
+    python -m benchmarks.model [--latency-ms 0] [--token-delay-ms 0]
+
+It gives the demo model's answers over bare HTTP/1.1 on loopback. An answer is built once for each
+different request and then sent from memory. It prints its port when it accepts requests.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+from pydantic_core import from_json
+
+from benchmarks.harness import cpu_s
+from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.decide import decide
+
+_MOST = 10_000
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_END = b"0\r\n\r\n"
+
+
+def _answer(body: bytes) -> Sequence[bytes]:
+    """Return the parts of an answer, as chunks of HTTP."""
+    request = from_json(body)
+    parts = wire.chunks(decide(request), request)
+    return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
+
+
+class _Connection(asyncio.Protocol):
+    """A connection that sends one answer after another."""
+
+    answers: ClassVar[dict[bytes, Sequence[bytes]]] = {}
+    latency_s = 0.0
+    token_delay_s = 0.0
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        end = self._read.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._read[:end]).lower()
+        length = int(head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        if len(self._read) < end + 4 + length:
+            return
+        body = bytes(self._read[end + 4 : end + 4 + length])
+        del self._read[: end + 4 + length]
+        asyncio.get_running_loop().call_later(self.latency_s, self._send, self._parts(body))
+
+    def _parts(self, body: bytes) -> Sequence[bytes]:
+        parts = self.answers.get(body)
+        if parts is None:
+            if len(self.answers) >= _MOST:
+                self.answers.clear()
+            parts = self.answers[body] = _answer(body)
+        return parts
+
+    def _send(self, parts: Sequence[bytes]) -> None:
+        if self.token_delay_s:
+            self._write(_HEAD)
+            self._send_slowly(parts, 0)
+        else:
+            self._write(b"".join([_HEAD, *parts, _END]))
+
+    def _send_slowly(self, parts: Sequence[bytes], position: int) -> None:
+        if position == len(parts):
+            self._write(_END)
+            return
+        self._write(parts[position])
+        asyncio.get_running_loop().call_later(
+            self.token_delay_s, self._send_slowly, parts, position + 1
+        )
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+
+async def _serve() -> None:
+    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+class FastModel:
+    """The model's process.
+
+    Attributes:
+        base_url: for the service's settings.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self._pid = process.pid
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+
+    def cpu_s(self) -> float:
+        return cpu_s(self._pid)
+
+
+@asynccontextmanager
+async def fast_model(
+    *, latency_ms: float = 0, token_delay_ms: float = 0
+) -> AsyncIterator[FastModel]:
+    """Start the model in a process of its own for the duration of the block.
+
+    Args:
+        latency_ms: milliseconds before each answer.
+        token_delay_ms: milliseconds between the parts of an answer.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.model"),
+        *("--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield FastModel(process, int(await process.stdout.readline()))
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--latency-ms", type=float, default=0)
+    parser.add_argument("--token-delay-ms", type=float, default=0)
+    options = parser.parse_args()
+    _Connection.latency_s = options.latency_ms / 1000
+    _Connection.token_delay_s = options.token_delay_ms / 1000
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    asyncio.run(_serve())
+
+
+if __name__ == "__main__":
+    main()
