@@ -18,6 +18,7 @@ from bottega.llm.wire import encode_json, without_lone_surrogates
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BROKEN = frozenset(("error", "insufficient_system_resource"))  # the latter is DeepSeek's
 _UNNAMED = "unnamed"
+_DONE = b"[DONE]"
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
 
@@ -62,6 +63,22 @@ class AnswerBuilder(ABC):
     def finished(self) -> bool:
         """True once the server gave its reason to stop: only usage may follow."""
         return self._finish_reason is not None
+
+    def add_events(self, events: Sequence[bytes]) -> str:
+        """Take the events of a piece of the stream, up to its end; return their text.
+
+        Raises:
+            ModelError: as :meth:`add_event`.
+        """
+        text = []
+        for event in events:
+            if event == _DONE:
+                self.complete = True
+            else:
+                text.append(self.add_event(event))
+            if self.complete:
+                break
+        return "".join(text)
 
     def add_event(self, data: bytes) -> str:
         """Take one event of the stream and return its text.

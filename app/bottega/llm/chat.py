@@ -11,6 +11,7 @@ from bottega.llm.answer import AnswerBuilder, PartialCall, decode_arguments
 from bottega.llm.dialect import Dialect
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.opaque import origin_of, size_of_fields, state_for, state_of, take
+from bottega.llm.text_chunks import TextChunks
 from bottega.llm.turns import Piece, piece_of
 from bottega.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
 
@@ -20,6 +21,7 @@ _REASONING = "reasoning_content"
 _KNOWN = frozenset(
     ("role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations", "parsed")
 )
+_SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
 
 OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
@@ -100,6 +102,23 @@ class ChatAnswer(AnswerBuilder):
         self._more: dict[str, Any] = {}
         self._calls: list[PartialCall] = []
         self._by_index: dict[Any, PartialCall] = {}
+        self._text_chunks = TextChunks(_only_text)
+
+    def add_events(self, events: Sequence[bytes]) -> str:
+        said = []
+        index = 0
+        while index < len(events) and not self.complete:
+            count, text = (0, None) if self._half else self._text_chunks.leading(events, index)
+            if text:
+                self._text.append(text)
+            else:
+                count = max(1, count)
+                text = super().add_events(events[index : index + count])
+                if count == 1:
+                    self._text_chunks.learn(events[index], text)
+            said.append(text)
+            index += count
+        return "".join(said)
 
     def _add(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
@@ -168,6 +187,20 @@ class ChatAnswer(AnswerBuilder):
             self._calls.append(call)
             self._by_index[index] = call
         return call
+
+
+def _only_text(event: Any) -> str | None:
+    """Return the text of a chunk that holds nothing else; ``None``: it does."""
+    if event.get("error") or event.get("usage"):
+        return None
+    (choice,) = event["choices"]
+    delta = choice["delta"]
+    if choice.get("finish_reason") or any(
+        value for name, value in delta.items() if name not in _SAID
+    ):
+        return None
+    text: str = delta["content"]
+    return text
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:

@@ -5,8 +5,7 @@ import contextlib
 import copy
 import random
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.answer import AnswerBuilder
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.chat import chat_completions
-from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, pieces_of
+from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success
 from bottega.llm.dialect import Dialect, NewDialect
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.responses import responses
@@ -38,7 +37,6 @@ _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_BROKEN = 5
 """Most broken answers of one call: each may cost as much as a complete one."""
 
-_DONE = b"[DONE]"
 _DEFAULTS = ModelOptions()
 
 
@@ -210,80 +208,77 @@ class OpenAIProvider:
     async def _read(
         self, response: aiohttp.ClientResponse, builder: AnswerBuilder, on_delta: OnDelta | None
     ) -> AssistantMessage:
+        """Read the answer as it arrives.
+
+        Raises:
+            ModelError: the connection failed, or the answer cannot be used. After a complete answer
+                only its usage may be missing, which is not an error.
+        """
         content_type = response.headers.get("content-type", "").lower()
         if "html" in content_type:
             raise self._report.no_completion(content_type)
-        async with aclosing(self._pieces(response, builder)) as pieces:
-            if "json" in content_type:
-                await _read_whole(builder, pieces, on_delta)
-            else:
-                await _read_events(builder, pieces, on_delta)
-        return builder.finish(self._clock(), self._new_id)
-
-    async def _pieces(
-        self, response: aiohttp.ClientResponse, builder: AnswerBuilder
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the answer as they arrive.
-
-        Raises:
-            ModelError: the connection failed, or the answer is too long. After a complete answer
-                only its usage may be missing, which is not an error.
-        """
+        reader = _Whole(builder) if "json" in content_type else _Events(builder)
         failure: ModelError | None = None
         length = 0
-        try:
-            async with aclosing(pieces_of(response)) as pieces:
-                async for piece in pieces:
-                    length += len(piece)
-                    if length > _LONGEST_ANSWER:
-                        break
-                    yield piece
-        except NETWORK_ERRORS as error:
-            failure = self._report.interrupted(error)
-        if length > _LONGEST_ANSWER:
-            failure = self._report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")
+        while not builder.complete:
+            try:
+                piece = await response.content.readany()
+            except NETWORK_ERRORS as error:
+                failure = self._report.interrupted(error)
+                break
+            length += len(piece)
+            if length > _LONGEST_ANSWER:
+                failure = self._report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")
+            if failure is not None or not piece:
+                break
+            await _notify(on_delta, reader.feed(piece))
         if failure is not None and not builder.finished:
             raise failure
+        if failure is None:
+            await _drain(response.content)
+        if not builder.finished:
+            await _notify(on_delta, reader.finish())
+        return builder.finish(self._clock(), self._new_id)
 
 
-async def _read_events(
-    builder: AnswerBuilder, pieces: AsyncGenerator[bytes, None], on_delta: OnDelta | None
-) -> None:
-    splitter = SSESplitter()
-    async for piece in pieces:
-        if await _take(builder, splitter.feed(piece), on_delta):
-            # The pool reuses the connection only if the body is read to its end, which is near.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_S):
-                    async for _ in pieces:
-                        pass
-            return
-    if not builder.finished:
-        await _take(builder, splitter.finish(), on_delta)
+async def _drain(content: aiohttp.StreamReader) -> None:
+    """Read what is left of a complete answer: only then the pool reuses the connection."""
+    if not content.at_eof():
+        with contextlib.suppress(*NETWORK_ERRORS):
+            async with asyncio.timeout(_DRAIN_S):  # the end is near
+                while await content.readany():
+                    pass
 
 
-async def _take(builder: AnswerBuilder, events: list[bytes], on_delta: OnDelta | None) -> bool:
-    """Take the events of one piece; return true if the stream is done."""
-    done = False
-    text = ""
-    for event in events:
-        if event == _DONE:
-            done = True
-            break
-        text += builder.add_event(event)
-        if builder.complete:
-            done = True
-            break
-    await _notify(on_delta, text)
-    return done
+class _Events:
+    """Reads a stream of server-sent events."""
+
+    def __init__(self, builder: AnswerBuilder) -> None:
+        self._builder = builder
+        self._splitter = SSESplitter()
+
+    def feed(self, piece: bytes) -> str:
+        """Take a piece of the stream; return the text in it."""
+        return self._builder.add_events(self._splitter.feed(piece))
+
+    def finish(self) -> str:
+        """Take the end of the stream; return the text that it completes."""
+        return self._builder.add_events(self._splitter.finish())
 
 
-async def _read_whole(
-    builder: AnswerBuilder, pieces: AsyncGenerator[bytes, None], on_delta: OnDelta | None
-) -> None:
-    """Read the answer of a server that ignored the request to stream."""
-    body = b"".join([piece async for piece in pieces])
-    await _notify(on_delta, builder.add_event(body))
+class _Whole:
+    """Reads the answer of a server that ignored the request to stream; see :class:`_Events`."""
+
+    def __init__(self, builder: AnswerBuilder) -> None:
+        self._builder = builder
+        self._body = bytearray()
+
+    def feed(self, piece: bytes) -> str:
+        self._body += piece
+        return ""
+
+    def finish(self) -> str:
+        return self._builder.add_event(bytes(self._body))
 
 
 async def _notify(on_delta: OnDelta | None, text: str) -> None:

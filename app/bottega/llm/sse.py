@@ -1,5 +1,7 @@
 """Split a byte stream into server-sent events."""
 
+_DATA = b"data: "
+
 
 class SSESplitter:
     """Extracts the ``data`` of events from pieces of a stream that may be cut anywhere.
@@ -20,6 +22,8 @@ class SSESplitter:
             self._tail.append(piece)  # joined at the line's end: linear time
             return []
         text = b"".join([*self._tail, piece]) if self._tail else piece
+        if (events := self._single_lines(text)) is not None:
+            return events
         lines = text.splitlines(keepends=True)
         # Keep a line without its end, also one that ends in CR: LF may follow.
         self._tail = [lines.pop()] if not lines[-1].endswith(b"\n") else []
@@ -30,6 +34,17 @@ class SSESplitter:
         rest = b"".join(self._tail).splitlines(keepends=True)
         self._tail = []
         return self._events([*rest, b"\n"])
+
+    def _single_lines(self, text: bytes) -> list[bytes] | None:
+        """Return the events of the usual stream, one line of data each; ``None``: it is another."""
+        *blocks, rest = text.split(b"\n\n")
+        if self._data or b"\r" in text or text.count(b"\n") != 2 * len(blocks):
+            return None
+        events = [block[6:] for block in blocks if block[:6] == _DATA]
+        if len(events) != len(blocks) or not all(events):
+            return None
+        self._tail = [rest] if rest else []
+        return events
 
     def _ends_in_cr(self) -> bool:
         return bool(self._tail) and self._tail[-1].endswith(b"\r")
