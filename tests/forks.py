@@ -2,7 +2,8 @@
 
 The test process starts ``python -m tests.forks FD`` once and asks it over the socket ``FD`` for
 children. Each child goes on as ``bottega …``, with its own environment, standard output and
-standard error. A process between the two waits for the child and writes its exit code.
+standard error. ``PYTHONPATH`` may add modules, but not replace what is imported. A process between
+the two waits for the child and writes its exit code.
 
 The process that forks only imports: it has one thread, no event loop and no connection.
 """
@@ -11,8 +12,10 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -132,12 +135,16 @@ def _stop(server: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 def main() -> None:
     """Import the service, then fork at each request; in a child, go on as ``bottega``."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     import uvicorn.loops.auto
     import uvicorn.protocols.http.auto
     import uvicorn.protocols.websockets.auto  # noqa: F401
 
-    import bottega.main
-    import bottega.worker  # noqa: F401
+    import bottega
+
+    for module in pkgutil.walk_packages(bottega.__path__, "bottega."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)  # also what a command imports when it needs it
     from bottega.cli import commands, terminal
 
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be there after a fork"
@@ -192,6 +199,8 @@ def _become(arguments: list[str], environment: dict[str, str], outputs: list[int
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [each for each in more if each not in sys.path]
     random.seed()
     sys.argv = ["bottega", *arguments]
 

@@ -49,14 +49,9 @@ class Command:
 async def command(*arguments: str, **environment: str) -> AsyncIterator[Command]:
     """Start ``bottega …`` and wait until it says it is ready; end it with the block.
 
-    It is forked from a process that has imported the service. With ``PYTHONPATH`` it is not,
-    because then it may find other modules.
+    It is forked from a process that has imported the service.
     """
-    if "PYTHONPATH" in environment:
-        process: Process | Forked = await _cold(arguments, environment)
-    else:
-        process = await fork(arguments, _whole(environment))
-    async with _ready(process) as started:
+    async with _ready(await fork(arguments, _whole(environment))) as started:
         yield started
 
 

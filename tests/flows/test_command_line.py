@@ -68,9 +68,9 @@ def test_an_unmigrated_database_and_a_taken_port(server: str, database_url: str)
 
 
 def test_settings_are_shown_with_secrets_masked() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "bottega.cli.commands", "settings"],
-        env={
+    ended = forks.run(
+        ["settings"],
+        {
             **os.environ,
             "COLUMNS": "300",
             "BOTTEGA_MODEL": "[/x]",
@@ -79,11 +79,8 @@ def test_settings_are_shown_with_secrets_masked() -> None:
             "DATABASE_URL": "postgresql://u:pw@h/d",
             "BOTTEGA_SECRET_KEY": "also-secret",
         },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
     )
+    assert ended.returncode == 0, ended.stderr
     assert "OPENAI_API_KEY" in ended.stdout
     for hidden in ("very-secret", "hunter2222", "also-secret"):
         assert hidden not in ended.stdout

@@ -28,7 +28,7 @@ def environment(database_url: str, model: FakeModel, **more: str) -> dict[str, s
 async def test_two_apis_and_two_workers_share_the_work(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model)
     async with (
-        cold_command("serve", "--no-worker", "--port", "0", **with_model) as first,
+        command("serve", "--no-worker", "--port", "0", **with_model) as first,
         command("serve", "--no-worker", "--port", "0", **with_model) as second,
         cold_command("worker", **with_model),
         command("worker", **with_model),

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import sys
-from asyncio.subprocess import PIPE
 
 import pytest
 
@@ -11,20 +9,16 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import APP_ROLE, acting_as, open_database
 from bottega.tenants import operator
+from tests import forks
 from tests.pooler import ignoring
 
 
 async def refused(*arguments: str, **environment: str) -> str:
     """Return the error of a ``bottega …`` command that must end with status 1."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "bottega.cli.commands", *arguments),
-        env={**os.environ, "COLUMNS": "1000", **environment},
-        stderr=PIPE,
-    )
-    _, error = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 1, error.decode()
-    return error.decode()
+    whole = {**os.environ, "COLUMNS": "1000", **environment}
+    ended = await asyncio.to_thread(forks.run, arguments, whole)
+    assert ended.returncode == 1, ended.stderr
+    return ended.stderr
 
 
 @pytest.mark.parametrize("arguments", [("serve", "--port", "0"), ("worker",)], ids=lambda a: a[0])
