@@ -19,6 +19,7 @@ from bottega.execution import queue
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
+from bottega.runs.pins import PinCache
 from bottega.settings import Settings, redactor, secrets
 from bottega.tenants.key_cache import KeyCache
 
@@ -51,6 +52,7 @@ class Service:
         memory: episodes of earlier runs.
         patterns: learned from them.
         descriptors: file descriptor limits of this process.
+        pins: versions of agents and graphs that new runs pin.
         working: whether this process executes runs too.
     """
 
@@ -64,6 +66,7 @@ class Service:
     patterns: PatternCache
     descriptors: Descriptors
     working: bool = False
+    pins: PinCache = field(default_factory=PinCache)
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -187,6 +187,14 @@ CREATE TABLE session_memory (
 
 -- --- Runs and their log --------------------------------------------------------------------------
 
+CREATE TABLE definition_epochs (
+    tenant_id uuid NOT NULL,
+    epoch uuid NOT NULL DEFAULT gen_random_uuid(),
+    CONSTRAINT pk_definition_epochs PRIMARY KEY (tenant_id),
+    CONSTRAINT fk_definition_epochs_tenant_id_tenants
+        FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
 CREATE TABLE runs (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),

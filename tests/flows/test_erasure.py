@@ -15,7 +15,9 @@ from structlog.testing import capture_logs
 
 from bottega.api.routes import stream
 from bottega.db.base import DEFAULT_TENANT
+from bottega.db.driver import driver_of
 from bottega.runs import control
+from bottega.runs.pins import PinCache
 from bottega.runs.retry import retry
 from bottega.runs.submit import NewRun, submit
 from bottega.settings import Settings
@@ -252,7 +254,7 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
     )
     async with database.begin(DEFAULT_TENANT) as tx:
         if how == "new":
-            await submit(tx, DEFAULT_TENANT, new)
+            await submit(await driver_of(tx), PinCache(), DEFAULT_TENANT, new)
         else:
             again = retry(tx, database.pool, DEFAULT_TENANT, UUID(old), from_last_step=True)
             assert (await again)["session_id"] == "s"

@@ -17,12 +17,14 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.background.cron import next_tick
+from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
 from bottega.leased_work import WorkLoop, seconds_until_due
+from bottega.runs.pins import PinCache
 from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"
@@ -186,6 +188,7 @@ class Ticker:
         self.loop = WorkLoop(CHANNEL, self._start_due)
         self._database = database
         self._limits = limits
+        self._pins = PinCache()
         self._after = UUID(int=0)  # the tenant of the last start
 
     async def run(self) -> None:
@@ -231,7 +234,8 @@ class Ticker:
                     memory=self._limits.memory,
                     principal=f"schedule:{row['name']}",
                 )
-                changes["last_run_id"] = (await submit(tx, row["tenant_id"], new))["id"]
+                run = await submit(await driver_of(tx), self._pins, row["tenant_id"], new)
+                changes["last_run_id"] = run["id"]
         except BottegaError as error:
             changes["last_error"] = {"code": error.code, "message": error.detail}
         except Exception as error:

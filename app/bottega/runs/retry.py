@@ -29,7 +29,8 @@ from bottega.execution.replay import answer_of
 from bottega.execution.replay_tasks import ENDS
 from bottega.execution.task_rows import CANCELLED, row_change
 from bottega.runs import read
-from bottega.runs.submit import Carried, accept, stricter
+from bottega.runs.pins import stricter
+from bottega.runs.submit import Carried, accept
 
 Parents = Mapping[UUID | None, UUID | None]
 """The parent of each task; ``None`` is the root."""

@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
+import asyncpg
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, StringConstraints
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,6 +26,7 @@ from bottega.api.schemas.runs import (
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
+from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.events.log import is_transient
 from bottega.runs import messages, read
@@ -146,15 +148,21 @@ async def create(
         memory=service.settings.memory,
         principal=principal.actor,
     )
-    async with service.database.begin(tenant) as tx:
-        await check_webhook(tx, tenant, service.settings, body.webhook_url)
+    database = service.database
 
-        async def accept() -> dict[str, Any]:
-            run = await submitting.submit(tx, tenant, new)
-            response.headers["Location"] = f"/v1/runs/{run['id']}"
-            return run
+    async def accept(driver: asyncpg.Pool | asyncpg.Connection) -> dict[str, Any]:
+        run = await submitting.submit(driver, service.pins, tenant, new)
+        response.headers["Location"] = f"/v1/runs/{run['id']}"
+        return run
 
-        run = await once(tx, response, Run, accept)
+    if once.key is None and body.webhook_url is None:
+        async with database.turn(tenant):
+            run = await accept(database.pool)
+    else:
+        async with database.begin(tenant) as tx:
+            await check_webhook(tx, tenant, service.settings, body.webhook_url)
+            driver = await driver_of(tx)
+            run = await once(tx, response, Run, lambda: accept(driver))
     if not wait:
         return run
     run_id = UUID(str(run["id"]))

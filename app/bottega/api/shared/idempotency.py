@@ -30,14 +30,14 @@ _keys = idempotency_keys.c
 class Once:
     """Creates once per key; without a key, on every call.
 
-    Args:
+    Attributes:
         key: of the request, or ``None``.
     """
 
     def __init__(self, request: Request, tenant_id: UUID, key: str | None) -> None:
         self._request = request
         self._tenant_id = tenant_id
-        self._key = key
+        self.key = key
 
     async def __call__(
         self,
@@ -57,9 +57,9 @@ class Once:
             ConflictError: ``in_flight``: a request with this key is in progress.
             InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
         """
-        if self._key is None:
+        if self.key is None:
             return await create()
-        lock = func.hashtextextended(f"{self._tenant_id} {self._key}", 0)
+        lock = func.hashtextextended(f"{self._tenant_id} {self.key}", 0)
         if not await tx.scalar(select(func.pg_try_advisory_xact_lock(lock))):
             raise ConflictError(
                 "a request with this Idempotency-Key is in progress: repeat it in a moment",
@@ -68,7 +68,7 @@ class Once:
         asked = await self._hash()
         kept = select(_keys.request_hash, _keys.answer).where(
             _keys.tenant_id == self._tenant_id,
-            _keys.key == self._key,
+            _keys.key == self.key,
             _keys.created_at > func.now() - KEPT,
         )
         if stored := (await tx.execute(kept)).one_or_none():
@@ -94,7 +94,7 @@ class Once:
         row = {"request_hash": asked, "answer": answer, "created_at": func.now()}
         await tx.execute(
             insert(idempotency_keys)
-            .values(tenant_id=self._tenant_id, key=self._key, **row)
+            .values(tenant_id=self._tenant_id, key=self.key, **row)
             .on_conflict_do_update(index_elements=[_keys.tenant_id, _keys.key], set_=row)
         )
 

@@ -75,6 +75,18 @@ BEGIN
     RETURN to_jsonb(r) - '{pinned,session_base,slot,principal}'::text[];
 END $$;
 
+-- Called when a run is submitted. Accept it, unless the tenant's definitions have another epoch
+-- than the one with which its versions were read: {"refused": "stale"}.
+CREATE OR REPLACE FUNCTION submit_run(p_tenant uuid, p_new jsonb, p_epoch uuid)
+RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    IF p_epoch = (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant) THEN
+        RETURN accept_run(p_tenant, p_new, '[]', '[]', '[]');
+    END IF;
+    RETURN '{"refused": "stale"}';
+END $$;
+
 -- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
 -- another try makes sense; NULL if the run may come in.
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid) RETURNS jsonb LANGUAGE plpgsql AS $$

@@ -4,7 +4,13 @@ Every primary and foreign key of a tenant's table begins with the tenant: no key
 and the table can be partitioned or distributed by tenant.
 """
 
-from bottega.db.tables.definitions import agent_versions, agents, graph_versions, graphs
+from bottega.db.tables.definitions import (
+    agent_versions,
+    agents,
+    definition_epochs,
+    graph_versions,
+    graphs,
+)
 from bottega.db.tables.memory import (
     deleted_objects,
     episode_bodies,
@@ -56,6 +62,7 @@ __all__ = [
     "agents",
     "api_keys",
     "audit_log",
+    "definition_epochs",
     "deleted_objects",
     "episode_bodies",
     "episode_feedback",

@@ -50,3 +50,10 @@ agents = _named("agents")
 agent_versions = _versions("agent_versions", "agents")
 graphs = _named("graphs")
 graph_versions = _versions("graph_versions", "graphs")
+definition_epochs = Table(
+    "definition_epochs",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("epoch", Uuid, nullable=False, server_default=func.gen_random_uuid()),
+)
+"""A value per tenant that every change of its agents and graphs replaces."""

@@ -1,0 +1,58 @@
+-- Versions of agents and graphs, for runs that pin them.
+
+-- Trigger on agents and graphs. Give the tenant's definitions a new epoch, so that versions read
+-- before are read again. Random: an epoch never comes back, even from a backup.
+CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
+        UPDATE definition_epochs SET epoch = gen_random_uuid() WHERE tenant_id = OLD.tenant_id;
+    ELSE
+        INSERT INTO definition_epochs (tenant_id) VALUES (NEW.tenant_id)
+        ON CONFLICT (tenant_id) DO UPDATE SET epoch = gen_random_uuid();
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER change_definitions AFTER INSERT OR UPDATE OR DELETE ON agents
+FOR EACH ROW EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions AFTER INSERT OR UPDATE OR DELETE ON graphs
+FOR EACH ROW EXECUTE FUNCTION change_definitions();
+
+-- Called for a run whose versions this process does not know. Return what it pins: the graph, every
+-- reachable agent, and the epoch of both.
+CREATE OR REPLACE FUNCTION read_pins(p_tenant uuid, p_agent text, p_graph text) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN (
+        WITH RECURSIVE wanted AS (
+            SELECT v.version, ARRAY(
+                SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node
+            ) AS nodes
+            FROM graphs g JOIN graph_versions v
+              ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = g.version
+            WHERE g.tenant_id = p_tenant AND g.name = p_graph AND g.deleted_at IS NULL
+        ), reached(name, version, definition) AS (
+            SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
+              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+            WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
+                a.name = p_agent OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
+            UNION
+            SELECT a.name, v.version, v.definition FROM reached
+            CROSS JOIN jsonb_array_elements_text(
+                reached.definition #> '{subagents,names}') AS child(name)
+            JOIN agents a
+              ON a.tenant_id = p_tenant AND a.name = child.name AND a.deleted_at IS NULL
+            JOIN agent_versions v
+              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+        )
+        SELECT jsonb_build_object(
+            'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
+            'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
+            'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
+                'version', version, 'undescribed', definition ->> 'description' = '',
+                'memory', coalesce(definition ->> 'memory', 'full'),
+                'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
+                '{}') FROM reached)));
+END $$;

@@ -1,0 +1,144 @@
+"""Versions of agents and graphs that a new run pins, cached by each process."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json
+
+from bottega.definitions import store
+from bottega.definitions.agents import Reached
+from bottega.errors import InvalidInputError, UnknownAgentError
+
+_MAX_CHAIN = 20
+_MODES = ("off", "read", "full")
+_MOST = 1000
+_MOST_AGENTS = 20_000
+_READ = "SELECT read_pins($1, $2, $3)::text"
+
+
+def stricter(*modes: str) -> str:
+    """Return the strictest of some memory modes."""
+    return min(modes, key=_MODES.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Versions that a run keeps.
+
+    Attributes:
+        epoch: of the tenant's definitions; the versions are current while it is.
+        pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None}``.
+        memory: the strictest mode of the agents that the run starts with.
+    """
+
+    epoch: UUID
+    pinned: dict[str, Any]
+    memory: str
+
+
+class PinCache:
+    """Pins by tenant, agent and graph. They may be stale: every use compares the epoch."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[UUID, str | None, str | None], Pins] = OrderedDict()
+        self._agents = 0
+
+    async def find(
+        self,
+        driver: asyncpg.Pool | asyncpg.Connection,
+        tenant_id: UUID,
+        agent: str | None,
+        graph: str | None,
+    ) -> Pins:
+        """Return the pins of a run with this agent and graph, which may be stale.
+
+        Raises:
+            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. These are
+                never stale.
+        """
+        key = tenant_id, agent, graph
+        if (pins := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return pins
+        found = from_json(await driver.fetchval(_READ, *key))
+        pins = _pins(found, agent, graph)
+        self.forget(*key)
+        self._known[key] = pins
+        self._agents += len(pins.pinned["agents"])
+        while len(self._known) > _MOST or self._agents > _MOST_AGENTS:
+            self.forget(*next(iter(self._known)))
+        return pins
+
+    def forget(self, tenant_id: UUID, agent: str | None, graph: str | None) -> None:
+        """Drop pins that turned out to be stale."""
+        pins = self._known.pop((tenant_id, agent, graph), None)
+        if pins is not None:
+            self._agents -= len(pins.pinned["agents"])
+
+
+def _pins(found: Mapping[str, Any], agent: str | None, graph: str | None) -> Pins:
+    """Check what a run needs, as read from the database, and return its pins."""
+    if graph is not None and found["graph"] is None:
+        raise InvalidInputError(
+            f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
+        )
+    nodes: list[str] = [] if graph is None else found["graph"]["nodes"]
+    named_by = dict.fromkeys(nodes, "/graph")
+    if agent is not None:
+        named_by = {agent: "/agent"} | named_by
+    agents = {
+        name: Reached(each["version"], tuple(each["children"]), each["undescribed"])
+        for name, each in found["agents"].items()
+    }
+    _refuse_unknown(named_by, agents)
+    _refuse_depth(agent, agents)
+    called = {child for each in agents.values() for child in each.children}
+    if undescribed := sorted(name for name in called if agents[name].undescribed):
+        raise InvalidInputError(
+            f"sub-agents need a description, so that a model knows when to call them: "
+            f"{', '.join(undescribed)}",
+            code="missing_description",
+        )
+    first = [agent] if agent is not None else nodes
+    memory = stricter("full", *(found["agents"][name]["memory"] for name in first))
+    pinned = {
+        "agents": {name: each.version for name, each in agents.items()},
+        "graph": graph and {"name": graph, "version": found["graph"]["version"]},
+    }
+    return Pins(UUID(found["epoch"]), pinned, memory)
+
+
+def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
+    """Refuse names without an agent.
+
+    Args:
+        named_by: the names in the request, each with its place there.
+        agents: existing ones, with their sub-agents.
+    """
+    for name, agent in agents.items():
+        named_by |= {
+            child: f"sub-agent of {name}" for child in agent.children if child not in named_by
+        }
+    if unknown := store.missing(list(named_by), list(agents)):
+        listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
+        raise UnknownAgentError(
+            f"no such agent: {listed}. Create it, or correct the name",
+            pointer=next((place for name in unknown if (place := named_by[name])[0] == "/"), None),
+        )
+
+
+def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
+    """Refuse chains of sub-agents that are too deep to build, cycles among them."""
+    level = set(agents) if root is None else {root}
+    for _ in range(_MAX_CHAIN):
+        level = {child for name in level if name in agents for child in agents[name].children}
+        if not level:
+            return
+    raise InvalidInputError(
+        f"its sub-agents are nested more than {_MAX_CHAIN} deep: make the chain shorter",
+        code="too_deep",
+    )
