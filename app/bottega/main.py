@@ -43,6 +43,7 @@ from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
 from bottega.api.server.middleware import Cors, OnlyFromHere, RefuseLongBody
+from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
 from bottega.container import Service, open_service
@@ -107,6 +108,7 @@ def create_app(service: Service) -> FastAPI:
         # `include_router` would build each route again, and match each request twice.
         app.router.routes.extend(routes.router.routes)
     app.add_api_websocket_route("/{path:path}", websocket.nowhere)
+    app.router.middleware_stack = RouteIndex(app.router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app
 
