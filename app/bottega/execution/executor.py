@@ -71,6 +71,7 @@ class Executor:
         known: redacts secrets from logs.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
+        episode_stored: called after a run's episode was stored with its end.
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: of tenants; ``None``: no limit.
         stopping: set when this worker is to stop.
@@ -85,6 +86,7 @@ class Executor:
     known: Redactor = Redactor(())
     runtime: SubagentRuntime | None = None
     sources: MemorySources | None = None
+    episode_stored: Callable[[], None] = lambda: None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -237,6 +239,8 @@ class Executor:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         await recorder.journal.finish(end)
+        if recorder.journal.episode_recorder is not None:
+            self.episode_stored()
 
     async def _settle(self, recorder: JournalRecorder) -> None:
         day, recorder.day = recorder.day, None
