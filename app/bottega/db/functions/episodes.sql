@@ -176,6 +176,23 @@ BEGIN
     USING current_setting('bottega.tenant')::uuid, p_domain, p_most;
 END $$;
 
+-- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
+-- given position. Row-level security applies.
+CREATE OR REPLACE FUNCTION episode_list(
+    p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
+) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_order text := CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = $1'
+        || episode_scope(p_scope)
+        || episode_conditions(p_where) || episode_further_conditions(p_where)
+        || CASE WHEN p_at IS NOT NULL THEN format(' AND (s.at, s.episode_id) %s (%L, %L)',
+               CASE WHEN p_descending THEN '<' ELSE '>' END, p_at, p_id) ELSE '' END
+        || format(' ORDER BY s.at %s, s.episode_id %1$s LIMIT $2', v_order)
+    USING current_setting('bottega.tenant')::uuid, p_most;
+END $$;
+
 -- Trigger on tables whose rows are written once. Raise SQLSTATE BT002. A body may move, whole,
 -- between the database and the object store.
 CREATE OR REPLACE FUNCTION refuse_episode_change() RETURNS trigger LANGUAGE plpgsql AS $$
