@@ -162,8 +162,10 @@ class Executor:
         if run is None:
             return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
-        learns = run.memory == "full"
-        episode_recorder = EpisodeRecorder(facts_of(run), self.known.text) if learns else None
+        episode_recorder = None
+        if run.memory == "full":
+            by_rules = self.sources is None or self.sources.analyst is None
+            episode_recorder = EpisodeRecorder(facts_of(run), self.known.text, reflects=by_rules)
         journal = Journal(
             self.pool, run, episode_recorder=episode_recorder, wake=self.wake, known=self.known
         )
