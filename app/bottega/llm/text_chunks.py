@@ -43,16 +43,13 @@ class TextChunks:
             chunk = chunks[index]
             if not (chunk.startswith(before) and chunk.endswith(after)):
                 break
-            text = chunk[begin:end]
-            if b'"' in text or b"\\" in text:
-                break
-            texts.append(text)
+            texts.append(chunk[begin:end])
         try:
-            joined = b"".join(texts).decode()
-        except UnicodeDecodeError:
+            decoded = from_json(b'["%b"]' % b'","'.join(texts))
+        except ValueError:
             return len(texts), None
-        # A text in JSON has no control characters.
-        return len(texts), joined if joined.isprintable() else None
+        # A chunk that holds more than text has quotes of its own, which add to the list.
+        return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
         """Learn the form of a decoded chunk with this text, if it holds only text."""
