@@ -25,7 +25,7 @@ Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callab
 
 def tokens(read: int, written: int) -> dict[str, Any]:
     """Build usage as the wire has it."""
-    return Usage(input=read, output=written).model_dump()
+    return Usage(input=read, output=written).to_dict()
 
 
 class ScriptedModel:

@@ -63,7 +63,7 @@ async def test_a_task_s_own_time_and_tokens(bottega: Running, model: FakeModel) 
     assert "used up" in poor["error"]
     (failed,), (late,) = of(frames, "subagent.failed"), of(frames, "subagent.timeout")
     assert (failed["error"]["code"], late["error"]["code"]) == ("budget_exhausted", "timeout")
-    assert failed["token_usage"] == Usage().model_dump()
+    assert failed["token_usage"] == Usage().to_dict()
     tasks = await swarm.tasks_of(bottega.client, frames[0]["run_id"])
     assert {task["timeout_ms"] for task in tasks} == {500}
     assert {task["error"]["code"] for task in tasks} == {"budget_exhausted", "timeout"}

@@ -10,7 +10,6 @@ from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
 from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
 from bottega.agents.messages import (
-    AgentUsage,
     AssistantMessage,
     AssistantResponse,
     HumanMessage,
@@ -197,7 +196,7 @@ class QueryLoop:
         except ModelError as error:
             reason = stop_reason_of(error.code)
             raise QueryFailed(error.detail, error.code, reason) from error
-        query.usage += AgentUsage.of(message.usage, model_calls=1)
+        query.usage = query.usage.plus(message.usage, model_calls=1)
         if query.task is not None:
             query.task.spent(message.usage)
         return with_distinct_ids(message)

@@ -4,11 +4,12 @@ All of them are frozen: a change is a copy. So the encoding cached on a message 
 later model calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from bottega.clock import utcnow
 from bottega.graph.rendering import as_text
@@ -25,8 +26,11 @@ class ToolStatus(StrEnum):
     ERROR = "error"
 
 
-class Usage(BaseModel):
-    """Tokens of model calls. Adds up with ``+``.
+@dataclass(slots=True, unsafe_hash=True)
+class Usage:
+    """Tokens of model calls. Adds up with ``+``; never changes.
+
+    Not ``frozen``: each model call makes several, and freezing doubles their cost.
 
     Attributes:
         cached: input tokens that the server had cached.
@@ -34,21 +38,34 @@ class Usage(BaseModel):
         estimated: true if any part is our estimate because the server did not report it.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     input: int = 0
     output: int = 0
     cached: int = 0
     reasoning: int = 0
     estimated: bool = False
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build usage from the result of :meth:`to_dict`."""
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        return {
+            "input": self.input,
+            "output": self.output,
+            "cached": self.cached,
+            "reasoning": self.reasoning,
+            "estimated": self.estimated,
+        }
+
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
-            input=self.input + other.input,
-            output=self.output + other.output,
-            cached=self.cached + other.cached,
-            reasoning=self.reasoning + other.reasoning,
-            estimated=self.estimated or other.estimated,
+            self.input + other.input,
+            self.output + other.output,
+            self.cached + other.cached,
+            self.reasoning + other.reasoning,
+            self.estimated or other.estimated,
         )
 
     @property
@@ -57,36 +74,40 @@ class Usage(BaseModel):
         return self.input + self.output
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class AgentUsage(Usage):
     """Usage of an agent, its sub-agents included."""
 
     model_calls: int = 0
     tool_calls: int = 0
 
-    @classmethod
-    def of(cls, tokens: Usage, *, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
-        """Build the usage of some tokens and calls."""
-        return cls(**vars(tokens), model_calls=model_calls, tool_calls=tool_calls)
-
     @property
     def tokens(self) -> Usage:
         """The tokens, without the calls."""
-        return Usage(**{name: getattr(self, name) for name in Usage.model_fields})
+        return Usage(self.input, self.output, self.cached, self.reasoning, self.estimated)
 
-    def __add__(self, other: Usage) -> "AgentUsage":
-        calls = other if isinstance(other, AgentUsage) else _NO_CALLS
-        return AgentUsage(  # one validation, since each model call adds up several
-            input=self.input + other.input,
-            output=self.output + other.output,
-            cached=self.cached + other.cached,
-            reasoning=self.reasoning + other.reasoning,
-            estimated=self.estimated or other.estimated,
-            model_calls=self.model_calls + calls.model_calls,
-            tool_calls=self.tool_calls + calls.tool_calls,
+    def to_dict(self) -> dict[str, Any]:
+        data = Usage.to_dict(self)
+        data["model_calls"] = self.model_calls
+        data["tool_calls"] = self.tool_calls
+        return data
+
+    def plus(self, tokens: Usage, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
+        """Return this usage with more tokens and calls."""
+        return AgentUsage(
+            self.input + tokens.input,
+            self.output + tokens.output,
+            self.cached + tokens.cached,
+            self.reasoning + tokens.reasoning,
+            self.estimated or tokens.estimated,
+            self.model_calls + model_calls,
+            self.tool_calls + tool_calls,
         )
 
-
-_NO_CALLS = AgentUsage()
+    def __add__(self, other: Usage) -> "AgentUsage":
+        if isinstance(other, AgentUsage):
+            return self.plus(other, other.model_calls, other.tool_calls)
+        return self.plus(other)
 
 
 class ToolCall(BaseModel):
@@ -132,22 +153,22 @@ class Message(BaseModel):
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    _encoded: tuple[str, Any] | None = PrivateAttr(default=None)
+    __slots__ = ("_encoded",)  # cheaper than a private attribute: no work for each new message
+    if TYPE_CHECKING:
+        _encoded: tuple[str, Any]
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
         """Return the wire form of this message in ``dialect``; computed once, then cached."""
-        # Direct access: Pydantic's access to private fields costs 5 µs per message and call.
-        private = self.__pydantic_private__
-        assert private is not None
-        cached: tuple[str, T] | None = private["_encoded"]
-        if cached is None or cached[0] != dialect:
-            private["_encoded"] = cached = (dialect, encode(self))
-        return cached[1]
-
-    def __copy__(self) -> Self:
-        copied = super().__copy__()
-        copied._encoded = None
-        return copied
+        try:
+            cached: tuple[str, T] = self._encoded
+        except AttributeError:  # never encoded; a copy is not either
+            pass
+        else:
+            if cached[0] == dialect:
+                return cached[1]
+        encoded = encode(self)
+        object.__setattr__(self, "_encoded", (dialect, encoded))
+        return encoded
 
 
 class SystemMessage(Message):

@@ -254,6 +254,6 @@ async def _look_up(
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]
         view["duration_ms"] = row["duration_ms"] or 0
-        view["token_usage"] = AgentUsage.model_validate_json(row["usage"]).tokens.model_dump()
+        view["token_usage"] = AgentUsage.from_dict(from_json(row["usage"])).tokens.to_dict()
         found[row["id"]] = view
     return found

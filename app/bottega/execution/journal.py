@@ -273,7 +273,7 @@ class Journal:
         if isinstance(self._failure, asyncpg.PostgresError) and not log.is_transient(self._failure):
             self._failure, self._in_flight = None, 0
             self._clear()
-        usage = None if end.usage is None else end.usage.model_dump()
+        usage = None if end.usage is None else end.usage.to_dict()
         data: dict[str, Any] = {"stop_reason": end.stop_reason, "usage": usage}
         if end.error is not None:
             data["error"] = end.error

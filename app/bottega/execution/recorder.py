@@ -103,7 +103,7 @@ class JournalRecorder(Recorder):
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         self.tasks.open.pop(query, None)
-        usage = response.usage.model_dump()
+        usage = response.usage.to_dict()
         published = self._published.pop(query, None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
@@ -202,7 +202,7 @@ class JournalRecorder(Recorder):
                 ),
                 # As text, so that the server gets its keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
-                "usage": message.usage.model_dump(),
+                "usage": message.usage.to_dict(),
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )

@@ -158,7 +158,7 @@ def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:
-    return AgentUsage.of(message.usage, model_calls=1, tool_calls=len(message.tool_calls))
+    return AgentUsage().plus(message.usage, 1, len(message.tool_calls))
 
 
 _ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version")

@@ -206,7 +206,7 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
     ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
     if ended is not None:
-        spent = Usage.model_validate(ended.token_usage)  # with the agents that it called
+        spent = Usage.from_dict(ended.token_usage)  # with the agents that it called
     return RestoredTask(
         params,
         attempt=1 + task.resumed + (task.ended is None),

@@ -55,7 +55,7 @@ class ResumedTasks:
         )
         end = {
             "duration_ms": round(restored.waited * 1000),
-            "token_usage": restored.spent.model_dump(),
+            "token_usage": restored.spent.to_dict(),
             "error": {"code": "cancelled", "message": "parent-ended"},
         }
         self._tasks.write(place, EventType.SUBAGENT_CANCELLED, end)

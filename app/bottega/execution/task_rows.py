@@ -182,7 +182,7 @@ class Tasks:
     def _write_stopped(
         self, path: Path, agent: AgentState, spent: AgentUsage, error: Error
     ) -> None:
-        data = {"error": error, "usage": spent.model_dump()}
+        data = {"error": error, "usage": spent.to_dict()}
         self.write(self.place_at(path, name_of(agent)), EventType.AGENT_FAILED, data)
 
 

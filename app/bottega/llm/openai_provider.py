@@ -6,6 +6,7 @@ import copy
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -304,10 +305,11 @@ def _with_usage(
     thought = hidden()
     if usage.input and not (spoken or thought):
         return message
-    filled: dict[str, object] = {"input": usage.input or tokens_in(sent), "estimated": True}
+    filled = replace(usage, input=usage.input or tokens_in(sent), estimated=True)
     if not usage.output:
-        filled |= {"output": tokens_in(spoken + thought), "reasoning": tokens_in(thought)}
-    return message.model_copy(update={"usage": usage.model_copy(update=filled)})
+        reasoning = tokens_in(thought)
+        filled = replace(filled, output=tokens_in(spoken + thought), reasoning=reasoning)
+    return message.model_copy(update={"usage": filled})
 
 
 def _size_of_call(call: ToolCall) -> int:

@@ -231,5 +231,5 @@ def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str,
     if handle.error is not None:
         view["error"] = handle.error
     view["duration_ms"] = handle.duration_ms(now)
-    view["token_usage"] = handle.token_usage.model_dump()
+    view["token_usage"] = handle.token_usage.to_dict()
     return view

@@ -260,7 +260,7 @@ class SubagentRegistry:
         usage = handle.token_usage
         data: dict[str, Any] = {
             "duration_ms": handle.fixed_duration_ms,
-            "token_usage": usage.model_dump(),
+            "token_usage": usage.to_dict(),
         }
         if handle.status is SubagentStatus.COMPLETED:
             data["stop_reason"] = handle.stop_reason

@@ -163,7 +163,7 @@ class EpisodeRecorder:
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
-                self._usage += Usage.model_validate(LlmCompleted.of(data).usage)
+                self._usage += Usage.from_dict(LlmCompleted.of(data).usage)
             case EventType.TOOL_STARTED:
                 started = ToolStarted.of(data)
                 self._asked[task_id, started.call, started.tool_call_id] = started.arguments
@@ -372,7 +372,7 @@ class EpisodeRecorder:
         resources = {
             "model_calls": self._model_calls,
             "tool_calls": self._tools.total(),
-            "usage": self._usage.model_dump(),
+            "usage": self._usage.to_dict(),
             "tasks": len(self._tasks),
             "retries": self._retries,
             "steps": self._steps,
