@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
+from bottega.db.sessions import Silence
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.events.listener import NotifyListener
 from bottega.events.stream import RunStreams
@@ -72,7 +73,7 @@ class Service:
 
 @asynccontextmanager
 async def open_service(
-    settings: Settings, url: str, *, api: bool, worker: bool
+    settings: Settings, url: str, *, api: bool, worker: bool, silence: Silence = Silence()
 ) -> AsyncIterator[Service]:
     """Open the database and all services around it; close them at the end.
 
@@ -80,6 +81,7 @@ async def open_service(
         url: of a database that is up.
         api: serve subscribers (listen for wake-ups).
         worker: execute runs.
+        silence: time limits for a silent server.
 
     Raises:
         UnavailableError: the database is out of reach, or not migrated to this version.
@@ -87,7 +89,9 @@ async def open_service(
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
     size = _POOL_SIZE if api else _WORKER_POOL_SIZE
-    async with open_database(url, pool_size=size, limits=settings.run_limits) as database:
+    async with open_database(
+        url, pool_size=size, limits=settings.run_limits, silence=silence
+    ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
         wakeups = WakeupFeed(listener)
@@ -191,11 +195,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     runtime = _subagent_runtime(settings)
-    async with (
-        _models(settings) as providers,
-        aclosing(egress),
-        _keeping_memory(service, memory_services, providers) as (sources, episode_stored),
-    ):
+    async with _models(settings) as providers, aclosing(egress):
+        analyst = _analyst(settings, providers)
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(
             pool=database.pool,
@@ -206,8 +207,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             live_text=live_text,
             known=known,
             runtime=runtime,
-            sources=sources,
-            episode_stored=episode_stored,
+            sources=_memory_sources(service, analyst),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
@@ -222,9 +222,12 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             ),
             runtime.registry,
             _by_the_clock(service, egress),
+            keeping(
+                settings, database, service.listener, memory_services, executor.execute, analyst
+            ) as execute,
         ):
             try:
-                async with _taking_runs(service, executor.execute):
+                async with _taking_runs(service, execute):
                     yield
             finally:
                 with contextlib.suppress(TimeoutError):
@@ -232,28 +235,17 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                         await notifier.sent()
 
 
-@asynccontextmanager
-async def _keeping_memory(
-    service: Service,
-    memory_services: MemoryServices,
-    providers: "Callable[[str], OpenAIProvider]",
-) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
-    """Run the background work of memory; yield the memory for runs, and what wakes that work."""
+def _memory_sources(service: Service, analyst: "Analyst | None") -> "MemorySources":
     from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
-    analyst = _analyst(settings, providers)
-    sources = MemorySources(
+    return MemorySources(
         service.memory,
         service.patterns,
         settings.learning_options,
         analyst,
         shared=settings.shared_memory,
     )
-    async with keeping(
-        settings, service.database, service.listener, memory_services, analyst
-    ) as episode_stored:
-        yield sources, episode_stored
 
 
 @asynccontextmanager

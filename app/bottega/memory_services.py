@@ -5,12 +5,13 @@ They are the embedders, the object store, the cache of recent episodes, and the 
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
@@ -19,6 +20,7 @@ from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
+from bottega.execution.queue import Execute
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
@@ -111,11 +113,12 @@ async def keeping(
     database: Database,
     listener: NotifyListener,
     parts: MemoryServices,
+    execute: Execute,
     analyst: "Analyst | None" = None,
-) -> AsyncIterator[Callable[[], None]]:
+) -> AsyncIterator[Execute]:
     """Run the background work of memory during the block.
 
-    Yields a function to call after a run's episode was stored: it wakes that work.
+    Yields a function that executes runs as ``execute`` does, and wakes that work after each run.
 
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
@@ -143,13 +146,16 @@ async def keeping(
         )
     ]
 
-    def episode_stored() -> None:
-        for loop in stored:
-            loop.wake_soon()
+    async def executing(tenant_id: UUID, run_id: UUID) -> None:
+        try:
+            await execute(tenant_id, run_id)
+        finally:
+            for loop in stored:
+                loop.wake()
 
     wake_on_notify(listener, *stored, ordered)
     async with background(*(loop.run for loop in (*stored, ordered, *by_the_clock))):
-        yield episode_stored
+        yield executing
 
 
 def _episode_maintenance(

@@ -133,12 +133,13 @@ async def test_every_list_comes_in_pages_of_a_megabyte(bottega: Running, model: 
         for view in views:
             query = {"view": view} if view else {}
             many = await pages(bottega.client, path, limit="200", **query)
-            single = await pages(bottega.client, path, limit="1", **query)
             back = await pages(bottega.client, path, limit="200", order="desc", **query)
-            assert told(many) == told(single) == told(back)[::-1], name
-            assert all(len(page) <= 1 for page in single)
+            assert told(many) == told(back)[::-1], name
             assert name in SMALL or len(many) > 1, name
             assert many[0] or name == "list_keys", name
+        single = await pages(bottega.client, path, limit="1", **query)
+        assert told(many) == told(single), name
+        assert all(len(page) <= 1 for page in single)
 
 
 async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: FakeModel) -> None:
@@ -170,10 +171,10 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
 
 
 async def test_a_long_question_comes_in_pages(bottega: Running, model: FakeModel) -> None:
-    await define(bottega.client)
+    await bottega.client.post("/v1/agents", json={"name": "solo", "system_message": "x"})
     said = [{"role": "system", "content": f"{number}" * 450_000} for number in range(2)]
     said.append({"role": "user", "content": "Build it."})
-    run_id = await start(bottega.client, input=said)
+    run_id = await start(bottega.client, agent="solo", graph=None, input=said)
     await bottega.frames(f"/v1/runs/{run_id}/ws")
     await bottega.owner.execute(LARGER[-1])
     path = f"/v1/runs/{run_id}/messages"
@@ -191,7 +192,7 @@ async def _messages(client: httpx2.AsyncClient, path: str, **query: str) -> Any:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 async def test_lists_of_large_items_take_little_memory(database_url: str) -> None:
-    """Bound the memory: without it four lists of 200 schedules of 1 MB take 1.8 GB."""
+    """Bound the memory: without it two lists of 200 schedules of 0.4 MB take 0.4 GB."""
     async with (
         command("serve", "--port", "0", DATABASE_URL=database_url) as server,
         client_of(server.port, timeout=120) as client,
@@ -203,15 +204,15 @@ async def test_lists_of_large_items_take_little_memory(database_url: str) -> Non
         await owner.execute(
             """INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
                SELECT tenant_id, 's' || n, cron, timezone,
-                      run || jsonb_build_object('input', repeat('x', 1000000)), next_at
+                      run || jsonb_build_object('input', repeat('x', 400000)), next_at
                FROM schedules, generate_series(1, 200) n"""
         )
         await owner.close()
         before = peak(server.process.pid)
         asked = [
             client.get("/v1/schedules", params={"limit": 200, "view": view})
-            for view in ("full", "summary") * 4
+            for view in ("full", "summary") * 2
         ]
         answers = await asyncio.gather(*asked)
-        assert [len(each.json()["items"]) for each in answers] == [2, 200] * 4
+        assert [len(each.json()["items"]) for each in answers] == [3, 200] * 2
         assert peak(server.process.pid) - before < 100_000_000

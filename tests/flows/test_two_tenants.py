@@ -333,3 +333,5 @@ async def test_streams_refuse(stage: Stage) -> None:
     good = [Subprotocol("bottega.v1"), Subprotocol(f"ticket.{bound['ticket']}")]
     async with websockets.connect(url, subprotocols=good) as socket:
         assert stage.run_id in str(await socket.recv())
+        async for _ in socket:
+            pass  # a full client would not see the server's close, and wait 10 s for it

@@ -23,6 +23,8 @@ from tests.waiting import until
 
 LIVE_AGAIN_S = 20
 QUICK = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
+SHORT = Silence(probe_every_s=0.5, answer_s=1.0, cancel_s=0.5, step_s=2.0)
+"""As long as a statement takes on a busy machine."""
 
 
 def test_the_defaults_detect_it_in_time() -> None:
@@ -38,23 +40,28 @@ async def quick(database_url: str) -> AsyncIterator[tuple[Proxy, Database]]:
         yield proxy, database
 
 
+@pytest.mark.parametrize(
+    "silence",
+    [SHORT, pytest.param(Silence(), marks=pytest.mark.deep)],
+    ids=["short limits", "default limits"],
+)
 async def test_a_service_recovers_and_accepts_runs(
-    database_url: str, settings: Settings, model: FakeModel
+    database_url: str, settings: Settings, model: FakeModel, silence: Silence
 ) -> None:
-    """Check it with default settings, for the API and the worker, each behind its own proxy."""
+    """Check it for the API and the worker, each behind its own proxy."""
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with (
         before(database_url) as (api_proxy, api_url),
         before(database_url) as (worker_proxy, worker_url),
         open_database(database_url) as direct,
         running(configured, database_url) as other,
-        running(configured, api_url) as api,
+        running(configured, api_url, silence=silence) as api,
     ):
         await define(other.client)
         async with (
             growing_on(direct, await start(other.client)) as run,
             websockets.connect(f"ws://127.0.0.1:{api.port}{run.path}/ws") as socket,
-            running(configured, worker_url, worker=True),
+            running(configured, worker_url, worker=True, silence=silence),
         ):
             await _claimed(other, await start(other.client))
             await _heard(socket, "run.started")
