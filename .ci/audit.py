@@ -12,11 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from detect_secrets.core.scan import get_plugins
+from detect_secrets.plugins.base import BasePlugin, RegexBasedDetector
+from detect_secrets.settings import default_settings
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 BASELINE = HERE / ".secrets.baseline"
 PATIENCE_S = 10
+PLAIN = (".json", ".py")
+"""Suffixes of files that a scan reads as lines only, never as settings with names and values."""
 
 
 def holes() -> list[str]:
@@ -39,12 +45,40 @@ def holes() -> list[str]:
 
 
 def found_secrets() -> dict[str, Any]:
-    """Scan all files under version control for secrets."""
+    """Scan for secrets all files under version control that could have one."""
     command = [BIN / "detect-secrets", "scan", "--disable-plugin", "KeywordDetector"]
     command += ["--exclude-files", rf"^{re.escape(str(BASELINE.relative_to(ROOT)))}$"]
+    command += suspicious()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def suspicious() -> list[str]:
+    """Return the files in which a detector finds anything, before its filters.
+
+    To search whole files takes a tenth of the time of a scan, which calls each detector per line.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    with default_settings() as settings:
+        settings.disable_plugins("KeywordDetector")
+        plugins = list(get_plugins())
+    return [
+        name
+        for name in listed.stdout.split("\0")
+        if name
+        and (Path(name).suffix not in PLAIN or any(finds(each, ROOT / name) for each in plugins))
+    ]
+
+
+def finds(plugin: BasePlugin, file: Path) -> bool:
+    """Return whether a detector finds anything in a file, taken as one line."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if isinstance(plugin, RegexBasedDetector):
+        return any(pattern.search(text) for pattern in plugin.denylist)
+    return bool(plugin.analyze_line(filename=str(file), line=text))
 
 
 def entries(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
